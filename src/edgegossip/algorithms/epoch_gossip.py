@@ -1,0 +1,37 @@
+"""EpochGossip: the synchronous GoSGD that the EdgeGossip paper builds on and compares with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.protocol import Epochs, Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochGossip(Gossip):
+    r"""Every epoch: train on all local data, exchange by the mixing matrix, wait for the rest.
+
+    As the EdgeGossip paper describes its base algorithm, in each epoch worker :math:`i`
+
+    1. runs mini-batch SGD over its local data,
+    2. sends its parameters to the other participants according to the mixing matrix,
+    3. receives theirs and merges: :math:`x_i \leftarrow \sum_j W_{ij} x_j`.
+
+    On the complete graph this is a barrier over all workers: everybody waits for the slowest.
+
+    Args:
+        topology: Undirected communication graph; the complete one averages exactly.
+        num_rounds: Epochs.
+        mixing: Rule that makes the rows of :math:`W`.
+        timeout: See `RoundBased`.
+
+    References:
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440. The
+        paper calls it GoSGD; the algorithm of that name by its own authors has no barrier and
+        is `GoSGD`.
+    """
+
+    def work(self, state: RoundState) -> Work:
+        return Epochs()

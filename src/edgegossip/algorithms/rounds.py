@@ -1,0 +1,225 @@
+"""Synchronous rounds: train, exchange with the neighbors, mix, repeat.
+
+The waiting is written once, here, and so is what happens when a neighbor is lost, comes
+back, or its message never arrives. An algorithm built on it says only what to send
+(`outgoing`) and what to make of the answers (`mix`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from edgegossip.core.protocol import (
+    WORKER,
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Payload,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+    Train,
+    Trained,
+    Work,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.core.topology import Topology
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundState(WorkerState):
+    """State of a worker that waits for its neighbors.
+
+    Attributes:
+        is_exchanging: It has sent this round's messages and waits for the others'.
+        inbox: Messages of this round and later ones, by round and sender.
+        first_round: The first round in which a neighbor is waited for; 0 where not listed,
+            infinite while the neighbor is lost.
+        catch_up: Answers of the neighbors to a worker that has rejoined; None otherwise.
+    """
+
+    is_exchanging: bool = False
+    inbox: dict[int, dict[Rank, Payload]] = field(default_factory=dict)
+    first_round: dict[Rank, float] = field(default_factory=dict)
+    catch_up: dict[Rank, Message] | None = None
+
+
+S = TypeVar("S", bound=RoundState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundBased(ABC, Generic[S]):
+    """Base of the algorithms that wait for all their neighbors every round.
+
+    A worker waits for its neighbors only, so neighbors are at most one round apart while
+    nobody is lost. A neighbor that is lost is not waited for; its weight goes to the worker
+    itself. One that comes back takes parameters and round from the neighbor that is furthest.
+
+    Args:
+        topology: Whom a worker sends to in each round.
+        num_rounds: Rounds until it finishes.
+        timeout: Seconds that a worker waits for its neighbors in one round before it goes on
+            with what has arrived. None waits for as long as it takes: right where links lose
+            nothing, an endless wait where they do.
+    """
+
+    exchanges_per_round: ClassVar[int] = 1  # `state.round` and messages count exchanges
+
+    topology: Topology
+    num_rounds: int
+    timeout: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_rounds < 1:
+            raise ValueError(f"num_rounds must be at least 1, got {self.num_rounds}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout must be positive or None, got {self.timeout}")
+
+    @abstractmethod
+    def init(self, rank: Rank, params: Tensor) -> S:
+        """Build the state of worker `rank`, which starts from `params` ([num_params])."""
+
+    @abstractmethod
+    def outgoing(self, state: S, receiver: Rank) -> Payload:
+        """What `receiver` gets this round."""
+
+    @abstractmethod
+    def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
+        """Update the state from the payloads that arrived, keyed and ordered by rank."""
+
+    @abstractmethod
+    def work(self, state: S) -> Work | None:
+        """How much to train before the next exchange; None to exchange at once."""
+
+    def role(self, rank: Rank) -> Role:
+        """Every rank trains and is evaluated."""
+        return WORKER
+
+    def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started(has_rejoined=False):
+                return self._begin_round(state, now)
+            case Trained():
+                state.params = event.params
+                return self._exchange(state, now)
+            case Received(message=Message(kind="catch-up")):
+                return self._receive_catch_up(state, event.sender, event.message, now)
+            case Received():
+                return self._receive(state, event.sender, event.message, now)
+            case TimerFired():
+                return self._time_out(state, now)
+            case WorkerLost():
+                state.first_round[event.rank] = math.inf
+                return self._go_on(state, now)
+            case WorkerJoined():
+                return self._help_to_catch_up(state, event.rank)
+            case Started(has_rejoined=True):
+                return self._rejoin(state, now)
+        return []
+
+    # One round.
+
+    def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
+        if state.round >= self.num_rounds * self.exchanges_per_round:
+            return [Finish()]
+        work = self.work(state)
+        return self._exchange(state, now) if work is None else [Train(state.params, work)]
+
+    def _exchange(self, state: S, now: Seconds) -> list[Effect]:
+        state.is_exchanging = True
+        receivers = self.topology.out_neighbors(state.rank, state.round)
+        effects: list[Effect] = [
+            Send(j, Message("params", state.round, self.outgoing(state, j))) for j in receivers
+        ]
+        if self.timeout is not None:
+            effects.append(SetTimer("round", now + self.timeout))
+        return effects + self._mix_if_complete(state, now)
+
+    def _mix_if_complete(self, state: S, now: Seconds) -> list[Effect]:
+        if not state.is_exchanging:
+            return []
+        arrived = state.inbox.get(state.round, {})
+        for j in self.topology.in_neighbors(state.rank, state.round):
+            if j not in arrived and state.first_round.get(j, 0) <= state.round:
+                return []
+        return self._mix_and_go_on(state, now)
+
+    def _mix_and_go_on(self, state: S, now: Seconds) -> list[Effect]:
+        arrived = state.inbox.pop(state.round, {})
+        # Rank order, not arrival order: float sums come out bit-identical everywhere.
+        self.mix(state, {j: arrived[j] for j in sorted(arrived)})
+        state.is_exchanging = False
+        state.round += 1
+        return self._begin_round(state, now)
+
+    def _receive(
+        self, state: S, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        if state.first_round.get(sender) == math.inf:
+            # It is heard again, so it will send every round from this one on.
+            state.first_round[sender] = message.round
+        if message.round >= state.round:
+            state.inbox.setdefault(message.round, {})[sender] = message.payload
+        return self._go_on(state, now)
+
+    def _time_out(self, state: S, now: Seconds) -> list[Effect]:
+        if state.catch_up is not None:
+            return self._resume(state, now)
+        return self._mix_and_go_on(state, now) if state.is_exchanging else []
+
+    def _go_on(self, state: S, now: Seconds) -> list[Effect]:
+        if state.catch_up is not None:
+            return self._resume_if_complete(state, now)
+        return self._mix_if_complete(state, now)
+
+    # Coming back.
+
+    def _help_to_catch_up(self, state: S, rank: Rank) -> list[Effect]:
+        if rank not in self.topology.all_out_neighbors(state.rank):
+            return []
+        next_sent = state.round + state.is_exchanging
+        return [Send(rank, Message("catch-up", next_sent, {"params": state.params}))]
+
+    def _rejoin(self, state: S, now: Seconds) -> list[Effect]:
+        state.catch_up = {}
+        timer = [] if self.timeout is None else [SetTimer("round", now + self.timeout)]
+        return [*timer, *self._resume_if_complete(state, now)]
+
+    def _receive_catch_up(
+        self, state: S, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        state.first_round[sender] = message.round
+        if state.catch_up is not None:
+            state.catch_up[sender] = message
+        return self._go_on(state, now)
+
+    def _resume_if_complete(self, state: S, now: Seconds) -> list[Effect]:
+        assert state.catch_up is not None
+        for j in self.topology.all_in_neighbors(state.rank):
+            if j not in state.catch_up and state.first_round.get(j, 0) < math.inf:
+                return []
+        return self._resume(state, now)
+
+    def _resume(self, state: S, now: Seconds) -> list[Effect]:
+        """Take parameters and round from the neighbor that is furthest, if any answered."""
+        answers, state.catch_up = state.catch_up, None
+        if answers:
+            furthest = min(answers, key=lambda j: (-answers[j].round, j))
+            state.params = answers[furthest].payload["params"]
+            state.round = answers[furthest].round
+            state.inbox = {r: box for r, box in state.inbox.items() if r >= state.round}
+        return self._begin_round(state, now)

@@ -1,0 +1,149 @@
+"""The commands that train or draw; importing this imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.experiments.comparison import compare
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.experiments.registry import RECIPES, load_recipe
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.runner import run
+from edgegossip.report import units
+from edgegossip.report.live import LiveView
+from edgegossip.report.page import write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run a recipe.
+
+    Args:
+        out: Run folder; by default runs/RECIPE/STAMP.
+        resume: Go on with the run in `out`, to the result that it would have had.
+        threads: Of the compute pool; by default one a core. No effect on results.
+        only: With `run`: the one algorithm of a comparison to run; by default its baseline.
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    threads: int | None = None
+    only: str | None = None
+
+
+def run_command(arguments: list[str], *, is_comparison: bool) -> int:
+    """`edgegossip run` and `edgegossip compare`."""
+    command = "compare" if is_comparison else "run"
+    name, options, chosen = _parse(command, arguments)
+    if options.resume and options.out is None:
+        raise UsageError("--resume needs --out DIR, the folder of the interrupted run")
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    # A recipe file's colon and slashes make no good folder name.
+    out = options.out or Path("runs", name.rpartition(":")[2], stamp)
+    settings: dict[str, Any] = {
+        "out": out,
+        "resume": options.resume,
+        "recipe": name,
+        "num_threads": options.threads,
+    }
+    try:
+        with LiveView() as view:
+            if is_comparison:
+                comparison = _require_comparison(name, chosen)
+                results = compare(comparison, progress=view, **settings)
+            else:
+                experiment = _pick(name, chosen, options.only)
+                results = {experiment.run_name: run(experiment, progress=view, **settings)}
+    finally:
+        # Also what an interrupted or failed run has left is worth looking at.
+        report = write_report(out) if (out / "summary.json").exists() else None
+    _print_table(results)
+    print(f"report: {report}")
+    return 0
+
+
+def report_command(arguments: list[str]) -> int:
+    """`edgegossip report`."""
+    folder = tyro.cli(_report_folder, prog="edgegossip report", args=arguments)
+    print(f"report: {write_report(folder)}")
+    return 0
+
+
+def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
+    """Draw figures and report.html of a run folder again.
+
+    Args:
+        folder: Of a run or a comparison.
+    """
+    return folder
+
+
+def _parse(command: str, arguments: list[str]) -> tuple[str, Options, Experiment | Comparison]:
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(
+            f"{command} needs a recipe: one of {', '.join(RECIPES)}, or FILE.py:NAME"
+        )
+    name, *rest = arguments
+    recipe = load_recipe(name)
+
+    def parsed(options: Options, chosen: Any) -> tuple[Options, Experiment | Comparison]:  # noqa: ANN401
+        return options, chosen
+
+    # The recipe is known only now, so tyro is told here that its arguments are ours too.
+    parsed.__annotations__ = {
+        "options": Annotated[Options, tyro.conf.arg(name="")],
+        "chosen": Annotated[Any, tyro.conf.arg(name="", constructor=recipe)],
+    }
+    try:
+        options, chosen = tyro.cli(
+            parsed,
+            prog=f"edgegossip {command} {name}",
+            description=recipe.__doc__,
+            args=rest,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return name, options, chosen
+
+
+def _require_comparison(name: str, chosen: Experiment | Comparison) -> Comparison:
+    if isinstance(chosen, Comparison):
+        return chosen
+    raise UsageError(f"recipe {name!r} is a single run; use: edgegossip run {name}")
+
+
+def _pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:
+    if isinstance(chosen, Experiment):
+        if only is not None:
+            raise UsageError(f"recipe {name!r} is a single run, so leave out --only")
+        return chosen
+    picked = only or chosen.baseline
+    if picked not in chosen.experiments:
+        raise UsageError(unknown_name("algorithm", picked, chosen.experiments))
+    return chosen.experiments[picked]
+
+
+def _print_table(results: dict[str, Results]) -> None:
+    table = Table(box=None, padding=(0, 2))
+    for column in ("run", "accuracy", "best", "worst worker", "sent", "virtual time", "wall"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for name, result in results.items():
+        table.add_row(
+            name,
+            units.percent(result.final_accuracy),
+            units.percent(result.best_accuracy),
+            units.percent(min(result.worker_accuracies)),
+            units.data_size(result.history[-1].bytes_sent),
+            units.seconds(result.virtual_seconds),
+            units.seconds(result.wall_seconds),
+        )
+    Console().print(table)

@@ -1,0 +1,101 @@
+"""The command line: arguments in, exit codes out. Starts without importing torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from edgegossip.core.errors import EdgeGossipError, UsageError, unknown_name
+
+USAGE = """\
+edgegossip: train one PyTorch model together on machines of very different speed.
+
+usage: edgegossip COMMAND [OPTIONS]
+
+  edgegossip list                   the recipes, a line each
+  edgegossip run RECIPE             one algorithm of a recipe (--only NAME says which)
+  edgegossip compare RECIPE         all algorithms of a recipe, side by side
+  edgegossip report DIR             draw the report of a run folder (again)
+  edgegossip run RECIPE --help      every option of a recipe
+
+RECIPE is a name from the list, or a function of your own: FILE.py:NAME.
+Results go to --out DIR, by default runs/RECIPE/STAMP; open report.html there.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0, 1 for failures, 2 for usage, 130 for Ctrl+C."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(arguments)
+    except UsageError as error:
+        _complain(error)
+        return 2
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except EdgeGossipError as error:
+        _complain(error)
+        return 130 if type(error).__name__ == "Interrupted" else 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments:
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    command, *rest = arguments
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if command == "--version":
+        import importlib.metadata
+
+        print(importlib.metadata.version("edgegossip"))
+        return 0
+    if command not in _COMMANDS:
+        raise UsageError(unknown_name("command", command, _COMMANDS))
+    return _COMMANDS[command](rest)
+
+
+def _list(arguments: list[str]) -> int:
+    from edgegossip.experiments.registry import RECIPES
+
+    if arguments:
+        raise UsageError(f"list takes no arguments, got {' '.join(arguments)}")
+    width = max(map(len, RECIPES))
+    for name, entry in RECIPES.items():
+        print(f"{name:{width}}  {entry.summary}")
+    return 0
+
+
+def _run(arguments: list[str]) -> int:
+    from edgegossip.cli.commands import run_command
+
+    return run_command(arguments, is_comparison=False)
+
+
+def _compare(arguments: list[str]) -> int:
+    from edgegossip.cli.commands import run_command
+
+    return run_command(arguments, is_comparison=True)
+
+
+def _report(arguments: list[str]) -> int:
+    from edgegossip.cli.commands import report_command
+
+    return report_command(arguments)
+
+
+def _complain(error: object) -> None:
+    print(f"edgegossip: {error}", file=sys.stderr)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "list": _list,
+    "run": _run,
+    "compare": _compare,
+    "report": _report,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

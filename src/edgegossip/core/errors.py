@@ -1,0 +1,42 @@
+"""Errors that a person can act on. Arguments out of range are plain `ValueError`s."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EdgeGossipError(Exception):
+    """Base of our own errors; the CLI prints their message without a traceback."""
+
+
+class UsageError(EdgeGossipError):
+    """The command or a name in it is wrong: exit code 2."""
+
+
+class DataError(EdgeGossipError):
+    """A data file is missing, truncated or inconsistent."""
+
+
+class TrainingError(EdgeGossipError):
+    """Training cannot go on, for instance because a loss is not finite."""
+
+
+class RunFolderError(EdgeGossipError):
+    """A run folder cannot be written, read or resumed."""
+
+
+class LocalProtocolError(EdgeGossipError):
+    """Our own algorithm broke the contract, for instance by two `Train`s at once."""
+
+
+def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
+    """Say which names exist and which one was probably meant.
+
+    >>> unknown_name("topology", "rnig", ["torus", "ring"])
+    "unknown topology 'rnig'; choose one of 'ring', 'torus' (did you mean 'ring'?)"
+    """
+    names = sorted(allowed)
+    close = difflib.get_close_matches(given, names, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown {what} {given!r}; choose one of {', '.join(map(repr, names))}{hint}"

@@ -1,0 +1,48 @@
+"""What is measured in every run, whatever the algorithm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.protocol import Payload
+
+
+def consensus_distance(params: Tensor) -> float:
+    r"""How far workers are from agreeing: :math:`\sqrt{\frac1n \sum_i \|x_i - \bar x\|^2}`.
+
+    Exactly 0 if all float32 parameters agree.
+
+    Args:
+        params: One row for each worker, [num_workers, num_params].
+
+    >>> consensus_distance(torch.tensor([[0.0, 0.0], [6.0, 8.0]]))
+    5.0
+    """
+    if params.ndim != 2 or len(params) == 0:
+        raise ValueError(
+            f"params must be [num_workers, num_params], got shape {list(params.shape)}; "
+            "stack one row for each worker"
+        )
+    mean = params.mean(dim=0, dtype=torch.float64)
+    return float(torch.linalg.vector_norm(params - mean)) / math.sqrt(len(params))
+
+
+def staleness(receiver_round: int, message_round: int) -> int:
+    """How many rounds old a message is for its receiver; 0 if it comes from ahead.
+
+    >>> staleness(receiver_round=7, message_round=5), staleness(5, 7)
+    (2, 0)
+    """
+    return max(0, receiver_round - message_round)
+
+
+def payload_num_bytes(payload: Payload) -> int:
+    """Bytes of all tensors, without names and header.
+
+    >>> payload_num_bytes({"params": torch.zeros(3), "age": torch.zeros(1, dtype=torch.int8)})
+    13
+    """
+    return sum(tensor.nbytes for tensor in payload.values())

@@ -1,0 +1,190 @@
+"""Mixing: with what weight a worker takes in what comes from each neighbor.
+
+The convention everywhere: ``W[i, j]`` is the weight worker i gives to what comes from j, so a
+row belongs to a receiver. A rule gives one row at a time, from what the worker and its
+neighbors know; only analysis builds the whole matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.topology import Topology
+
+
+class MixingRule(ABC):
+    """How a worker weighs its neighbors; implementations are frozen dataclasses."""
+
+    def weights(self, topology: Topology, rank: int, round: int) -> Mapping[int, float]:
+        """Row `rank` of the mixing matrix in `round`: ranks, ascending, and their weights.
+
+        Has the in-neighbors of `rank` and `rank` itself. Rows are kept, so that asking again
+        costs a look-up; nobody can write to them.
+
+        Raises:
+            ValueError: If the rule does not fit the topology.
+        """
+        return _kept_row(self, topology, rank, round % topology.period)
+
+    @abstractmethod
+    def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
+        """Work out the weights, in any order of ranks."""
+
+
+# Holds every row of 10,000 workers on a one-peer exponential graph (period 14). Here rather
+# than in the topology or the rule, which thus stay plain values to copy, compare and pickle.
+@lru_cache(maxsize=2**18)
+def _kept_row(
+    rule: MixingRule, topology: Topology, rank: int, round: int
+) -> Mapping[int, float]:
+    return MappingProxyType(dict(sorted(rule._row(topology, rank, round).items())))
+
+
+@dataclass(frozen=True)
+class MetropolisHastings(MixingRule):
+    """Weights for undirected topologies: ``W[i, j] = 1 / (1 + max(degree_i, degree_j))``.
+
+    A worker keeps the rest itself. W is symmetric and doubly stochastic, so mixing never
+    changes the workers' mean.
+
+    References:
+        Xiao, Boyd & Kim, "Distributed average consensus with least-mean-square deviation",
+        Journal of Parallel and Distributed Computing 2007, doi:10.1016/j.jpdc.2006.08.010.
+
+    >>> from edgegossip.core.topology import star
+    >>> dict(MetropolisHastings().weights(star(4), rank=3, round=0))
+    {0: 0.25, 3: 0.75}
+    """
+
+    def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
+        if topology.is_directed:
+            raise ValueError(
+                f"MetropolisHastings needs an undirected topology, got {topology!r}; choose an "
+                "undirected one, or ColumnStochastic() with a push-sum algorithm"
+            )
+        degree = topology.out_degree(rank, round)
+        row = {
+            neighbor: 1 / (1 + max(degree, topology.out_degree(neighbor, round)))
+            for neighbor in topology.in_neighbors(rank, round)
+        }
+        row[rank] = 1 - math.fsum(row.values())
+        return row
+
+
+@dataclass(frozen=True)
+class Uniform(MixingRule):
+    """A worker weighs all it hears, and itself, alike: ``W[i, j] = 1 / (1 + in_degree_i)``.
+
+    W is row stochastic: workers that agree stay as they are. It is doubly stochastic too where
+    all degrees are equal; elsewhere workers with many out-neighbors pull the mean.
+
+    >>> from edgegossip.core.topology import star
+    >>> dict(Uniform().weights(star(4), rank=3, round=0))
+    {0: 0.5, 3: 0.5}
+    """
+
+    def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
+        ranks = [*topology.in_neighbors(rank, round), rank]
+        return dict.fromkeys(ranks, 1 / len(ranks))
+
+
+@dataclass(frozen=True)
+class ColumnStochastic(MixingRule):
+    """A sender splits what it has evenly over its out-neighbors and itself: push-sum.
+
+    ``W[i, j] = 1 / (1 + out_degree_j)``. W is column stochastic, so mixing keeps the sum over
+    all workers on any directed topology. The share that worker j sends to each out-neighbor
+    is the one it keeps, ``weights(topology, j, round)[j]``.
+
+    References:
+        Kempe, Dobra & Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003;
+        Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+        arXiv:1811.10792.
+
+    >>> from edgegossip.core.topology import star
+    >>> dict(ColumnStochastic().weights(star(4), rank=3, round=0))
+    {0: 0.25, 3: 0.5}
+    """
+
+    def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
+        ranks = [*topology.in_neighbors(rank, round), rank]
+        return {sender: 1 / (1 + topology.out_degree(sender, round)) for sender in ranks}
+
+
+def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tensor:
+    """The matrix W of `round`, [num_workers, num_workers], float64. For analysis and tests.
+
+    >>> from edgegossip.core.topology import directed_ring
+    >>> mixing_matrix(directed_ring(3), Uniform())
+    tensor([[0.5000, 0.0000, 0.5000],
+            [0.5000, 0.5000, 0.0000],
+            [0.0000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    matrix = torch.zeros(topology.num_workers, topology.num_workers, dtype=torch.float64)
+    for rank in range(topology.num_workers):
+        row = rule.weights(topology, rank, round)
+        matrix[rank, list(row)] = torch.tensor(list(row.values()), dtype=torch.float64)
+    return matrix
+
+
+def spectral_gap(*matrices: Tensor) -> float:
+    r"""How fast mixing makes workers agree, per round: in [0, 1], 1 is at once.
+
+    For one matrix this is :math:`1 - |\lambda_2|`, with the eigenvalue of second largest
+    modulus. Matrices used in turn, round by round, count by their product over the period:
+    :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A worker alone has gap 1.
+
+    Args:
+        matrices: One mixing matrix for each round of a period, [num_workers, num_workers].
+
+    >>> from edgegossip.core.topology import ring
+    >>> f"{spectral_gap(mixing_matrix(ring(4), MetropolisHastings())):.3f}"
+    '0.667'
+    """
+    product = matrices[0]
+    for matrix in matrices[1:]:
+        product = matrix @ product
+    if len(product) == 1:
+        return 1.0
+    is_symmetric = torch.equal(product, product.T)
+    eigenvalues = (
+        torch.linalg.eigvalsh(product) if is_symmetric else torch.linalg.eigvals(product)
+    )
+    second = float(eigenvalues.abs().sort(descending=True).values[1])
+    return max(0.0, 1 - math.pow(second, 1 / len(matrices)))  # rounding may exceed modulus 1
+
+
+def is_row_stochastic(matrix: Tensor) -> bool:
+    """Whether no entry is negative and each row sums to 1: agreement is kept.
+
+    >>> is_row_stochastic(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+    True
+    """
+    sums = matrix.sum(dim=1)
+    return bool((matrix >= 0).all()) and torch.allclose(sums, torch.ones_like(sums))
+
+
+def is_column_stochastic(matrix: Tensor) -> bool:
+    """Whether no entry is negative and each column sums to 1: the sum is kept.
+
+    >>> is_column_stochastic(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+    False
+    """
+    return is_row_stochastic(matrix.T)
+
+
+def is_doubly_stochastic(matrix: Tensor) -> bool:
+    """Whether rows and columns both sum to 1, without a negative entry: the mean is kept.
+
+    >>> is_doubly_stochastic(torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
+    True
+    """
+    return is_row_stochastic(matrix) and is_column_stochastic(matrix)

@@ -1,0 +1,304 @@
+"""The contract between an algorithm and whatever runs it.
+
+An algorithm never touches a socket, a clock, a thread or a data set. It is told what
+happened (an *event*) and answers with what shall be done (*effects*). `edgegossip.sim`
+carries effects out in virtual time, `edgegossip.net` on real machines.
+
+The vocabulary is closed: a word is added only when an algorithm cannot be said without it.
+`docs/contract.md` says four very different systems in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from torch import Tensor
+
+Rank: TypeAlias = int
+Seconds: TypeAlias = float
+Payload: TypeAlias = Mapping[str, Tensor]
+"""Named tensors, as in a state dict. Never written to once sent."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """What travels on a link.
+
+    Attributes:
+        kind: What the message is for, in the algorithm's own words ("params", "commit").
+        round: The sender's round when it was sent, or whatever the algorithm counts.
+        payload: Named tensors; may be empty.
+    """
+
+    kind: str
+    round: int
+    payload: Payload = field(default_factory=dict)
+
+
+# How much to train.
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`num_steps` SGD steps of one batch each; an epoch may end in between."""
+
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """A share of one pass over the worker's own data: `share` in (0, 1], rounded to batches.
+
+    Starts a new pass: the order is drawn afresh, and `share = 1` visits every sample once.
+    """
+
+    share: float = 1.0
+
+
+Work: TypeAlias = Steps | Epochs
+
+
+# Events: what happened to a worker. Drivers make one object per event and nobody changes it;
+# they are not `frozen` because that makes them four times slower to build.
+
+
+@dataclass(slots=True)
+class Started:
+    """The worker has its initial parameters and may act.
+
+    `has_rejoined` says that it was lost and comes back with nothing but them.
+    """
+
+    has_rejoined: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Trained:
+    """The work asked for by `Train` is done.
+
+    Attributes:
+        params: Parameters after training, [num_params].
+        before: The snapshot that training started from, [num_params].
+        num_samples: Samples processed.
+        num_steps: SGD steps taken.
+        seconds: How long it took, on the clock of `now`.
+        loss: Mean training loss over the steps.
+        outputs: What the layers of a split model give to others; empty for a whole model.
+    """
+
+    params: Tensor
+    before: Tensor
+    num_samples: int
+    num_steps: int
+    seconds: Seconds
+    loss: float
+    outputs: Payload = field(default_factory=dict)
+
+    @property
+    def delta(self) -> Tensor:
+        """Parameters after minus before training, [num_params]."""
+        return self.params - self.before
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """The evaluation asked for by `Evaluate` is done: mean `loss`, `accuracy` in [0, 1]."""
+
+    loss: float
+    accuracy: float
+
+
+@dataclass(slots=True)
+class Predicted:
+    """The forecast asked for by `Predict`: `throughput` in samples per second."""
+
+    throughput: float
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """`message` arrived from `sender`."""
+
+    sender: Rank
+    message: Message
+
+
+@dataclass(slots=True)
+class TimerFired:
+    """The timer `name` is due."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class WorkerLost:
+    """Worker `rank` is gone, or cannot be reached; it may come back."""
+
+    rank: Rank
+
+
+@dataclass(slots=True)
+class WorkerJoined:
+    """Worker `rank` is back (or new) and can be reached."""
+
+    rank: Rank
+
+
+Event: TypeAlias = (
+    Started
+    | Trained
+    | Evaluated
+    | Predicted
+    | Received
+    | TimerFired
+    | WorkerLost
+    | WorkerJoined
+)
+
+
+# Effects: what a worker wants done.
+
+
+@dataclass(slots=True, eq=False)
+class Train:
+    """Train on own data, starting from `params`; answered by `Trained`. One at a time.
+
+    `params` ([num_params]) is a snapshot: nobody writes to it any more, whatever happens to
+    the state while the work runs. `inputs` are what layers of a split model train on
+    (activations, gradients); empty for one that draws its own batches.
+    """
+
+    params: Tensor
+    work: Work
+    inputs: Payload = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Evaluate:
+    """Evaluate `params` ([num_params]) on held-out data; answered by `Evaluated`."""
+
+    params: Tensor
+
+
+@dataclass(slots=True)
+class Predict:
+    """Forecast this worker's own throughput for the next `Train`; answered by `Predicted`."""
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """Deliver `message` to `receiver`. It may be late or lost, never duplicated."""
+
+    receiver: Rank
+    message: Message
+
+
+@dataclass(slots=True)
+class SetTimer:
+    """Wake me with `TimerFired(name)` at time `at`.
+
+    Setting a name again replaces the earlier one; `at = math.inf` cancels it.
+    """
+
+    name: str
+    at: Seconds
+
+
+@dataclass(slots=True)
+class Finish:
+    """The worker has no work left. Events may still come, and are answered: mass may be in flight.
+
+    A run ends when all who are online have finished and no work or message is under way;
+    timers do not keep it open. An algorithm that awaits acknowledgments finishes after them.
+    """
+
+
+Effect: TypeAlias = Train | Evaluate | Predict | Send | SetTimer | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a rank does in a run.
+
+    Attributes:
+        name: "worker", "server", "stage-0": also says which model a driver builds for it.
+        has_data: It gets a shard of the training data.
+        is_evaluated: Its parameters count in the averaged model that is reported. Ranks of one
+            role name are averaged; where roles hold parts of a model, the task puts them together.
+    """
+
+    name: str
+    has_data: bool = True
+    is_evaluated: bool = True
+
+
+WORKER = Role("worker")
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerState:
+    """What every driver may read of a state; algorithms add their own fields.
+
+    Attributes:
+        rank: Whose state this is.
+        params: What training starts from, [num_params].
+        round: Rounds completed so far.
+    """
+
+    rank: Rank
+    params: Tensor
+    round: int = 0
+
+    @property
+    def estimate(self) -> Tensor:
+        """The parameters to evaluate, [num_params]; push-sum divides by its weight here."""
+        return self.params
+
+
+State = TypeVar("State", bound=WorkerState)
+
+
+class Algorithm(Protocol[State]):
+    """One decentralized training algorithm, seen from one worker.
+
+    Implementations are frozen dataclasses of hyperparameters. Everything that changes during
+    a run lives in the state, and only `handle` changes it.
+    """
+
+    def init(self, rank: Rank, params: Tensor) -> State:
+        """Build the state of worker `rank`, which starts from `params` ([num_params])."""
+
+    def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
+        """Account for `event`, which happened at `now`, and say what to do next."""
+
+    def role(self, rank: Rank) -> Role:
+        """What `rank` does in this run."""
+
+
+class Trainer(Protocol):
+    """What a driver needs to train one worker; `learning.Learner` is one for PyTorch models."""
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        """What `train` would cost if called next, in training samples' worth of time."""
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        """Train from `params` ([num_params], not written to); see `Train`."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """All that changes while it trains, so that a checkpoint resumes to the last bit."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state_dict`."""
+
+
+@dataclass(slots=True, eq=False)
+class TrainingResult:
+    """What `Trainer.train` did: see `Trained` for the meaning of the fields."""
+
+    params: Tensor
+    num_samples: int
+    num_steps: int
+    loss: float
+    outputs: Payload = field(default_factory=dict)

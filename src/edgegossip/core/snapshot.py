@@ -1,0 +1,92 @@
+"""Any tree of dataclasses, containers, numbers and tensors as JSON plus tensors, and back.
+
+Checkpoints are made of this instead of pickles: reading one can build dataclasses of modules
+that are already imported, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+Json: TypeAlias = Any
+"""What `json.dumps` takes."""
+
+
+def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
+    """Split `tree` into plain JSON and the tensors in it, each kept once.
+
+    Raises:
+        TypeError: If something in it is neither a dataclass, list, tuple, dict, str, number,
+            bool, None nor a tensor.
+
+    >>> import torch
+    >>> plain, tensors = dismantle({"x": (torch.ones(2), 3)})
+    >>> assemble(plain, tensors)
+    {'x': (tensor([1., 1.]), 3)}
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+
+    def take(item: object) -> Json:
+        match item:
+            case None | bool() | int() | float() | str():
+                return item
+            case Tensor():
+                if id(item) not in names:
+                    names[id(item)] = f"t{len(names)}"
+                    # A view of a larger tensor is cut out; files hold no shared memory.
+                    tensors[names[id(item)]] = item.detach().clone().contiguous()
+                return {"tensor": names[id(item)]}
+            case list():
+                return [take(element) for element in item]
+            case tuple():
+                return {"tuple": [take(element) for element in item]}
+            case dict():
+                return {"dict": [[take(key), take(value)] for key, value in item.items()]}
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            kind = type(item)
+            values = {f.name: take(getattr(item, f.name)) for f in dataclasses.fields(item)}
+            return {"dataclass": f"{kind.__module__}:{kind.__qualname__}", "fields": values}
+        raise TypeError(f"cannot keep a {type(item).__name__} in a checkpoint: {item!r}")
+
+    return take(tree), tensors
+
+
+def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+    """Undo `dismantle`.
+
+    Raises:
+        ValueError: If `plain` names a dataclass that is not there or not a dataclass.
+    """
+    match plain:
+        case list():
+            return [assemble(element, tensors) for element in plain]
+        case {"tensor": name}:
+            return tensors[name]
+        case {"tuple": elements}:
+            return tuple(assemble(element, tensors) for element in elements)
+        case {"dict": pairs}:
+            return {assemble(k, tensors): assemble(v, tensors) for k, v in pairs}
+        case {"dataclass": name, "fields": fields}:
+            kind = _find_dataclass(name)
+            instance = object.__new__(kind)
+            for field, value in fields.items():
+                # Frozen dataclasses refuse plain assignment.
+                object.__setattr__(instance, field, assemble(value, tensors))
+            return instance
+    return plain
+
+
+def _find_dataclass(name: str) -> type:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise ValueError(f"{name!r} in the checkpoint is not a dataclass of this program")
+    return found

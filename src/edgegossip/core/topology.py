@@ -1,0 +1,406 @@
+"""Topologies: whom a worker sends to, and hears from, in each round.
+
+Every topology is made by one of the functions below, such as `ring(8)`. Undirected and
+directed graphs, static ones and those that change from round to round all answer the same
+two questions, `out_neighbors(rank, round)` and `in_neighbors(rank, round)`. With what weight
+a worker mixes what it hears is the business of `edgegossip.core.mixing`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from edgegossip.core.randomness import generator
+
+Edge: TypeAlias = tuple[int, int]
+"""(i, j): from worker i to worker j; in an undirected topology also back."""
+
+NeighborLists: TypeAlias = tuple[tuple[int, ...], ...]
+"""For each rank its neighbors, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Topology(ABC):
+    """A communication graph over workers ``0 .. num_workers - 1``, the same each `period`.
+
+    Attributes:
+        name: The call that makes it, such as ``ring(8)``; equal names mean equal graphs.
+            Comparing and hashing use nothing else, so a topology is a cheap dictionary key.
+        num_workers: Number of workers, at least 1. A worker alone has no neighbors.
+        is_directed: Whether an edge may lack its way back. An undirected topology has
+            ``in_neighbors == out_neighbors`` in every round.
+        period: Rounds after which the graph repeats; 1 if it never changes.
+    """
+
+    name: str
+    num_workers: int = field(compare=False)
+    is_directed: bool = field(compare=False)
+    period: int = field(compare=False)
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")
+
+    @abstractmethod
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        """Whom `rank` sends to in `round`: ascending, never itself."""
+
+    @abstractmethod
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        """Whom `rank` hears from in `round`: ascending, never itself."""
+
+    def out_degree(self, rank: int, round: int) -> int:
+        """How many workers `rank` sends to in `round`."""
+        return len(self.out_neighbors(rank, round))
+
+    def all_out_neighbors(self, rank: int) -> tuple[int, ...]:
+        """Whom `rank` sends to in any round of the period."""
+        rounds = range(self.period)
+        return tuple(sorted({j for k in rounds for j in self.out_neighbors(rank, k)}))
+
+    def all_in_neighbors(self, rank: int) -> tuple[int, ...]:
+        """Whom `rank` hears from in any round of the period."""
+        rounds = range(self.period)
+        return tuple(sorted({j for k in rounds for j in self.in_neighbors(rank, k)}))
+
+    def __repr__(self) -> str:
+        return self.name if len(self.name) <= 80 else self.name[:77] + "..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ListedTopology(Topology):
+    """Neighbors written out once: `outgoing[round % period][rank]`, ascending."""
+
+    outgoing: tuple[NeighborLists, ...] = field(compare=False)
+    incoming: tuple[NeighborLists, ...] = field(compare=False)
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.outgoing[round % self.period][rank]
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.incoming[round % self.period][rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CompleteTopology(Topology):
+    """Everybody but oneself, cut out of `ranks` when asked for.
+
+    Written out, the edges of 10,000 workers would take 800 MB.
+    """
+
+    ranks: tuple[int, ...] = field(compare=False)
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.ranks[:rank] + self.ranks[rank + 1 :]
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.out_neighbors(rank, round)
+
+    def out_degree(self, rank: int, round: int) -> int:
+        return self.num_workers - 1
+
+
+def ring(num_workers: int) -> Topology:
+    """Each worker talks to the one before and the one after it.
+
+    Two workers share one edge; a worker alone has none.
+
+    >>> ring(5).out_neighbors(0, round=0)
+    (1, 4)
+    """
+    pairs = ((rank, (rank + 1) % num_workers) for rank in range(num_workers))
+    return _undirected(f"ring({num_workers})", num_workers, pairs)
+
+
+def torus(rows: int, columns: int) -> Topology:
+    """A grid whose ends meet: up, down, left and right; rank = row * columns + column.
+
+    A side of two has single edges, a side of one has none: ``torus(1, n)`` is a ring.
+
+    >>> torus(3, 4).out_neighbors(0, round=0)
+    (1, 3, 4, 8)
+    """
+    if min(rows, columns) < 1:
+        raise ValueError(f"rows and columns must be at least 1, got {rows} and {columns}")
+    pairs = []
+    for row, column in itertools.product(range(rows), range(columns)):
+        rank = row * columns + column
+        pairs.append((rank, row * columns + (column + 1) % columns))
+        pairs.append((rank, (row + 1) % rows * columns + column))
+    return _undirected(f"torus({rows}, {columns})", rows * columns, pairs)
+
+
+def star(num_workers: int) -> Topology:
+    """Worker 0 talks to all others, and they only to it.
+
+    >>> star(4).out_neighbors(0, round=0), star(4).out_neighbors(3, round=0)
+    ((1, 2, 3), (0,))
+    """
+    pairs = [(0, rank) for rank in range(1, num_workers)]
+    return _undirected(f"star({num_workers})", num_workers, pairs)
+
+
+def complete(num_workers: int) -> Topology:
+    """Everybody talks to everybody.
+
+    Neighbors are listed only when asked for, in time proportional to their number.
+
+    >>> complete(4).out_neighbors(1, round=0)
+    (0, 2, 3)
+    """
+    return CompleteTopology(
+        name=f"complete({num_workers})",
+        num_workers=num_workers,
+        is_directed=False,
+        period=1,
+        ranks=tuple(range(num_workers)),
+    )
+
+
+def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
+    """A random connected graph in which every worker has `degree` neighbors.
+
+    The pairing model: every worker holds out `degree` stubs, which are joined two by two at
+    random. Pairs that would make a loop or a double edge are drawn again among the stubs left
+    over; a draw that gets stuck or falls apart is thrown away. For degrees small against
+    `num_workers` all such graphs come out about equally likely.
+
+    Args:
+        num_workers: Number of workers; ``num_workers * degree`` must be even.
+        degree: Neighbors of each worker, in ``2 .. num_workers - 1``; with one or two
+            workers, ``num_workers - 1``.
+        seed: Equal seeds give equal graphs.
+
+    Raises:
+        ValueError: If there is no such graph.
+
+    References:
+        Steger & Wormald, "Generating random regular graphs quickly", Combinatorics,
+        Probability and Computing 1999. Here stubs are joined in batches, as in NetworkX, and
+        of more than half of all edges the others are drawn.
+
+    >>> random_regular(6, degree=3, seed=0).out_neighbors(0, round=0)
+    (1, 4, 5)
+    """
+    smallest = min(2, num_workers - 1)
+    if not smallest <= degree < num_workers or num_workers * degree % 2:
+        raise ValueError(
+            f"no connected graph of {num_workers} workers has degree {degree}: degree must be "
+            f"in {smallest}..{num_workers - 1} and num_workers * degree even"
+        )
+    name = f"random_regular({num_workers}, degree={degree}, seed={seed})"
+    draws = generator(seed, "random_regular")
+    while True:
+        topology = _undirected(name, num_workers, _draw_regular(num_workers, degree, draws))
+        if len(_reached(topology, topology.out_neighbors)) == num_workers:
+            return topology
+
+
+def directed_ring(num_workers: int) -> Topology:
+    """Each worker sends to the one after it.
+
+    >>> directed_ring(4).out_neighbors(3, round=0), directed_ring(4).in_neighbors(3, round=0)
+    ((0,), (2,))
+    """
+    return _hopping(f"directed_ring({num_workers})", num_workers, [_powers(num_workers)[:1]])
+
+
+def directed_exponential(num_workers: int) -> Topology:
+    """Each worker sends 1, 2, 4, ... ranks ahead: few edges, and nobody is far.
+
+    References:
+        Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep
+        Training", NeurIPS 2021, arXiv:2110.13363 (the static exponential graph).
+
+    >>> directed_exponential(8).out_neighbors(0, round=0)
+    (1, 2, 4)
+    """
+    return _hopping(f"directed_exponential({num_workers})", num_workers, [_powers(num_workers)])
+
+
+def one_peer_exponential(num_workers: int) -> Topology:
+    """In round k each worker sends to one other, ``2 ** (k % period)`` ranks ahead.
+
+    The period is ``ceil(log2(num_workers))``. For a power of two, weights 1/2 average
+    exactly within one period, at the price of one message per worker and round.
+
+    References:
+        Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+        arXiv:1811.10792; Ying et al., NeurIPS 2021, arXiv:2110.13363.
+
+    >>> [one_peer_exponential(8).out_neighbors(0, round) for round in range(4)]
+    [(1,), (2,), (4,), (1,)]
+    """
+    phases = [[hop] for hop in _powers(num_workers)] or [[]]
+    return _hopping(f"one_peer_exponential({num_workers})", num_workers, phases)
+
+
+def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) -> Topology:
+    """The topology of these edges, each given once.
+
+    Args:
+        num_workers: Number of workers.
+        edges: Pairs (i, j). Undirected ones also lead back from j to i.
+        directed: Whether an edge leads from i to j only.
+
+    Raises:
+        ValueError: If an edge leaves the graph, loops or comes twice, or if not every worker
+            can reach every other one.
+
+    >>> path = from_edges(3, [(0, 1), (1, 2)])
+    >>> path.out_neighbors(1, round=0)
+    (0, 2)
+    """
+    return from_edges_by_round(num_workers, [edges], directed)
+
+
+def from_edges_by_round(
+    num_workers: int, edges_by_round: Iterable[Iterable[Edge]], directed: bool = False
+) -> Topology:
+    """The topology whose edges in round k are ``edges_by_round[k % period]``.
+
+    Arguments and errors are those of `from_edges`; every worker must reach every other one
+    over the rounds of a period, not in each of them.
+
+    >>> pairs = from_edges_by_round(4, [[(0, 1), (2, 3)], [(1, 2), (0, 3)]])
+    >>> pairs.out_neighbors(0, round=0), pairs.out_neighbors(0, round=1)
+    ((1,), (3,))
+    """
+    phases = [_checked(num_workers, edges, directed) for edges in edges_by_round]
+    if not phases:
+        raise ValueError("edges_by_round must have at least one round, got none")
+    name = f"from_edges_by_round({num_workers}, {phases}, directed={directed})"
+    if not directed:
+        phases = [phase + [(j, i) for i, j in phase] for phase in phases]
+    topology = _listed(name, num_workers, phases, directed)
+    require_connected(topology)
+    return topology
+
+
+def require_connected(topology: Topology) -> None:
+    """Raise ValueError unless every worker can reach every other one: parts never agree.
+
+    >>> require_connected(ring(4))
+    """
+    for neighbors, cannot in (
+        (topology.out_neighbors, "cannot reach"),
+        (topology.in_neighbors, "cannot be reached by"),
+    ):
+        if missing := set(range(topology.num_workers)) - _reached(topology, neighbors):
+            raise ValueError(
+                f"worker 0 {cannot} worker {min(missing)} in any number of rounds; "
+                "add edges until every worker can reach every other one"
+            )
+
+
+# How they are built and checked.
+
+
+def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
+    """Join each pair both ways, once; small sizes make factories repeat pairs, or loop."""
+    edges = {edge for i, j in pairs if i != j for edge in ((i, j), (j, i))}
+    return _listed(name, num_workers, [edges], is_directed=False)
+
+
+def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]) -> Topology:
+    """Let everybody send `hops` ranks ahead."""
+    phases = [
+        [(rank, (rank + hop) % num_workers) for rank in range(num_workers) for hop in hops]
+        for hops in hops_by_round
+    ]
+    return _listed(name, num_workers, phases, is_directed=True)
+
+
+def _listed(
+    name: str, num_workers: int, phases: Sequence[Collection[Edge]], is_directed: bool
+) -> Topology:
+    """The topology of the edges i -> j in `phases[round % period]`."""
+
+    def by_first(edges: Iterable[Edge]) -> NeighborLists:
+        neighbors: list[list[int]] = [[] for _ in range(num_workers)]
+        for i, j in edges:
+            neighbors[i].append(j)
+        return tuple(tuple(sorted(ranks)) for ranks in neighbors)
+
+    outgoing = incoming = tuple(by_first(edges) for edges in phases)
+    if is_directed:
+        incoming = tuple(by_first((j, i) for i, j in edges) for edges in phases)
+    return ListedTopology(
+        name=name,
+        num_workers=num_workers,
+        is_directed=is_directed,
+        period=len(phases),
+        outgoing=outgoing,
+        incoming=incoming,
+    )
+
+
+def _powers(num_workers: int) -> list[int]:
+    """1, 2, 4, ... below `num_workers`: ``ceil(log2(num_workers))`` of them."""
+    return [2**k for k in range((num_workers - 1).bit_length())]
+
+
+def _draw_regular(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge]:
+    """Draw pairs (i, j), i < j, such that every worker is in `degree` of them."""
+    if degree > num_workers / 2:  # the few edges to leave out are easier to find
+        left_out = _draw_regular(num_workers, num_workers - 1 - degree, draws)
+        return set(itertools.combinations(range(num_workers), 2)) - left_out
+    while (pairs := _join_stubs(num_workers, degree, draws)) is None:
+        pass
+    return pairs
+
+
+def _join_stubs(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge] | None:
+    """Join stubs two by two at random; None if those left over cannot be joined."""
+    pairs: set[Edge] = set()
+    stubs = [rank for rank in range(num_workers) for _ in range(degree)]
+    while stubs:
+        order = torch.randperm(len(stubs), generator=draws).tolist()
+        shuffled = [stubs[place] for place in order]
+        stubs = []
+        for i, j in zip(shuffled[::2], shuffled[1::2], strict=True):
+            pair = (min(i, j), max(i, j))
+            if i == j or pair in pairs:
+                stubs += pair
+            else:
+                pairs.add(pair)
+        if stubs and pairs.issuperset(itertools.combinations(sorted(set(stubs)), 2)):
+            return None
+    return pairs
+
+
+def _checked(num_workers: int, edges: Iterable[Edge], directed: bool) -> list[Edge]:
+    """The edges in ascending order, undirected ones as (smaller, larger)."""
+    seen: set[Edge] = set()
+    for i, j in edges:
+        if not (0 <= i < num_workers and 0 <= j < num_workers and i != j):
+            raise ValueError(
+                f"edge ({i}, {j}) must join two different ranks in 0..{num_workers - 1}; "
+                "correct the edge or raise num_workers"
+            )
+        edge = (i, j) if directed else (min(i, j), max(i, j))
+        if edge in seen:
+            raise ValueError(
+                f"edge ({i}, {j}) comes twice; list each edge once, and where i -> j and "
+                "j -> i are two edges, pass directed=True"
+            )
+        seen.add(edge)
+    return sorted(seen)
+
+
+def _reached(topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
+    """Worker 0 and all to which `neighbors` lead from it, directly or not, in some rounds."""
+    reached, frontier = {0}, [0]
+    while frontier and len(reached) < topology.num_workers:
+        rank = frontier.pop()
+        for round in range(topology.period):
+            fresh = set(neighbors(rank, round)) - reached
+            reached |= fresh
+            frontier += fresh
+    return reached

@@ -1,0 +1,74 @@
+"""Carry out several runs of one task and set them side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments.files import write_json
+from edgegossip.experiments.experiment import Comparison, throughput_bound
+from edgegossip.experiments.progress import Progress
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.runner import run
+
+
+def compare(
+    comparison: Comparison,
+    *,
+    out: Path | str,
+    resume: bool = False,
+    recipe: str | None = None,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Results]:
+    """Run every experiment of `comparison`, each in a folder of its own within `out`.
+
+    ``out/summary.json`` is written after each run, with what there is by then.
+
+    Args:
+        comparison: What to run, one after the other.
+        out: Made if need be.
+        resume: Read the runs in `out` that are over, go on with the one that is not.
+        recipe: Name of the recipe, for the record.
+        num_threads: Of the compute pool; None for one a core.
+        progress: A live view.
+
+    Raises:
+        Interrupted: After Ctrl+C or SIGTERM.
+        TrainingError: If a loss is not finite.
+        RunFolderError: If `out` cannot be written, or does not hold what `resume` needs.
+    """
+    out = Path(out)
+    if (out / "events.jsonl").exists():
+        raise RunFolderError(f"{out} holds a single run; choose another --out for a comparison")
+    results: dict[str, Results] = {}
+    for name, experiment in comparison.experiments.items():
+        results[name] = run(
+            experiment,
+            out=out / name,
+            resume=resume,
+            recipe=recipe,
+            num_threads=num_threads,
+            progress=progress,
+        )
+        write_json(out / "summary.json", summarize(comparison, results, recipe))
+    return results
+
+
+def summarize(
+    comparison: Comparison, results: dict[str, Results], recipe: str | None
+) -> dict[str, Any]:
+    """What `summary.json` of a comparison holds; runs that are not there yet are left out."""
+    baseline = results.get(comparison.baseline)
+    target = comparison.target_accuracy
+    if target is None and baseline is not None:
+        target = baseline.best_accuracy - comparison.target_gap
+    platforms = comparison.experiments[comparison.baseline].platforms
+    return {
+        "recipe": recipe,
+        "baseline": comparison.baseline,
+        "target_accuracy": target,
+        "throughput_bound": throughput_bound(platforms),
+        "runs": {name: result.summary(target, baseline) for name, result in results.items()},
+    }

@@ -1,0 +1,85 @@
+"""An experiment as JSON that a person can read: every setting, and what it resolved to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.core.topology import Topology
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.learning.dataset import Dataset
+
+PACKAGES = ("edgegossip", "torch", "numpy", "scikit-learn", "safetensors")
+
+
+def describe(value: object) -> Any:  # noqa: ANN401
+    """Say `value` in JSON: dataclasses by name and fields, functions by name.
+
+    >>> from edgegossip.sim.link import Link
+    >>> describe(Link(latency=0.01))
+    {'type': 'Link', 'latency': 0.01, 'bandwidth': None}
+    """
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Topology():
+            return repr(value)
+        case Dataset():
+            return _describe_dataset(value)
+        case Tensor():
+            return f"tensor{list(value.shape)}"
+        case functools.partial():
+            settings = {name: describe(item) for name, item in value.keywords.items()}
+            return {"type": describe(value.func), **settings}
+        case Mapping():
+            return {str(key): describe(item) for key, item in value.items()}
+        case list() | tuple():
+            return [describe(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _describe_dataset(dataset: Dataset) -> dict[str, object]:
+    return {
+        "name": dataset.name,
+        "num_train": len(dataset.train),
+        "num_test": len(dataset.test),
+        "num_classes": dataset.num_classes,
+        "input_shape": list(dataset.input_shape),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **found}
+
+
+def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
+    """What `experiment.json` holds and `events.jsonl` begins with."""
+    return {
+        "schema": 1,
+        "recipe": recipe,
+        "name": experiment.run_name,
+        "seed": experiment.seed,
+        "num_workers": experiment.num_workers,
+        "num_train": len(experiment.task.dataset.train),
+        "algorithm": describe(experiment.algorithm),
+        "platforms": describe(experiment.platforms),
+        "task": describe(experiment.task),
+        "links": describe(experiment.links),
+        "faults": describe(experiment.faults),
+        "max_seconds": experiment.max_seconds,
+        "versions": versions(),
+    }

@@ -1,0 +1,128 @@
+"""One run, or several to compare, as plain values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgegossip.core.errors import unknown_name
+from edgegossip.core.protocol import Algorithm, Rank, Seconds
+from edgegossip.learning.task import Task
+from edgegossip.sim.fault import Faults
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import Platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One run of one algorithm on one task.
+
+    Args:
+        task: What is learnt.
+        algorithm: How, together.
+        platforms: The hardware of each worker; their number is the number of workers.
+        links: Between the workers.
+        faults: What goes wrong.
+        seed: Of everything random in the run.
+        max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
+            finish. Algorithms are compared fairly at equal time.
+        evaluation_interval: Virtual seconds between two evaluations of the averaged model;
+            None for a quarter of the slowest worker's epoch.
+        name: Of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
+
+    Raises:
+        ValueError: If a number is out of range or there is no worker.
+    """
+
+    task: Task
+    algorithm: Algorithm[Any]
+    platforms: tuple[Platform, ...]
+    links: Links = Links()
+    faults: Faults = Faults()
+    seed: int = 0
+    max_seconds: Seconds | None = None
+    evaluation_interval: Seconds | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.platforms:
+            raise ValueError("platforms is empty; a run needs at least one worker")
+        for name in ("max_seconds", "evaluation_interval"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0 or None, got {value}")
+        topology = getattr(self.algorithm, "topology", None)
+        if topology is not None and topology.num_workers != self.num_workers:
+            raise ValueError(
+                f"the topology {topology!r} has {topology.num_workers} workers, but there are "
+                f"{self.num_workers} platforms; make them equal"
+            )
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.platforms)
+
+    @property
+    def run_name(self) -> str:
+        return self.name or algorithm_name(self.algorithm)
+
+    @property
+    def data_ranks(self) -> list[Rank]:
+        """The workers that get a shard of the training data."""
+        return [rank for rank in range(self.num_workers) if self.algorithm.role(rank).has_data]
+
+
+def algorithm_name(algorithm: Algorithm[Any]) -> str:
+    """The name of an algorithm in lower case.
+
+    >>> from edgegossip.algorithms.gosgd import GoSGD
+    >>> from edgegossip.core.topology import complete
+    >>> algorithm_name(GoSGD(topology=complete(4), num_rounds=10))
+    'gosgd'
+    """
+    # A hyphen before a word, but none within GoSGD.
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "-", type(algorithm).__name__).lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Several runs of one task, side by side.
+
+    Args:
+        experiments: By the name of the run.
+        baseline: The run that speed-ups refer to.
+        target_accuracy: In [0, 1]; None for the baseline's best accuracy less `target_gap`.
+        target_gap: In [0, 1], in accuracy.
+
+    Raises:
+        ValueError: If there is no run of the name `baseline`, or a number is out of range.
+    """
+
+    experiments: Mapping[str, Experiment]
+    baseline: str
+    target_accuracy: float | None = None
+    target_gap: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.baseline not in self.experiments:
+            raise ValueError(unknown_name("baseline", self.baseline, self.experiments))
+        for name in ("target_accuracy", "target_gap"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
+
+
+def throughput_bound(platforms: tuple[Platform, ...]) -> float:
+    """How many times more samples per second are processed where nobody waits.
+
+    ``sum(v_i) / (E * v_min)``: against a barrier after each epoch of equal shards, with speeds
+    alone and free communication.
+
+    >>> from edgegossip.sim.platform import uneven
+    >>> throughput_bound(uneven(4))
+    2.38
+    """
+    speeds = [platform.total_throughput for platform in platforms]
+    return round(sum(speeds) / (len(speeds) * min(speeds)), 6)

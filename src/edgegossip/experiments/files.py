@@ -1,0 +1,75 @@
+"""Files of a run folder: written whole or not at all; checkpoints without pickles."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.snapshot import assemble, dismantle
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a power cut, sees the old one or the new one whole.
+
+    Raises:
+        RunFolderError: If it cannot be written.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunFolderError(
+            f"cannot write {path}: {error.strerror}; free some space or choose another --out"
+        ) from error
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file for people and programs, as a whole or not at all.
+
+    Raises:
+        RunFolderError: If it cannot be written.
+    """
+    write_atomically(path, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def save_checkpoint(path: Path, tree: object) -> None:
+    """Write `tree` (see `core.snapshot`) to `path`.
+
+    Raises:
+        RunFolderError: If it cannot be written.
+    """
+    plain, tensors = dismantle(tree)
+    metadata = {"plain": json.dumps(plain)}
+    write_atomically(path, safetensors.torch.save(tensors, metadata=metadata))
+
+
+def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        RunFolderError: If it is not there, or damaged.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            plain = json.loads(file.metadata()["plain"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return assemble(plain, tensors)
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{path} is not there; --resume needs the --out folder of an interrupted run"
+        ) from None
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} is not a checkpoint of this program ({error}); run without --resume"
+        ) from error

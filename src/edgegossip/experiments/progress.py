@@ -1,0 +1,49 @@
+"""What a live view is told while a run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.results import Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Where a run stands.
+
+    Attributes:
+        name: Of the run.
+        time: Virtual seconds.
+        share: Of the run that is done, in [0, 1].
+        evaluation: The newest; None before the first.
+        wall_seconds: Since the run began.
+        samples_per_second: Samples processed per wall second, since this process began.
+    """
+
+    name: str
+    time: Seconds
+    share: float
+    evaluation: Evaluation | None
+    wall_seconds: float
+    samples_per_second: float
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Wall seconds until the end, if it goes on like this."""
+        return self.wall_seconds * (1 / self.share - 1) if self.share > 0 else None
+
+
+class Progress(Protocol):
+    """A live view."""
+
+    def update(self, status: Status) -> None:
+        """Show it."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def update(self, status: Status) -> None:
+        pass

@@ -1,0 +1,110 @@
+"""The four baselines on the same machines, for the same virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.protocol import Algorithm, Seconds
+from edgegossip.core.topology import complete, ring
+from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
+from edgegossip.experiments.recipes.settings import Settings
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.learner import Augmentation
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.partition import IID, Partition
+from edgegossip.learning.task import Task
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+UNTIL_CUT_OFF = 10**9
+"""Rounds of an algorithm that goes on until the time limit."""
+
+HOME_LINK = Link(latency=0.005, bandwidth=12.5e6)
+"""100 Mbit/s and 5 ms, as on a good home or campus network."""
+
+
+def compare_baselines(
+    dataset: Dataset,
+    model: Callable[..., nn.Module],
+    platforms: tuple[Platform, ...],
+    settings: Settings,
+    *,
+    partition: Partition = IID(),
+    augmentation: Augmentation | None = None,
+    link: Link = HOME_LINK,
+) -> Comparison:
+    """EpochGossip for ``settings.num_epochs``, and the other three for as long as that takes.
+
+    Args:
+        dataset: Training and test samples.
+        model: Called with `input_shape` and `num_classes`.
+        platforms: The hardware of each worker.
+        settings: Of the recipe.
+        partition: Deals the samples to the workers.
+        augmentation: Of the training batches.
+        link: Every link.
+    """
+    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
+    task = Task(
+        dataset=dataset,
+        model=partial(model, **shape),
+        optimizer=SGD(
+            lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+        ),
+        batch_size=settings.batch_size,
+        partition=partition,
+        augmentation=augmentation,
+        torch_device=settings.torch_device,
+    )
+    max_seconds = settings.num_epochs * epoch_seconds(task, platforms, link, settings.seed)
+    experiments = {
+        algorithm_name(algorithm): Experiment(
+            task=task,
+            algorithm=algorithm,
+            platforms=platforms,
+            links=Links(default=link),
+            seed=settings.seed,
+            max_seconds=None if isinstance(algorithm, EpochGossip) else max_seconds,
+        )
+        for algorithm in _baselines(len(platforms), settings)
+    }
+    return Comparison(experiments=experiments, baseline="epoch-gossip")
+
+
+def _baselines(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
+    everyone = complete(num_workers)
+    return [
+        AllReduce(topology=everyone, num_rounds=UNTIL_CUT_OFF),
+        EpochGossip(topology=everyone, num_rounds=settings.num_epochs),
+        GoSGD(
+            topology=everyone,
+            num_rounds=UNTIL_CUT_OFF,
+            exchange_probability=settings.exchange_probability,
+            seed=settings.seed,
+        ),
+        Gossip(topology=ring(num_workers), num_rounds=UNTIL_CUT_OFF),
+    ]
+
+
+def epoch_seconds(
+    task: Task, platforms: tuple[Platform, ...], link: Link, seed: int
+) -> Seconds:
+    """Virtual seconds of one epoch of EpochGossip: the slowest worker's, and the exchange."""
+    shards = task.partition(task.dataset, len(platforms), seed)
+    training = max(
+        platform.duration(0.0, len(shard))
+        for platform, shard in zip(platforms, shards, strict=True)
+    )
+    with torch.device("meta"):
+        num_params = sum(tensor.numel() for tensor in task.model().parameters())
+    num_messages = len(platforms) - 1
+    return training + link.latency + num_messages * 4 * num_params / link.bandwidth

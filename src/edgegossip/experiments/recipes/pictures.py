@@ -1,0 +1,66 @@
+"""The four baselines on pictures: MNIST and CIFAR-10, uneven platforms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edgegossip.experiments.experiment import Comparison
+from edgegossip.experiments.recipes.baselines import compare_baselines
+from edgegossip.experiments.recipes.settings import Settings, default_data_dir
+from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.models import lenet5, resnet20
+from edgegossip.learning.readers import cifar10, mnist
+from edgegossip.sim.platform import uneven
+
+MNIST_LENET5 = Settings(throughput=2000.0)
+CIFAR10_LENET5 = Settings(num_epochs=20)
+CIFAR10_RESNET20 = Settings(
+    num_epochs=30, throughput=200.0, batch_size=32, lr=0.05, weight_decay=1e-4
+)
+
+
+def mnist_lenet5(
+    settings: Settings = MNIST_LENET5, *, data_dir: Path = default_data_dir()  # noqa: B008
+) -> Comparison:
+    """MNIST with LeNet-5 on 4 uneven platforms.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+    """
+    platforms = uneven(settings.num_workers, settings.throughput)
+    return compare_baselines(mnist(data_dir), lenet5, platforms, settings)
+
+
+def cifar10_lenet5(
+    settings: Settings = CIFAR10_LENET5, *, data_dir: Path = default_data_dir()  # noqa: B008
+) -> Comparison:
+    """CIFAR-10 with LeNet-5 on 4 uneven platforms.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+    """
+    platforms = uneven(settings.num_workers, settings.throughput)
+    return compare_baselines(cifar10(data_dir), lenet5, platforms, settings)
+
+
+def cifar10_resnet20(
+    settings: Settings = CIFAR10_RESNET20,
+    *,
+    data_dir: Path = default_data_dir(),  # noqa: B008
+) -> Comparison:
+    """CIFAR-10 with ResNet-20 on 4 uneven platforms: hours on two cores.
+
+    Pictures are flipped and cropped at random; normalisation statistics are averaged with the
+    parameters.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+    """
+    platforms = uneven(settings.num_workers, settings.throughput)
+    return compare_baselines(
+        cifar10(data_dir), resnet20, platforms, settings, augmentation=flip_and_crop
+    )

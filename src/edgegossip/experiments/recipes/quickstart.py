@@ -1,0 +1,20 @@
+"""The first thing that a newcomer runs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from edgegossip.experiments.experiment import Comparison
+from edgegossip.experiments.recipes.baselines import compare_baselines
+from edgegossip.experiments.recipes.settings import Settings
+from edgegossip.learning.models import mlp
+from edgegossip.learning.readers import digits
+from edgegossip.sim.platform import uneven
+
+DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)
+
+
+def quickstart(settings: Settings = DEFAULTS) -> Comparison:
+    """Handwritten digits (embedded), a small MLP, 4 uneven platforms: seconds."""
+    platforms = uneven(settings.num_workers, settings.throughput)
+    return compare_baselines(digits(), partial(mlp, hidden=(64,)), platforms, settings)

@@ -1,0 +1,46 @@
+"""The four baselines on phones' sensors: every worker one person, every phone as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgegossip.experiments.experiment import Comparison
+from edgegossip.experiments.recipes.baselines import compare_baselines
+from edgegossip.experiments.recipes.settings import Settings, default_data_dir
+from edgegossip.learning.models import sensor_cnn
+from edgegossip.learning.partition import BySubject
+from edgegossip.learning.readers import har
+from edgegossip.sim.link import Link
+from edgegossip.sim.traces import phones
+
+HAR_CNN = Settings(
+    num_epochs=30, num_workers=21, throughput=500.0, batch_size=32, exchange_probability=0.1
+)
+PHONE_LINK = Link(latency=0.03, bandwidth=2.5e6)
+"""20 Mbit/s and 30 ms, as over a mobile network."""
+
+
+def har_cnn(
+    settings: Settings = HAR_CNN,
+    *,
+    data_dir: Path = default_data_dir(),  # noqa: B008
+    phone_trace: Path | None = None,
+) -> Comparison:
+    """Activities of 21 people on 21 phones of measured speeds, tested on 9 others.
+
+    Args:
+        settings: What to change; `throughput` is that of the fastest phone of the trace.
+        data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
+        phone_trace: AI-Benchmark scores of phones (see `sim.traces.phones`); by default
+            raw_ai_benchmark_list.json.gz in `data_dir`.
+    """
+    trace = phone_trace or data_dir / "raw_ai_benchmark_list.json.gz"
+    platforms = phones(trace, settings.num_workers, settings.throughput, settings.seed)
+    return compare_baselines(
+        har(data_dir),
+        sensor_cnn,
+        platforms,
+        settings,
+        partition=BySubject(),
+        link=PHONE_LINK,
+    )

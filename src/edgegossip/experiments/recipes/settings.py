@@ -1,0 +1,41 @@
+"""What the recipes let a person change."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def default_data_dir() -> Path:
+    """$EDGEGOSSIP_DATA, or the folder "data"."""
+    return Path(os.environ.get("EDGEGOSSIP_DATA", "data"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings that all our recipes share; each has defaults of its own.
+
+    Args:
+        num_epochs: Epochs of EpochGossip; the others get the same virtual time.
+        num_workers: Workers, each on a platform of its own.
+        throughput: Training samples per second of the fastest platform.
+        batch_size: Samples a step and worker.
+        lr: Learning rate.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Of SGD.
+        exchange_probability: Chance that a worker of GoSGD pushes after a step, in [0, 1].
+        seed: Of everything random.
+        torch_device: Where models live: cpu or cuda.
+    """
+
+    num_epochs: int = 10
+    num_workers: int = 4
+    throughput: float = 1000.0
+    batch_size: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    exchange_probability: float = 0.02
+    seed: int = 0
+    torch_device: str = "cpu"

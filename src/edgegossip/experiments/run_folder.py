@@ -1,0 +1,150 @@
+"""The folder that a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments.files import (
+    load_checkpoint,
+    save_checkpoint,
+    write_atomically,
+    write_json,
+)
+from edgegossip.experiments.results import Evaluation, Results
+
+
+class RunFolder:
+    """Paths and files of one run; `docs/run-folder.md` says what is in each.
+
+    Args:
+        path: Made if need be.
+        header: The resolved experiment, as `describe.header` gives it.
+        resume: The folder must hold a run of the same experiment; otherwise it must hold none.
+
+    Raises:
+        RunFolderError: If it cannot be made or written, or holds what it should not.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
+        self.path = path
+        self.header = header
+        self.events = path / "events.jsonl"
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._experiment = path / "experiment.json"
+        self._checkpoint = path / "checkpoint.safetensors"
+        self._resume = resume and self._experiment.exists()
+        if self._resume:
+            self._require_same_experiment()
+            return
+        if self.events.exists():
+            raise RunFolderError(
+                f"{path} already holds a run; choose another --out, or --resume it"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make {path}: {error.strerror}; choose another --out"
+            ) from error
+        self.write_json("experiment.json", header)
+
+    def _require_same_experiment(self) -> None:
+        kept = read_json(self._experiment)
+        now = json.loads(json.dumps(self.header))
+        for name in now.keys() | kept.keys():
+            if kept.get(name) != now.get(name):
+                raise RunFolderError(
+                    f"{self.path} holds another experiment: its {name} is "
+                    f"{_shorten(kept.get(name))}, now {_shorten(now.get(name))}; resume with "
+                    "the same settings, or choose another --out"
+                )
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file, as a whole or not at all."""
+        write_json(self.path / name, content)
+
+    def write_params(self, tensors: dict[str, Tensor]) -> None:
+        """Write the averaged model's tensors by name, as in its `state_dict`."""
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        write_atomically(self.path / "params.safetensors", safetensors.torch.save(tensors))
+
+    def save_checkpoint(self, tree: object) -> None:
+        save_checkpoint(self._checkpoint, tree)
+
+    def drop_checkpoint(self) -> None:
+        """A run that is over needs none."""
+        self._checkpoint.unlink(missing_ok=True)
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        """What to go on from: None where nothing was kept yet."""
+        if not self._resume or not self._checkpoint.exists():
+            return None
+        checkpoint: dict[str, Any] = load_checkpoint(self._checkpoint)
+        return checkpoint
+
+    def finished_results(self) -> Results | None:
+        """The results, if this folder is resumed and its run was over."""
+        if not self._resume or not (self.path / "summary.json").exists():
+            return None
+        results = load_results(self.path)
+        return results if results.reason in ("finished", "time limit") else None
+
+
+def load_results(path: Path) -> Results:
+    """Read the results of a run from its folder.
+
+    Raises:
+        RunFolderError: If a file is missing or damaged.
+    """
+    summary = read_json(path / "summary.json")
+    history = [
+        Evaluation(**{name: line[name] for name in Evaluation.__dataclass_fields__})
+        for line in _read_lines(path / "events.jsonl")
+        if line["type"] == "evaluated"
+    ]
+    tensors = safetensors.torch.load_file(path / "params.safetensors")
+    return Results(
+        name=summary["name"],
+        reason=summary["reason"],
+        history=history,
+        worker_accuracies=summary["worker_accuracies"],
+        params=tensors,
+        virtual_seconds=summary["virtual_seconds"],
+        wall_seconds=summary["wall_seconds"],
+        mean_staleness=summary["mean_staleness"],
+        folder=path,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        RunFolderError: If it is missing or damaged.
+    """
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing; {path.parent} is no run folder") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
+    return content
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
+
+
+def _shorten(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,317 @@
+"""Carry out an experiment in the simulator and keep everything that comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.errors import EdgeGossipError, RunFolderError
+from edgegossip.core.metrics import consensus_distance
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.describe import header
+from edgegossip.experiments.event_log import EventLog
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.progress import Progress, Silent, Status
+from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.run_folder import RunFolder
+from edgegossip.learning.task import Workload
+from edgegossip.sim.pool import ComputePool
+from edgegossip.sim.simulator import Simulator
+
+
+class Interrupted(EdgeGossipError):
+    """The run was stopped by a signal; its folder is complete so far and can be resumed."""
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: Path | str,
+    resume: bool = False,
+    recipe: str | None = None,
+    num_threads: int | None = None,
+    checkpoint_seconds: float = 60.0,
+    progress: Progress | None = None,
+) -> Results:
+    """Simulate `experiment` and keep everything in the folder `out`.
+
+    Args:
+        experiment: What to run.
+        out: Made if need be; must not hold another run unless `resume`.
+        resume: Go on from the checkpoint in `out`, to the very result that an uninterrupted
+            run gives. A finished run is read, not run again.
+        recipe: Name of the recipe, for the record.
+        num_threads: Of the compute pool; None for one a core. No effect on the result.
+        checkpoint_seconds: Wall seconds between checkpoints.
+        progress: A live view.
+
+    Raises:
+        Interrupted: After Ctrl+C or SIGTERM; `out` is valid and can be resumed.
+        TrainingError: If a loss is not finite; what was computed so far is in `out`.
+        RunFolderError: If `out` cannot be written, or does not hold what `resume` needs.
+    """
+    folder = RunFolder(Path(out), header(experiment, recipe), resume=resume)
+    if results := folder.finished_results():
+        return results
+    with one_intra_op_thread(), ComputePool(num_threads) as pool:
+        running = _Run(experiment, folder, pool, progress or Silent(), checkpoint_seconds)
+        with stop_on_signal(running.simulator):
+            return running.execute()
+
+
+@contextmanager
+def one_intra_op_thread() -> Iterator[None]:
+    """Workers run side by side instead; several intra-op threads would get in their way."""
+    earlier = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(earlier)
+
+
+@contextmanager
+def stop_on_signal(simulator: Simulator[Any]) -> Iterator[None]:
+    """Let the first Ctrl+C or SIGTERM stop `simulator` between two events, the second at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if simulator.should_stop:
+            raise KeyboardInterrupt
+        simulator.should_stop = True
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+class _Run:
+    """A run under way: simulate up to the next evaluation, evaluate, keep, repeat."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        pool: ComputePool,
+        progress: Progress,
+        checkpoint_seconds: float,
+    ) -> None:
+        self._experiment = experiment
+        self._folder = folder
+        self._pool = pool
+        self._progress = progress
+        self._checkpoint_seconds = checkpoint_seconds
+        self._workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+        self._history: list[Evaluation] = []
+        self._num_evaluations = 0
+        self._last_params: Tensor | None = None
+        self._started = self._last_checkpoint = time.monotonic()
+        self._wall_before = 0.0
+        checkpoint = folder.checkpoint()
+        self._log = EventLog(folder.events, checkpoint["log_size"] if checkpoint else 0)
+        self.simulator = Simulator(
+            experiment.algorithm,
+            experiment.platforms,
+            self._workload.initial_params,
+            self._workload.make_trainer,
+            links=experiment.links,
+            faults=experiment.faults,
+            pool=pool,
+            observer=self._log,
+            evaluate=self._workload.evaluate,
+        )
+        if checkpoint:
+            self._restore(checkpoint)
+        else:
+            self._log.write("experiment", **folder.header, wall_started=folder.started)
+        self._samples_before = self._log.samples_processed
+
+    def execute(self) -> Results:
+        try:
+            self._simulate()
+        except KeyboardInterrupt:
+            # Asked twice: the last checkpoint has to do.
+            self._end("interrupted")
+            raise Interrupted(self._how_to_resume()) from None
+        except EdgeGossipError as error:
+            if not isinstance(error, RunFolderError):
+                self._end("failed", error)
+            raise
+        if self.simulator.should_stop:
+            self._keep()
+            self._end("interrupted")
+            raise Interrupted(self._how_to_resume())
+        results = self._end("finished" if self.simulator.is_over else "time limit")
+        self._folder.drop_checkpoint()
+        return results
+
+    def _simulate(self) -> None:
+        simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
+        while True:
+            until = min(self._num_evaluations * self._interval, limit)
+            is_over = simulator.run(until)
+            if simulator.should_stop:
+                return
+            self._evaluate(simulator.now if is_over else until)
+            if is_over or until == limit:
+                return
+            if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
+                self._keep()
+
+    @property
+    def _interval(self) -> Seconds:
+        if self._experiment.evaluation_interval is not None:
+            return self._experiment.evaluation_interval
+        epochs = [
+            len(shard) / self._experiment.platforms[rank].total_throughput
+            for rank, shard in self._workload.shards.items()
+        ]
+        return max(epochs) / 4
+
+    # Measuring.
+
+    def _evaluate(self, now: Seconds) -> None:
+        estimates = torch.stack(self.simulator.estimates())
+        mean = estimates.mean(0)
+        last = self._history[-1] if self._history else None
+        if last is not None and self._last_params is not None and (
+            torch.equal(mean, self._last_params)
+        ):
+            loss, accuracy = last.loss, last.accuracy
+        else:
+            loss, accuracy = self._workload.evaluate(mean)
+        self._last_params = mean
+        samples = self._log.samples_processed
+        evaluation = Evaluation(
+            time=now,
+            epochs=samples / len(self._experiment.task.dataset.train),
+            accuracy=accuracy,
+            loss=loss,
+            consensus_distance=consensus_distance(estimates),
+            bytes_sent=self._log.bytes_sent,
+            samples_processed=samples,
+        )
+        self._num_evaluations += 1
+        self._history.append(evaluation)
+        self._log.write("evaluated", **dataclasses.asdict(evaluation))
+        self._progress.update(self._status(now))
+
+    def _worker_accuracies(self) -> list[float]:
+        """Of all workers, or of 64 evenly spaced ones where there are more."""
+        estimates = self.simulator.estimates()
+        chosen = estimates[:: math.ceil(len(estimates) / 64)]
+        mean = self._last_params
+        return [
+            self._history[-1].accuracy
+            if mean is not None and torch.equal(estimate, mean)
+            else self._workload.evaluate(estimate)[1]
+            for estimate in chosen
+        ]
+
+    @property
+    def _wall_seconds(self) -> float:
+        return self._wall_before + time.monotonic() - self._started
+
+    def _status(self, now: Seconds) -> Status:
+        limit = self._experiment.max_seconds or math.inf
+        algorithm = self._experiment.algorithm
+        num_rounds = getattr(algorithm, "num_rounds", math.inf)
+        num_rounds *= getattr(algorithm, "exchanges_per_round", 1)
+        rounds = sum(state.round for state in self.simulator.states)
+        share = max(now / limit, rounds / len(self.simulator.states) / num_rounds)
+        seconds = time.monotonic() - self._started
+        samples = self._log.samples_processed - self._samples_before
+        return Status(
+            name=self._experiment.run_name,
+            time=now,
+            share=min(1.0, share),
+            evaluation=self._history[-1],
+            wall_seconds=self._wall_seconds,
+            samples_per_second=samples / seconds if seconds > 0 else 0.0,
+        )
+
+    # Keeping.
+
+    def _keep(self) -> None:
+        """Write a checkpoint; everything before it is final."""
+        simulator = self.simulator.state_dict()
+        self._folder.save_checkpoint(
+            {
+                "simulator": simulator,
+                "log_size": self._log.flush(),
+                "counters": self._log.counters(),
+                "history": self._history,
+                "num_evaluations": self._num_evaluations,
+                "wall_seconds": self._wall_seconds,
+            }
+        )
+        self._last_checkpoint = time.monotonic()
+
+    def _restore(self, checkpoint: dict[str, Any]) -> None:
+        self.simulator.load_state_dict(checkpoint["simulator"])
+        self._log.restore(checkpoint["counters"])
+        self._history = checkpoint["history"]
+        self._num_evaluations = checkpoint["num_evaluations"]
+        self._wall_before = checkpoint["wall_seconds"]
+
+    def _end(self, reason: str, error: Exception | None = None) -> Results:
+        """Write what there is: the last line of the log, the summary, the parameters."""
+        now = self.simulator.now
+        if reason == "time limit" and self._experiment.max_seconds is not None:
+            now = self._experiment.max_seconds
+        if not self._history:
+            self._evaluate(now)
+        params = self._last_params if self._last_params is not None else self._mean()
+        results = Results(
+            name=self._experiment.run_name,
+            reason=reason,
+            history=self._history,
+            worker_accuracies=self._worker_accuracies(),
+            params=self._workload.named_parameters(params),
+            virtual_seconds=now,
+            wall_seconds=self._wall_seconds,
+            mean_staleness=self._log.total_staleness / max(1, self._log.num_received),
+            folder=self._folder.path,
+        )
+        text = None if error is None else str(error)
+        self._log.write(
+            "ended", time=now, reason=reason, error=text, wall_seconds=results.wall_seconds
+        )
+        self._log.close()
+        self._folder.write_params(results.params)
+        self._folder.write_json(
+            "summary.json",
+            {
+                "name": results.name,
+                "reason": reason,
+                "error": text,
+                **results.summary(),
+                "worker_accuracies": results.worker_accuracies,
+            },
+        )
+        return results
+
+    def _mean(self) -> Tensor:
+        return torch.stack(self.simulator.estimates()).mean(0)
+
+    def _how_to_resume(self) -> str:
+        return (
+            f"interrupted at {self.simulator.now:g} virtual seconds; {self._folder.path} holds "
+            "everything so far, and the same command with --resume and this --out goes on"
+        )

@@ -1,0 +1,262 @@
+"""Data sets in memory: two splits of raw samples, and how to prepare them for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import default_collate
+
+from edgegossip.core.errors import DataError
+
+SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
+"""Pictures, features and tokens: what a sample may be made of."""
+
+
+class Split(Protocol):
+    """Samples with labels: the training or the test half of a `Dataset`."""
+
+    def __len__(self) -> int:
+        """Count the samples."""
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Take samples: raw x [batch, ...] and y int64 [batch] for `indices` int64 [batch]."""
+
+    @property
+    def labels(self) -> Tensor:
+        """The label of every sample, int64 [num_samples]."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySplit:
+    """Samples that lie in memory.
+
+    Args:
+        x: Pictures, uint8 [num_samples, channels, height, width], or features, float32
+            [num_samples, ...].
+        y: Labels, int64 [num_samples].
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        # Up to five times faster than self.x[indices].
+        return self.x.index_select(0, indices), self.y.index_select(0, indices)
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+
+class TorchSplit:
+    """Samples of any map-style `torch.utils.data.Dataset` that yields pairs (x, y).
+
+    Its transforms run for each sample of each batch, in the training thread; those that draw
+    from a global generator make runs irreproducible (`augmentation.flip_and_crop` does not).
+
+    Args:
+        dataset: Yields tensors or NumPy arrays of one shape, with whole numbers as labels. With
+            an attribute `targets`, labels are read from there and not sample by sample.
+    """
+
+    def __init__(self, dataset: TorchDataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._dataset))
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = [self._dataset[index] for index in indices.tolist()]
+        try:
+            x, y = default_collate(pairs)
+        except TypeError as error:
+            raise DataError(
+                "samples must be pairs of a tensor and a whole number; give the data set a "
+                f"transform, e.g. torchvision.transforms.PILToTensor() ({error})"
+            ) from error
+        return x, y.long()
+
+    @cached_property
+    def labels(self) -> Tensor:
+        targets = getattr(self._dataset, "targets", None)
+        if targets is None:
+            targets = [self._dataset[index][1] for index in range(len(self))]
+        labels = torch.as_tensor(targets)
+        # Fractions are not cut off here but refused by `Dataset`.
+        return labels if labels.is_floating_point() else labels.long()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A classification task: what to train on, what to test on, and how to read its samples.
+
+    Args:
+        name: For reports and messages.
+        train: Training samples.
+        test: Test samples.
+        num_classes: Labels are 0 .. num_classes - 1.
+        input_shape: Shape of one sample, channels first.
+        mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 where x is
+            uint8; None subtracts nothing.
+        std: Standard deviation of each channel, like `mean`; None divides by nothing.
+        subjects: Who each training sample comes from, int64 [num_train], where that is known.
+
+    Raises:
+        DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
+            in length or shape; a float feature is not finite. All of it is checked at once.
+
+    >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
+    >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
+    >>> task.prepare(split.x)
+    tensor([[[[0., 1.]]]])
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    input_shape: tuple[int, ...]
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    subjects: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for where, split in (("train", self.train), ("test", self.test)):
+            try:
+                self._validate_split(split)
+            except DataError as error:
+                raise DataError(f"{self.name}, {where} split: {error}") from None
+        # After the samples: a mean of wrong ones would be blamed for what they are.
+        self._validate_channels()
+        if self.subjects is not None and self.subjects.shape != (len(self.train),):
+            raise DataError(
+                f"{self.name}: subjects have shape {list(self.subjects.shape)}; "
+                f"expected one for each training sample, [{len(self.train)}]"
+            )
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Turn raw samples into what a model takes: float32, standardized by `mean` and `std`.
+
+        Pictures (uint8) come to [0, 1] first. Features that need neither `mean` nor `std` are
+        returned as they are, not copied.
+
+        Args:
+            x: Raw samples, [batch, *input_shape].
+        """
+        is_picture = x.dtype == torch.uint8
+        if not is_picture and self.mean is None and self.std is None:
+            return x
+        scale, shift = self._scale_and_shift[is_picture]
+        # In place on the copy: twice as fast as (x / 255 - mean) / std.
+        return x.to(torch.float32, copy=True).mul_(scale).add_(shift)
+
+    @cached_property
+    def _scale_and_shift(self) -> dict[bool, tuple[Tensor, Tensor]]:
+        """(x / unit - mean) / std as x * scale + shift, for features (False) and pictures."""
+        std = torch.ones(1) if self.std is None else self.std
+        mean = torch.zeros(1) if self.mean is None else self.mean
+        per_channel = (-1, *(1 for _ in self.input_shape[1:]))
+        shift = (-mean.double() / std).float().view(per_channel)
+        return {
+            is_picture: ((1 / (std.double() * unit)).float().view(per_channel), shift)
+            for is_picture, unit in ((False, 1), (True, 255))
+        }
+
+    def _validate_channels(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and values.shape != self.input_shape[:1]:
+                raise ValueError(
+                    f"{name} must have one value for each channel, [{self.input_shape[0]}], "
+                    f"got shape {list(values.shape)}"
+                )
+        if self.std is not None and not bool((self.std > 0).all()):
+            raise ValueError(f"std must be > 0 in each channel, got {self.std.tolist()}")
+
+    def _validate_split(self, split: Split) -> None:
+        if len(split) == 0:
+            raise DataError("no samples; expected at least 1")
+        labels = split.labels
+        if labels.shape != (len(split),) or labels.dtype != torch.int64:
+            raise DataError(
+                f"labels have shape {list(labels.shape)} and {labels.dtype}; expected one "
+                f"torch.int64 for each sample, [{len(split)}]"
+            )
+        is_wrong = (labels < 0) | (labels >= self.num_classes)
+        if is_wrong.any():
+            index = int(is_wrong.nonzero()[0])
+            raise DataError(
+                f"label {int(labels[index])} of sample {index} is out of range; "
+                f"expected 0 .. {self.num_classes - 1}"
+            )
+        self._validate_samples(split)
+
+    def _validate_samples(self, split: Split) -> None:
+        # Only what lies in memory is looked at as a whole; others show their first sample.
+        first = torch.zeros(1, dtype=torch.int64)
+        x = split.x if isinstance(split, ArraySplit) else split.batch(first)[0]
+        if x.shape[1:] != self.input_shape or x.dtype not in SAMPLE_DTYPES:
+            raise DataError(
+                f"samples have shape {list(x.shape[1:])} and {x.dtype}; expected "
+                f"{list(self.input_shape)} and one of {', '.join(map(str, SAMPLE_DTYPES))}"
+            )
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            index, *position = (~x.isfinite()).nonzero()[0].tolist()
+            raise DataError(
+                f"sample {index} has {x[index, *position].item()} at {position}; "
+                "expected finite numbers, so remove or replace it"
+            )
+
+
+def from_torch(
+    name: str, train: TorchDataset[Any], test: TorchDataset[Any], num_classes: int
+) -> Dataset:
+    """Wrap two map-style PyTorch data sets of (x, y) pairs, e.g. those of torchvision.
+
+    Float samples are taken as their own transforms leave them; uint8 ones come to [0, 1].
+
+    >>> pairs = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]))
+    >>> from_torch("pairs", pairs, pairs, num_classes=2).input_shape
+    (3,)
+
+    Raises:
+        DataError: A sample is no tensor (a PIL picture, say), or anything that `Dataset` says.
+    """
+    splits = TorchSplit(train), TorchSplit(test)
+    x, _ = splits[0].batch(torch.zeros(1, dtype=torch.int64))
+    return Dataset(name, *splits, num_classes=num_classes, input_shape=tuple(x.shape[1:]))
+
+
+def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Measure the mean and standard deviation of each channel, float32 [channels] each.
+
+    In the units of `x`, or of x / 255 where it is uint8. A channel that never changes gets a
+    standard deviation of 1, so that it can be divided by.
+
+    Args:
+        x: Samples, [num_samples, channels, ...].
+
+    >>> channel_statistics(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    (tensor([2., 5.]), tensor([1., 1.]))
+    """
+    total = torch.zeros(x.shape[1], dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    # In chunks, because a double of every pixel would take eight times the memory of pictures.
+    for chunk in torch.split(x, 8192):
+        values = chunk.transpose(0, 1).flatten(1).double()  # [channels, values]
+        total += values.sum(1)
+        squares += values.square().sum(1)
+    mean = total * x.shape[1] / x.numel()
+    std = (squares * x.shape[1] / x.numel() - mean.square()).clamp(min=0).sqrt()
+    unit = 255.0 if x.dtype == torch.uint8 else 1.0
+    # What rounding leaves of a constant is noise, which must not be blown up.
+    std = torch.where(std <= 1e-6 * mean.abs(), unit, std)
+    return (mean / unit).float(), (std / unit).float()

@@ -1,0 +1,97 @@
+"""Dropout that draws from its own stream, so that models can train in threads at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.core.errors import TrainingError
+
+
+class Dropout(nn.Module):
+    """`torch.nn.Dropout`, drawing from `generator` and never from the global one.
+
+    In training mode each entry becomes 0 with probability `p` and is divided by ``1 - p``
+    otherwise; in evaluation mode nothing changes.
+
+    Args:
+        p: Probability in [0, 1] that an entry becomes 0.
+
+    Attributes:
+        generator: Where masks come from; on the device of the inputs. Set by
+            `replace_dropout`.
+
+    >>> layer = Dropout(0.5)
+    >>> layer.generator = torch.Generator().manual_seed(0)
+    >>> sorted(set(layer(torch.ones(100)).tolist()))
+    [0.0, 2.0]
+    >>> layer.eval()(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"p must be in [0, 1], got {p}")
+        self.p = p
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mask `x`, of any shape.
+
+        Raises:
+            TrainingError: In training mode without a generator.
+        """
+        if not self.training:
+            return x
+        if self.generator is None:
+            raise TrainingError(
+                "a Dropout layer has no random generator to train with; "
+                "call replace_dropout(model, generator) first"
+            )
+        kept = 1 - self.p
+        mask = torch.empty_like(x).bernoulli_(kept, generator=self.generator)
+        # With p = 1 the mask is zero whatever it is divided by.
+        return x * mask.div_(kept or 1.0)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def replace_dropout(module: nn.Module, generator: torch.Generator) -> None:
+    """Make every dropout layer within `module` a `Dropout` that draws from `generator`.
+
+    Args:
+        module: Changed in place.
+        generator: On the device that the module computes on.
+
+    Raises:
+        ValueError: A layer drops out in a way that has no counterpart here (`nn.Dropout2d`,
+            the `dropout` of `nn.LSTM` and `nn.MultiheadAttention`).
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
+    >>> replace_dropout(model, torch.Generator())
+    >>> model[1]
+    Dropout(p=0.2)
+    """
+    # A layer used under two names has to be replaced under both.
+    for name, layer in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(layer, nn.Dropout):
+            ours = Dropout(layer.p).train(layer.training)
+            ours.generator = generator
+            parent, _, child = name.rpartition(".")
+            setattr(module.get_submodule(parent), child, ours)
+        elif isinstance(layer, Dropout):
+            layer.generator = generator
+        elif _draws_globally(layer):
+            raise ValueError(
+                f"layer {name!r} is a {type(layer).__name__} with dropout from the global "
+                "generator, so runs would not repeat; set its dropout to 0 and use nn.Dropout"
+            )
+
+
+def _draws_globally(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p > 0
+    share = getattr(layer, "dropout", 0)
+    return isinstance(share, float) and share > 0

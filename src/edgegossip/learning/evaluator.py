@@ -1,0 +1,81 @@
+"""Loss and accuracy of a parameter vector on held-out data."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.learner import Loss, load_batch
+
+
+class Evaluator:
+    """Measures parameters on the test split.
+
+    A model whose running statistics are not part of its parameters has none that fit an
+    average of several models; they are measured anew on some training samples first
+    (batch-norm recalibration).
+
+    Args:
+        model: Copied.
+        loss: Of outputs and targets.
+        dataset: Its test split is measured on.
+        has_buffers: As in `Learner`.
+        torch_device: Where to compute.
+        batch_size: Samples at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        loss: Loss,
+        dataset: Dataset,
+        has_buffers: bool = True,
+        torch_device: torch.device | str = "cpu",
+        batch_size: int = 500,
+    ) -> None:
+        module = copy.deepcopy(model)
+        self._model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
+        self._loss = loss
+        self._dataset = dataset
+        self._torch_device = torch.device(torch_device)
+        self._batch_size = batch_size
+        self._statistics = [] if has_buffers else _running_statistics(module)
+        self._lock = threading.Lock()
+
+    @torch.no_grad()
+    def evaluate(self, params: Tensor) -> tuple[float, float]:
+        """Mean loss and accuracy (share of samples whose largest output is the target)."""
+        with self._lock:
+            self._model.params.copy_(params)
+            if self._statistics:
+                self._recalibrate()
+            module, num_test = self._model.module.eval(), len(self._dataset.test)
+            total_loss, num_correct = 0.0, 0
+            for indices in torch.arange(num_test).split(self._batch_size):
+                x, y = load_batch(self._dataset, indices, self._torch_device, is_test=True)
+                outputs = module(x)
+                total_loss += float(self._loss(outputs, y)) * len(y)
+                num_correct += int((outputs.argmax(1) == y).sum())
+            return total_loss / num_test, num_correct / num_test
+
+    def _recalibrate(self, num_samples: int = 2000) -> None:
+        for layer in self._statistics:
+            layer.reset_running_stats()
+            layer.momentum = None  # a plain mean over the batches
+        self._model.module.train()
+        num_train = len(self._dataset.train)
+        stride = max(1, num_train // num_samples)
+        for indices in torch.arange(0, num_train, stride).split(self._batch_size):
+            self._model.module(load_batch(self._dataset, indices, self._torch_device)[0])
+
+
+def _running_statistics(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    kind = nn.modules.batchnorm._NormBase
+    layers = [layer for layer in module.modules() if isinstance(layer, kind)]
+    return [layer for layer in layers if layer.track_running_stats]

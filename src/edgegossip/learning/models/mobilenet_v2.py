@@ -1,0 +1,130 @@
+"""MobileNetV2 for small pictures."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from edgegossip.learning.dropout import Dropout
+from edgegossip.learning.models.initialization import initialize_like_he
+from edgegossip.learning.models.picture import SMALL, picture_shape
+from edgegossip.learning.normalization import Normalization, normalization_2d
+
+STAGES = (
+    # expansion, channels, blocks, stride of the first block
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),  # 2 in the paper, which starts from 224 x 224
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+"""Table 2 of the paper."""
+
+
+class InvertedResidual(nn.Module):
+    """Widen, filter each channel on its own, narrow linearly; add the input where it fits.
+
+    Args:
+        num_inputs: Channels of the input.
+        num_outputs: Channels of the output.
+        expansion: Channels in between, in multiples of `num_inputs`.
+        stride: Of the filters, in pixels.
+        normalization: Behind each convolution.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        expansion: int,
+        stride: int,
+        normalization: Normalization,
+    ) -> None:
+        super().__init__()
+        has_bias = normalization == "none"
+        width = expansion * num_inputs
+        layers: list[nn.Module] = []
+        if expansion > 1:
+            layers.append(_convolution(num_inputs, width, 1, 1, normalization))
+        layers += [
+            _convolution(width, width, 3, stride, normalization, num_groups=width),
+            nn.Conv2d(width, num_outputs, kernel_size=1, bias=has_bias),
+            normalization_2d(normalization, num_outputs, activation=None),
+        ]
+        self.residual = nn.Sequential(*layers)
+        self.has_shortcut = stride == 1 and num_inputs == num_outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual: Tensor = self.residual(x)
+        return x + residual if self.has_shortcut else residual
+
+
+def mobilenet_v2(
+    input_shape: tuple[int, ...], num_classes: int, *, normalization: Normalization = "batch"
+) -> nn.Module:
+    """Build MobileNetV2: 2,236,682 parameters for 10 classes, 3,504,872 for 1000.
+
+    For small pictures the first convolution has a stride of 1 up to 32 pixels and the second
+    stage one of 1, which leaves the parameters as they are.
+
+    Args:
+        input_shape: (channels, side, side) with a side of 8 to 64 pixels.
+        num_classes: Size of the output.
+        normalization: Behind each convolution.
+
+    References:
+        Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear
+        Bottlenecks", CVPR 2018, arXiv:1801.04381, Table 2.
+    """
+    channels, side = picture_shape("mobilenet_v2", input_shape, SMALL)
+    width = 32
+    layers: list[nn.Module] = [
+        _convolution(channels, width, 3, 1 if side <= 32 else 2, normalization)
+    ]
+    for expansion, num_outputs, num_blocks, stride in STAGES:
+        for block in range(num_blocks):
+            layers.append(
+                InvertedResidual(
+                    width,
+                    num_outputs,
+                    expansion=expansion,
+                    stride=stride if block == 0 else 1,
+                    normalization=normalization,
+                )
+            )
+            width = num_outputs
+    model = nn.Sequential(
+        *layers,
+        _convolution(width, 1280, 1, 1, normalization),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        Dropout(0.2),
+        nn.Linear(1280, num_classes),
+    )
+    initialize_like_he(model)
+    return model
+
+
+def _convolution(
+    num_inputs: int,
+    num_outputs: int,
+    kernel_size: int,
+    stride: int,
+    normalization: Normalization,
+    *,
+    num_groups: int = 1,
+) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(
+            num_inputs,
+            num_outputs,
+            kernel_size,
+            stride,
+            padding=kernel_size // 2,
+            groups=num_groups,
+            bias=normalization == "none",
+        ),
+        normalization_2d(normalization, num_outputs, activation=nn.ReLU6),
+    )

@@ -1,0 +1,75 @@
+"""VGG networks for 32 x 32 pictures."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from edgegossip.learning.dropout import Dropout
+from edgegossip.learning.models.initialization import initialize_like_he
+from edgegossip.learning.models.picture import picture_shape
+from edgegossip.learning.normalization import Normalization, normalization_2d
+
+CONFIGURATION_A = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+CONFIGURATION_D = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)
+"""Widths of the convolutions between two poolings, from Table 1 of the paper."""
+
+
+def vgg11(
+    input_shape: tuple[int, ...], num_classes: int, *, normalization: Normalization = "none"
+) -> nn.Module:
+    """Build VGG11 as Sparse-Push trains it: 9,488,266 parameters for 10 classes.
+
+    The ImageNet head (4096, 4096, classes) is replaced by dropout, 512 units, classes; there
+    is no second dropout.
+
+    Args:
+        input_shape: (channels, 32, 32).
+        num_classes: Size of the output.
+        normalization: Behind each convolution.
+
+    References:
+        Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
+        Recognition", ICLR 2015, arXiv:1409.1556, Table 1, column A.
+        Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715; the head is that of the
+        first author's published code.
+    """
+    return _vgg("vgg11", CONFIGURATION_A, input_shape, num_classes, normalization)
+
+
+def vgg16(
+    input_shape: tuple[int, ...], num_classes: int, *, normalization: Normalization = "none"
+) -> nn.Module:
+    """Build VGG16 with the head of `vgg11`: 14,982,474 parameters for 10 classes.
+
+    Column D of the same table; arguments as in `vgg11`.
+    """
+    return _vgg("vgg16", CONFIGURATION_D, input_shape, num_classes, normalization)
+
+
+def _vgg(
+    name: str,
+    configuration: tuple[tuple[int, ...], ...],
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: Normalization,
+) -> nn.Module:
+    num_inputs, _ = picture_shape(name, input_shape, (32,))
+    layers: list[nn.Module] = []
+    for widths in configuration:
+        for width in widths:
+            layers += [
+                nn.Conv2d(num_inputs, width, kernel_size=3, padding=1),
+                normalization_2d(normalization, width),
+            ]
+            num_inputs = width
+        layers.append(nn.MaxPool2d(2))
+    model = nn.Sequential(
+        *layers,
+        nn.Flatten(),
+        Dropout(0.5),
+        nn.Linear(512, 512),
+        nn.ReLU(inplace=True),
+        nn.Linear(512, num_classes),
+    )
+    initialize_like_he(model)
+    return model

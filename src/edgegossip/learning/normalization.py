@@ -1,0 +1,103 @@
+"""Normalisation of pictures within a model, by name, together with the activation behind it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.core.errors import unknown_name
+
+Normalization: TypeAlias = Literal["none", "batch", "group", "evonorm"]
+"""Only "batch" has running statistics, which suffer where workers see different classes."""
+
+
+def normalization_2d(
+    kind: Normalization,
+    num_channels: int,
+    *,
+    activation: type[nn.ReLU | nn.ReLU6] | None = nn.ReLU,
+) -> nn.Sequential:
+    """Build what follows a convolution: a normalisation and its activation.
+
+    They come together because EvoNorm is both in one. Where no activation is wanted, a
+    GroupNorm with as many groups stands in for EvoNorm (the authors' code only scales and
+    shifts there).
+
+    Args:
+        kind: Which normalisation.
+        num_channels: Channels of the input [batch, num_channels, height, width].
+        activation: Its class; None for none.
+
+    Raises:
+        ValueError: `kind` is unknown.
+
+    >>> [type(layer).__name__ for layer in normalization_2d("batch", 16)]
+    ['BatchNorm2d', 'ReLU']
+    >>> [type(layer).__name__ for layer in normalization_2d("evonorm", 16)]
+    ['EvoNormS0']
+    """
+    layers: list[nn.Module] = []
+    match kind:
+        case "none":
+            pass
+        case "batch":
+            layers.append(nn.BatchNorm2d(num_channels))
+        case "evonorm" if activation is not None:
+            return nn.Sequential(EvoNormS0(num_channels))
+        case "group" | "evonorm":
+            layers.append(nn.GroupNorm(num_groups(num_channels), num_channels))
+        case _:
+            raise ValueError(unknown_name("normalization", kind, get_args(Normalization)))
+    if activation is not None:
+        layers.append(activation(inplace=True))
+    return nn.Sequential(*layers)
+
+
+def num_groups(num_channels: int) -> int:
+    """Choose the groups for group-wise statistics: 8, or fewer where 8 do not divide.
+
+    The 32 of the papers would leave the 16 channels of a ResNet-20 with one or none a group.
+
+    >>> num_groups(64), num_groups(12)
+    (8, 4)
+    """
+    return math.gcd(8, num_channels)
+
+
+class EvoNormS0(nn.Module):
+    r"""Normalisation and activation in one, without a look at the other samples of the batch.
+
+    .. math:: y = \frac{x\,\sigma(v x)}{\sqrt{s^2_{h,w,c/g}(x) + \epsilon}} \gamma + \beta
+
+    where :math:`s^2` is the variance within one sample and one group of channels, and
+    :math:`v`, :math:`\gamma`, :math:`\beta` are learned for each channel. No other activation
+    must follow.
+
+    Args:
+        num_channels: Channels of the input [batch, num_channels, height, width].
+        epsilon: Added to the variance.
+
+    References:
+        Liu, Brock, Simonyan and Le, "Evolving Normalization-Activation Layers", NeurIPS 2020,
+        arXiv:2004.02967, Table 1. Here with `num_groups` groups.
+    """
+
+    def __init__(self, num_channels: int, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.num_groups = num_groups(num_channels)
+        self.epsilon = epsilon
+        shape = (num_channels, 1, 1)
+        self.v = nn.Parameter(torch.ones(shape))
+        self.gamma = nn.Parameter(torch.ones(shape))
+        self.beta = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        groups = x.view(batch, self.num_groups, -1, height, width)
+        scale = (groups.var((2, 3, 4), correction=0) + self.epsilon).rsqrt()  # [batch, group]
+        # Brought to the channels, and not x to the groups, so that x keeps its memory layout.
+        scale = scale.repeat_interleave(channels // self.num_groups, dim=1)[..., None, None]
+        return x * torch.sigmoid(self.v * x) * (scale * self.gamma) + self.beta

@@ -1,0 +1,47 @@
+"""Optimizer factories that a resolved experiment can print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Makes a worker's optimizer; any ``lambda params: torch.optim.Adam(params)`` is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Stochastic gradient descent; the defaults are those of the EdgeGossip paper.
+
+    Each entry of the vector is updated on its own, so the learner hands over all parameters
+    as one flat tensor, which saves a kernel launch for each layer.
+
+    Args:
+        lr: Learning rate, at least 0.
+        momentum: In [0, 1).
+        weight_decay: L2 penalty on all parameters, at least 0.
+        nesterov: Use Nesterov's momentum.
+
+    Raises:
+        ValueError: By PyTorch, if a number is out of range.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    is_elementwise = True
+
+    def __call__(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            params,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+        )

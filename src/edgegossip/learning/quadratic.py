@@ -1,0 +1,43 @@
+"""The standard problem of theory: each worker pulls towards a target of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Payload, Steps, TrainingResult, Work
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuadraticTrainer:
+    r"""Exact gradient steps on :math:`f_i(x) = \frac12 \|x - b_i\|^2`; microseconds each.
+
+    All workers together have their optimum at the mean of the targets. An epoch is one step,
+    and a step costs one sample.
+
+    Args:
+        target: :math:`b_i`, [num_params].
+        lr: In (0, 1]; 0 keeps the parameters, to study mixing alone.
+    """
+
+    target: Tensor
+    lr: float = 0.1
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        return work.num_steps if isinstance(work, Steps) else 1
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        num_steps = work.num_steps if isinstance(work, Steps) else 1
+        distance = params - self.target
+        # Each step leaves (1 - lr) of the distance.
+        after = self.target + (1 - self.lr) ** num_steps * distance
+        return TrainingResult(after, num_steps, num_steps, 0.5 * float(distance @ distance))
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass

@@ -1,0 +1,305 @@
+"""The data sets that come by name, read from the layouts in which their authors publish them.
+
+Pictures stay uint8 in memory: a quarter of what floats take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgegossip.core.errors import DataError, UsageError
+from edgegossip.learning.dataset import ArraySplit, Dataset, channel_statistics
+from edgegossip.learning.formats import read_cifar10, read_idx, read_npz
+
+NUM_TEST_DIGITS = 360
+NUM_CIFAR10_BATCHES = 5
+
+
+def digits(seed: int = 0) -> Dataset:
+    """Read scikit-learn's 1797 handwritten digits of 8x8 pixels; needs no file.
+
+    The 17 gray levels are spread over 0 .. 255. Of each class one fifth is for testing.
+
+    Args:
+        seed: Which samples these are: 1437 for training, 360 for testing.
+
+    >>> task = digits()
+    >>> len(task.train), len(task.test), task.input_shape
+    (1437, 360, (1, 8, 8))
+    """
+    # Imported here, because it takes a second that nothing else needs.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    gray, y = load_digits(return_X_y=True)
+    x = np.round(gray * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    x_train, x_test, y_train, y_test = train_test_split(
+        x, y, test_size=NUM_TEST_DIGITS, stratify=y, random_state=seed
+    )
+    return _standardized("digits", _split(x_train, y_train), _split(x_test, y_test), 10)
+
+
+def mnist(data_dir: Path | str) -> Dataset:
+    """Read MNIST from the four IDX files, plain or `.gz`, in `data_dir`/mnist.
+
+    Mean and standard deviation are those of PyTorch's own MNIST example.
+
+    Raises:
+        DataError: A file is missing, truncated or inconsistent.
+
+    References:
+        LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document
+        recognition", Proceedings of the IEEE 1998.
+    """
+    mirror = "https://ossci-datasets.s3.amazonaws.com/mnist/<file>.gz"
+    with _obtainable("MNIST", f"http://yann.lecun.com/exdb/mnist (mirror: {mirror})"):
+        train, test = _idx_splits(Path(data_dir) / "mnist")
+        mean, std = torch.tensor([0.1307]), torch.tensor([0.3081])
+        return Dataset("mnist", train, test, 10, (1, 28, 28), mean, std)
+
+
+def fashion_mnist(data_dir: Path | str) -> Dataset:
+    """Read Fashion-MNIST from the four IDX files, plain or `.gz`, in `data_dir`/fashion-mnist.
+
+    Raises:
+        DataError: A file is missing, truncated or inconsistent.
+
+    References:
+        Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+        Learning Algorithms", arXiv:1708.07747.
+    """
+    with _obtainable("Fashion-MNIST", "https://github.com/zalandoresearch/fashion-mnist"):
+        train, test = _idx_splits(Path(data_dir) / "fashion-mnist")
+        return _standardized("fashion-mnist", train, test, 10)
+
+
+def cifar10(data_dir: Path | str) -> Dataset:
+    """Read the binary version of CIFAR-10 in `data_dir`/cifar-10-batches-bin.
+
+    Mean and standard deviation are those of all pixels of the training pictures.
+
+    Raises:
+        DataError: A file is missing, truncated or inconsistent.
+
+    References:
+        Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+    """
+    url = "https://www.cs.toronto.edu/~kriz/cifar.html ('binary version')"
+    with _obtainable("CIFAR-10", url):
+        folder = Path(data_dir) / "cifar-10-batches-bin"
+        names = [f"data_batch_{number}.bin" for number in range(1, NUM_CIFAR10_BATCHES + 1)]
+        batches = [read_cifar10(folder / name) for name in names]
+        x_train, y_train = map(np.concatenate, zip(*batches, strict=True))
+        test = _split(*read_cifar10(folder / "test_batch.bin"))
+        mean, std = (
+            torch.tensor([0.4914, 0.4822, 0.4465]),
+            torch.tensor([0.2470, 0.2435, 0.2616]),
+        )
+        return Dataset("cifar10", _split(x_train, y_train), test, 10, (3, 32, 32), mean, std)
+
+
+def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
+    """Read downsampled ImageNet, all `train_data_batch_*.npz` and `val_data.npz`.
+
+    Args:
+        data_dir: Holds the folder imagenet8x8 (or 16x16, 32x32, 64x64).
+        size: Pixels in a row, 8, 16, 32 or 64.
+
+    Raises:
+        DataError: A file is missing, truncated or inconsistent.
+
+    References:
+        Chrabaszcz, Loshchilov and Hutter, "A Downsampled Variant of ImageNet as an Alternative
+        to the CIFAR datasets", arXiv:1707.08819. Labels there start at 1, here at 0.
+    """
+    name = f"imagenet{size}x{size}"
+    with _obtainable(f"ImageNet {size}x{size} (npz)", "https://image-net.org/download-images"):
+        folder = Path(data_dir) / name
+        # Numbers without a gap, so that a missing batch is noticed.
+        num_batches = max(1, len(list(folder.glob("train_data_batch_*.npz"))))
+        paths = [folder / f"train_data_batch_{number + 1}.npz" for number in range(num_batches)]
+        batches = [_imagenet_batch(path, size) for path in paths]
+        x_train, y_train = map(np.concatenate, zip(*batches, strict=True))
+        test = _split(*_imagenet_batch(folder / "val_data.npz", size))
+        train = _split(x_train, y_train)
+        return _standardized(name, train, test, _num_classes(train))
+
+
+def npz(path: Path | str) -> Dataset:
+    """Read a data set of your own, written by `numpy.savez`.
+
+    It holds x_train, y_train, x_test, y_test and, if samples have natural owners,
+    subject_train. Pictures are uint8 [num_samples, height, width] or [num_samples, channels,
+    height, width], features are floats [num_samples, channels, ...], labels start at 0. The
+    channels are standardized by the training samples.
+
+    Raises:
+        DataError: The file is missing, damaged or inconsistent, or holds pickled objects.
+    """
+    path = Path(path)
+    arrays = read_npz(path, ("x_train", "y_train", "x_test", "y_test"), ("subject_train",))
+    train = _split(arrays["x_train"], arrays["y_train"], f"{path}, train")
+    test = _split(arrays["x_test"], arrays["y_test"], f"{path}, test")
+    task = _standardized(path.stem, train, test, _num_classes(train))
+    if "subject_train" not in arrays:
+        return task
+    return replace(task, subjects=_int64(arrays["subject_train"], f"{path}: subject_train"))
+
+
+def har(data_dir: Path | str) -> Dataset:
+    """Read UCI HAR, six activities of 30 people, from `data_dir`/uci_har.npz.
+
+    Phone accelerometer and gyroscope windows [9, 128], in g and rad/s; naturally skewed, since
+    nobody walks like anybody else. The file is one for `npz`, made from the "Inertial Signals"
+    of the official archive with labels from 0.
+
+    Raises:
+        DataError: The file is missing, damaged or inconsistent.
+
+    References:
+        Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using
+        Smartphones", ESANN 2013.
+    """
+    with _obtainable("UCI HAR", "https://archive.ics.uci.edu/dataset/240"):
+        return replace(npz(Path(data_dir) / "uci_har.npz"), name="har")
+
+
+def huggingface(
+    name: str,
+    *,
+    configuration: str | None = None,
+    input_column: str = "image",
+    label_column: str = "label",
+    train_split: str = "train",
+    test_split: str = "test",
+) -> Dataset:
+    """Load a data set from the Hugging Face hub, or from a folder it understands, into memory.
+
+    Args:
+        name: "ylecun/mnist", or the path of a folder.
+        configuration: Which of its configurations, where it has several.
+        input_column: Pictures of one size, or lists of numbers of one length.
+        label_column: Whole numbers from 0.
+        train_split: Its split to train on.
+        test_split: Its split to test on.
+
+    Raises:
+        UsageError: The package `datasets` is not installed.
+        DataError: It cannot be loaded, or its samples are not all of one shape.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UsageError(
+            f"{name!r} comes from Hugging Face, which needs another package: "
+            "pip install edgegossip[huggingface]"
+        ) from None
+    try:
+        tables = load_dataset(name, configuration)
+        columns = {
+            (split, column): _column(tables[split], column)
+            for split in (train_split, test_split)
+            for column in (input_column, label_column)
+        }
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{name!r} of Hugging Face cannot be loaded, or lacks a split or column: {error}"
+        ) from error
+    train, test = (
+        _split(columns[split, input_column], columns[split, label_column], f"{name}, {split}")
+        for split in (train_split, test_split)
+    )
+    return _standardized(name, train, test, _num_classes(train))
+
+
+DATASETS: dict[str, Callable[[Path], Dataset]] = {
+    "digits": lambda _: digits(),
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "imagenet8x8": downsampled_imagenet,
+    "har": har,
+}
+"""Each data set that can be named on the command line: reads it from the data folder."""
+
+
+@contextmanager
+def _obtainable(title: str, url: str) -> Iterator[None]:
+    """Add to any `DataError` where the data set comes from."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(
+            f"{error}; get {title} from {url}, "
+            "and name its folder with --data-dir or EDGEGOSSIP_DATA"
+        ) from error
+
+
+def _idx_splits(folder: Path) -> tuple[ArraySplit, ArraySplit]:
+    train, test = (
+        _split(
+            read_idx(folder / f"{part}-images-idx3-ubyte", num_dims=3),
+            read_idx(folder / f"{part}-labels-idx1-ubyte", num_dims=1),
+        )
+        for part in ("train", "t10k")
+    )
+    return train, test
+
+
+def _imagenet_batch(path: Path, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    arrays = read_npz(path, ("data", "labels"))
+    data, labels = arrays["data"], arrays["labels"]
+    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * size * size:
+        raise DataError(
+            f"{path}: data is {data.dtype} {list(data.shape)}, "
+            f"expected uint8 [num_samples, {3 * size * size}]"
+        )
+    return data.reshape(-1, 3, size, size), _int64(labels, f"{path}: labels").numpy() - 1
+
+
+def _column(table: Any, name: str) -> NDArray[Any]:  # noqa: ANN401 - `datasets` has no types
+    column = np.stack([np.asarray(value) for value in table[name]])
+    is_colored = column.dtype == np.uint8 and column.ndim == 4
+    return column.transpose(0, 3, 1, 2) if is_colored else column
+
+
+def _split(x: NDArray[Any], y: NDArray[Any], where: str = "") -> ArraySplit:
+    """Arrays as tensors: pictures stay uint8, all other samples become float32."""
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[:, np.newaxis]  # gray pictures have one channel
+    if x.ndim < 2 or x.dtype.kind not in "iuf":
+        raise DataError(
+            f"{where}: samples are {x.dtype} {list(x.shape)}, "
+            "expected numbers [num_samples, channels, ...]"
+        )
+    if x.dtype != np.uint8:
+        # What is too large becomes infinite, and `Dataset` says where.
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    return ArraySplit(torch.from_numpy(np.ascontiguousarray(x)), _int64(y, f"{where}: labels"))
+
+
+def _int64(array: NDArray[Any], where: str) -> Tensor:
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"{where} are {array.dtype}, expected whole numbers")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _num_classes(train: ArraySplit) -> int:
+    # An empty split is left to `Dataset` to refuse.
+    return int(train.y.max()) + 1 if len(train) else 1
+
+
+def _standardized(name: str, train: ArraySplit, test: ArraySplit, num_classes: int) -> Dataset:
+    """A data set whose channels are standardized by its own training samples."""
+    mean, std = channel_statistics(train.x)
+    return Dataset(name, train, test, num_classes, tuple(train.x.shape[1:]), mean, std)

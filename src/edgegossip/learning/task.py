@@ -1,0 +1,115 @@
+"""What is learnt: data, model, loss, optimizer, and who gets which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.protocol import Rank
+from edgegossip.core.randomness import derive_seed
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.evaluator import Evaluator
+from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.learner import Augmentation, Learner, Loss
+from edgegossip.learning.optimizer import SGD, OptimizerFactory
+from edgegossip.learning.partition import IID, Partition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A classification task to learn together.
+
+    Args:
+        dataset: Training and test samples.
+        model: Makes the model; called once, other workers get copies.
+        loss: ``loss(outputs, targets)``, the mean over a batch.
+        optimizer: Makes each worker's optimizer from its parameters.
+        batch_size: Samples a step, at least 1.
+        partition: Deals the training samples to the workers.
+        augmentation: Changes training batches at random, e.g. `flip_and_crop`.
+        has_buffers: Exchange and average normalisation buffers with the parameters.
+        torch_device: Where models live: "cpu", "cuda".
+
+    Raises:
+        ValueError: If `batch_size` is below 1.
+    """
+
+    dataset: Dataset
+    model: Callable[[], nn.Module]
+    loss: Loss = F.cross_entropy
+    optimizer: OptimizerFactory = SGD()
+    batch_size: int = 64
+    partition: Partition = IID()
+    augmentation: Augmentation | None = None
+    has_buffers: bool = True
+    torch_device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+
+
+class Workload:
+    """A task made ready for one run: shards dealt, initial parameters drawn.
+
+    Args:
+        task: What is learnt.
+        ranks: The workers that have data, in order.
+        seed: Of the run.
+
+    Attributes:
+        initial_params: [num_params] what every worker starts from.
+        shards: The training samples of each rank, [n] indices.
+    """
+
+    def __init__(self, task: Task, ranks: Sequence[Rank], seed: int) -> None:
+        self.task = task
+        self._seed = seed
+        # Initialisers draw from the global generator; it is put back afterwards.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "model"))
+            model = task.model()
+        self._flat = FlatModel(model, has_buffers=task.has_buffers)
+        self.initial_params: Tensor = self._flat.params.clone()
+        shards = task.partition(task.dataset, len(ranks), seed)
+        self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
+        self._evaluator = Evaluator(
+            model=self._flat.module,
+            loss=task.loss,
+            dataset=task.dataset,
+            has_buffers=task.has_buffers,
+            torch_device=task.torch_device,
+        )
+
+    def make_trainer(self, rank: Rank, incarnation: int = 0) -> Learner:
+        """Make the learner of worker `rank`."""
+        if rank not in self.shards:
+            raise LocalProtocolError(f"worker {rank} asked to Train, but its role has no data")
+        return Learner(
+            model=self._flat.module,
+            loss=self.task.loss,
+            optimizer=self.task.optimizer,
+            dataset=self.task.dataset,
+            shard=self.shards[rank],
+            batch_size=self.task.batch_size,
+            seed=self._seed,
+            rank=rank,
+            incarnation=incarnation,
+            augmentation=self.task.augmentation,
+            has_buffers=self.task.has_buffers,
+            torch_device=self.task.torch_device,
+        )
+
+    def evaluate(self, params: Tensor) -> tuple[float, float]:
+        """Mean loss and accuracy of `params` on the test split."""
+        return self._evaluator.evaluate(params)
+
+    def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
+        """Cut the vector `params` into the model's named tensors, as in its `state_dict`."""
+        self._flat.params.copy_(params)
+        return {name: t.detach().clone() for name, t in self._flat.module.state_dict().items()}

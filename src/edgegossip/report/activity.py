@@ -1,0 +1,148 @@
+"""Where a worker's time went: training, sending, waiting, crashed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.report.log import RunLog, Span, WorkerLog
+from edgegossip.report.units import percent
+
+Spans: TypeAlias = NDArray[np.float64]
+"""Starts and ends, [num_spans, 2]; may overlap unless merged."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activity:
+    """The spans of one worker, each clipped to the run.
+
+    Attributes:
+        training: When it trained.
+        sending: When its uplink was busy; often while it trained.
+        crashed: When it was down.
+        unfinished: Before a crash or an early end, from the last thing in the log on: work
+            that is cut off is not in the log, so nobody knows whether it trained or waited.
+        present: From the start until it finished, or the end of the run.
+        shares: Share of the run's virtual time of each kind. A moment counts once, for the
+            first of crashed, training, sending, unfinished, waiting; the rest is finished.
+    """
+
+    training: Spans
+    sending: Spans
+    crashed: Spans
+    unfinished: Spans
+    present: Spans
+    shares: dict[str, float]
+
+
+def described(shares: Mapping[str, float]) -> str:
+    r"""Shares as words: training always, the others where they are at least half a percent.
+
+    >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
+    'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
+    """
+    words = {
+        "training": "training",
+        "sending": "sending only",
+        "waiting": "waiting",
+        "unfinished": "waiting or cut off",
+        "crashed": "crashed",
+        "finished": "finished",
+    }
+    return ", ".join(
+        f"{word} {percent(shares[kind], 0)}"
+        for kind, word in words.items()
+        if kind == "training" or shares.get(kind, 0) >= 0.005
+    )
+
+
+def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
+    """Each kind's share of time, averaged over the workers; at least one is needed."""
+    kinds = workers[0].shares
+    return {
+        kind: sum(worker.shares[kind] for worker in workers) / len(workers) for kind in kinds
+    }
+
+
+def activities(log: RunLog) -> list[Activity]:
+    """Account for the time of each worker of a run; empty if no virtual time passed."""
+    if log.duration <= 0:
+        return []
+    return [_activity(worker, log.duration) for worker in log.workers]
+
+
+def merged(spans: Spans) -> Spans:
+    """Join spans that overlap or touch.
+
+    >>> merged(np.array([[4.0, 5.0], [0.0, 2.0], [1.0, 3.0]])).tolist()
+    [[0.0, 3.0], [4.0, 5.0]]
+    """
+    if not len(spans):
+        return spans
+    ordered = spans[np.argsort(spans[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(ordered[:, 1])
+    is_first = np.append(True, ordered[1:, 0] > reach[:-1])
+    is_last = np.append(is_first[1:], True)
+    return np.column_stack([ordered[is_first, 0], reach[is_last]])
+
+
+def total(spans: Spans) -> Seconds:
+    """Time covered by `spans`, each moment counted once.
+
+    >>> total(np.array([[0.0, 2.0], [1.0, 3.0]]))
+    3.0
+    """
+    joined = merged(spans)
+    return float((joined[:, 1] - joined[:, 0]).sum())
+
+
+def clipped(spans: Iterable[Span] | Spans, end: Seconds) -> Spans:
+    """Cut `spans` off at `end` and drop the empty ones.
+
+    >>> clipped([(0.0, 2.0), (3.0, 4.0)], end=1.0).tolist()
+    [[0.0, 1.0]]
+    """
+    array = np.asarray(spans, dtype=np.float64).reshape(-1, 2).clip(max=end)
+    return array[array[:, 1] > array[:, 0]]
+
+
+def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
+    present_until = duration if worker.finished is None else worker.finished
+    # The last outage has no recovery if the worker stayed away.
+    recoveries = [*worker.recoveries, duration][: len(worker.crashes)]
+    layers = {
+        "crashed": clipped(list(zip(worker.crashes, recoveries, strict=True)), duration),
+        "training": clipped(worker.training, duration),
+        "sending": clipped(worker.sending, duration),
+        "unfinished": clipped(_cut_off(worker, duration), duration),
+        "waiting": clipped([(0.0, present_until)], duration),
+    }
+    shares: dict[str, float] = {}
+    covered = np.empty((0, 2))
+    for kind, spans in layers.items():
+        before = total(covered)
+        covered = merged(np.concatenate([covered, spans]))
+        shares[kind] = (total(covered) - before) / duration
+    shares["finished"] = max(0.0, 1 - total(covered) / duration)
+    return Activity(
+        training=layers["training"],
+        sending=layers["sending"],
+        crashed=layers["crashed"],
+        unfinished=layers["unfinished"],
+        present=layers["waiting"],
+        shares=shares,
+    )
+
+
+def _cut_off(worker: WorkerLog, duration: Seconds) -> list[Span]:
+    """From the last thing in the log to each crash, and to the end if it did not finish."""
+    stops = [*worker.crashes, *([duration] if worker.finished is None else [])]
+    ends = np.array(
+        [0.0, *(end for _, end in (*worker.training, *worker.sending)), *worker.recoveries]
+    )
+    return [(float(ends[ends <= stop].max()), stop) for stop in stops]

@@ -1,0 +1,208 @@
+"""Read a run folder: one run, or a comparison with a subfolder for each run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Seconds
+from edgegossip.report.activity import Activity, activities
+from edgegossip.report.log import RunLog, read_log
+
+EVENTS = "events.jsonl"
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """The numbers of one run; None where unknown or not reached. Accuracies in [0, 1]."""
+
+    final_accuracy: float | None = None
+    best_accuracy: float | None = None
+    worker_accuracy_min: float | None = None
+    worker_accuracy_mean: float | None = None
+    time_to_target: Seconds | None = None
+    speedup: float | None = None
+    virtual_seconds: Seconds | None = None
+    wall_seconds: Seconds | None = None
+    bytes_sent: float | None = None
+    samples_processed: float | None = None
+    consensus_distance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run.
+
+    Attributes:
+        name: What it is called.
+        log: What happened.
+        summary: Its numbers.
+        workers: Where the time of each rank went; empty if no virtual time passed.
+    """
+
+    name: str
+    log: RunLog
+    summary: Summary
+    workers: list[Activity]
+
+    @property
+    def is_complete(self) -> bool:
+        """It ended by itself: finished, or at its time limit."""
+        return self.log.ended is not None and self.log.ended.reason in (
+            "finished",
+            "time limit",
+        )
+
+    @property
+    def throughputs(self) -> list[float]:
+        """Samples per second of each worker, all its executors together, on an idle machine."""
+        return [
+            platform["throughput"] * platform["executors"]
+            for platform in self.log.header["platforms"]
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFolder:
+    """What a report is about.
+
+    Attributes:
+        title: The recipe, or the name of the only run.
+        runs: The baseline first where there is one; never empty.
+        baseline: Name of the run that the others are measured against; None for a single run.
+        target_accuracy: In [0, 1]; None where no target was set.
+        throughput_bound: How many times more samples per second the workers process if
+            nobody waits than with a barrier each epoch; None where unknown.
+    """
+
+    title: str
+    runs: list[Run]
+    baseline: str | None
+    target_accuracy: float | None
+    throughput_bound: float | None
+
+    @property
+    def is_comparison(self) -> bool:
+        """There is more than one run to look at."""
+        return len(self.runs) > 1
+
+
+def read_folder(path: Path) -> RunFolder:
+    """Read what a run or a comparison left in `path`, complete or not.
+
+    Raises:
+        RunFolderError: If there is no run in `path`, or a file is missing or damaged.
+    """
+    if (path / EVENTS).is_file():
+        return _read_single(path)
+    names = [events.parent.name for events in sorted(path.glob(f"*/{EVENTS}"))]
+    if not names:
+        raise RunFolderError(
+            f"no run in {path}: expected {EVENTS} there or in its subfolders - "
+            "give the folder that a run or a comparison wrote"
+        )
+    return _read_comparison(path, names)
+
+
+def _read_single(path: Path) -> RunFolder:
+    own = _read_json(path / SUMMARY)
+    log = read_log(path / EVENTS)
+    target = _number(path / SUMMARY, {**log.header, **own}, "target_accuracy")
+    name = log.header["name"]
+    return RunFolder(
+        title=name,
+        runs=[Run(name, log, _summary(path / SUMMARY, log, target, own), activities(log))],
+        baseline=None,
+        target_accuracy=target,
+        throughput_bound=None,
+    )
+
+
+def _read_comparison(path: Path, names: list[str]) -> RunFolder:
+    summary_path = path / SUMMARY
+    overall = _read_json(summary_path)
+    listed = overall.get("runs", {})
+    if not isinstance(listed, dict) or not all(
+        isinstance(run, dict) for run in listed.values()
+    ):
+        raise _bad_summary(summary_path, "an object `runs` with one object for each run")
+    target = _number(summary_path, overall, "target_accuracy")
+    runs = []
+    for name in dict.fromkeys([*listed, *names]):
+        log = read_log(path / name / EVENTS)
+        own = {**_read_json(path / name / SUMMARY), **listed.get(name, {})}
+        summary = _summary(summary_path, log, target, own)
+        runs.append(Run(name, log, summary, activities(log)))
+    baseline = overall.get("baseline")
+    runs.sort(key=lambda run: run.name != baseline)
+    return RunFolder(
+        title=str(overall.get("recipe") or runs[0].log.header.get("recipe") or path.name),
+        runs=runs,
+        baseline=baseline if any(run.name == baseline for run in runs) else None,
+        target_accuracy=target,
+        throughput_bound=_number(summary_path, overall, "throughput_bound"),
+    )
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """Read one object; an interrupted run may not have come to writing it, so {} if missing."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _bad_summary(path, f"one JSON object ({error})") from error
+    if not isinstance(content, dict):
+        raise _bad_summary(path, f"one JSON object, got {type(content).__name__}")
+    return content
+
+
+def _summary(
+    path: Path, log: RunLog, target: float | None, given: Mapping[str, Any]
+) -> Summary:
+    """Take the numbers given, and from the events those that are not."""
+    numbers = _from_events(log, target)
+    for field in fields(Summary):
+        if field.name in given:
+            numbers[field.name] = _number(path, given, field.name)
+    return Summary(**numbers)
+
+
+def _from_events(log: RunLog, target: float | None) -> dict[str, float | None]:
+    numbers: dict[str, float | None] = {
+        "virtual_seconds": log.duration,
+        "wall_seconds": log.ended.wall_seconds if log.ended else None,
+    }
+    if not log.evaluations:
+        return numbers
+    last = log.evaluations[-1]
+    reached = log.first_at(target)
+    return numbers | {
+        "final_accuracy": last.accuracy,
+        "best_accuracy": max(evaluation.accuracy for evaluation in log.evaluations),
+        "time_to_target": reached.time if reached else None,
+        "bytes_sent": last.bytes_sent,
+        "samples_processed": last.samples_processed,
+        "consensus_distance": last.consensus_distance,
+    }
+
+
+def _number(path: Path, given: Mapping[str, Any], key: str) -> float | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _bad_summary(path, f"a number or null for `{key}`, got {value!r}")
+    return value
+
+
+def _bad_summary(path: Path, expected: str) -> RunFolderError:
+    return RunFolderError(
+        f"{path}: expected {expected}; delete the file to report from the events alone, "
+        "or run the experiment again"
+    )

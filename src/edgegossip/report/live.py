@@ -1,0 +1,77 @@
+"""What a person sees while a run goes on: a live table, or plain lines off a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from edgegossip.experiments.progress import Status
+from edgegossip.report import units
+
+COLUMNS = ("run", "done", "virtual time", "epochs", "accuracy", "sent", "samples/s", "left")
+
+
+def cells(status: Status) -> list[str]:
+    """One row of the live table."""
+    evaluation, left = status.evaluation, status.seconds_left
+    return [
+        status.name,
+        f"{status.share:.0%}",
+        units.seconds(status.time),
+        f"{evaluation.epochs:.1f}" if evaluation else "",
+        f"{evaluation.accuracy:.2%}" if evaluation else "",
+        units.data_size(evaluation.bytes_sent) if evaluation else "",
+        f"{status.samples_per_second:,.0f}",
+        units.seconds(left) if left is not None else "",
+    ]
+
+
+class LiveView:
+    """A table with a row for each run; a line every few seconds where there is no terminal."""
+
+    def __init__(self, console: Console | None = None, line_seconds: float = 5.0) -> None:
+        self._console = console or Console(file=sys.stderr)
+        self._line_seconds = line_seconds
+        self._last_line = -line_seconds
+        self._statuses: dict[str, Status] = {}
+        is_terminal = self._console.is_terminal
+        self._live = Live(console=self._console, transient=True) if is_terminal else None
+
+    def update(self, status: Status) -> None:
+        self._statuses[status.name] = status
+        if self._live is not None:
+            self._live.update(self._table())
+            return
+        now = time.monotonic()
+        if now - self._last_line >= self._line_seconds or status.share == 1:
+            self._last_line = now
+            pairs = zip(COLUMNS, cells(status), strict=True)
+            line = "  ".join(f"{name} {cell}" for name, cell in pairs if cell)
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 2))
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column == "run" else "right")
+        for status in self._statuses.values():
+            table.add_row(*cells(status))
+        return table
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()

@@ -1,0 +1,206 @@
+"""Read `events.jsonl`: what every worker did, and when."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Rank, Seconds
+
+Span: TypeAlias = tuple[Seconds, Seconds]
+"""Start and end in virtual time."""
+
+SCHEMA = 1
+HEADER_TYPES = {
+    "name": str,
+    "num_workers": int,
+    "num_train": int,
+    "algorithm": dict,
+    "platforms": list,
+    "versions": dict,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The averaged model on held-out data; `accuracy` in [0, 1], totals since the start."""
+
+    time: Seconds
+    epochs: float
+    accuracy: float
+    bytes_sent: int
+    samples_processed: int
+    consensus_distance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a run stopped: "finished", "time limit", "interrupted" or "failed"."""
+
+    reason: str
+    error: str | None
+    wall_seconds: Seconds
+
+
+@dataclass(slots=True)
+class WorkerLog:
+    """What one worker did, in order of virtual time.
+
+    Attributes:
+        training: When it trained.
+        sending: When its uplink was busy.
+        crashes: When it crashed.
+        recoveries: When it came back.
+        finished: When it had no work left; None if it never said so.
+    """
+
+    training: list[Span] = field(default_factory=list)
+    sending: list[Span] = field(default_factory=list)
+    crashes: list[Seconds] = field(default_factory=list)
+    recoveries: list[Seconds] = field(default_factory=list)
+    finished: Seconds | None = None
+
+
+@dataclass(slots=True)
+class RunLog:
+    """All that a report needs of one run's events.
+
+    Attributes:
+        header: The first line: the experiment, with its platforms and versions.
+        workers: One log for each rank.
+        evaluations: In order of virtual time.
+        lost: Messages lost, by reason.
+        ended: None if the process was killed, or is still running.
+        duration: Virtual time of the last event.
+    """
+
+    header: Mapping[str, Any]
+    workers: list[WorkerLog]
+    evaluations: list[Evaluation] = field(default_factory=list)
+    lost: Counter[str] = field(default_factory=Counter)
+    ended: Ended | None = None
+    duration: Seconds = 0.0
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Account for one event; types that a report does not show are passed over."""
+        self.duration = max(self.duration, float(event["time"]))
+        # Only the last line says how it ended: an interrupted run may have gone on later.
+        self.ended = None
+        match event["type"]:
+            case "trained":
+                span = (float(event["start"]), float(event["time"]))
+                self._worker(event).training.append(span)
+            case "sent":
+                span = (float(event["start"]), float(event["end"]))
+                self._worker(event).sending.append(span)
+            case "lost":
+                self.lost[str(event["reason"])] += 1
+            case "evaluated":
+                self.evaluations.append(_evaluation(event))
+            case "crashed":
+                self._worker(event).crashes.append(float(event["time"]))
+            case "recovered":
+                self._worker(event).recoveries.append(float(event["time"]))
+            case "finished":
+                self._worker(event).finished = float(event["time"])
+            case "ended":
+                self.ended = Ended(
+                    event["reason"], event["error"], float(event["wall_seconds"])
+                )
+
+    def first_at(self, accuracy: float | None) -> Evaluation | None:
+        """The first evaluation at `accuracy` or above; None if there is none, or no target."""
+        if accuracy is None:
+            return None
+        reached = (found for found in self.evaluations if found.accuracy >= accuracy)
+        return next(reached, None)
+
+    def _worker(self, event: Mapping[str, Any]) -> WorkerLog:
+        rank: Rank = event["rank"]
+        if not 0 <= rank < len(self.workers):
+            raise ValueError(f"rank {rank} of {len(self.workers)} workers")
+        return self.workers[rank]
+
+
+def read_log(path: Path) -> RunLog:
+    """Read the events of one run; a torn last line, left by a killed process, is passed over.
+
+    Raises:
+        RunFolderError: If the file cannot be read, or a line is not what it should be.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot read {path} ({error.strerror}); expected the events of a run - "
+            "give the folder that a run wrote"
+        ) from error
+    if not lines:
+        raise RunFolderError(f"{path} is empty; expected the events of a run - run it again")
+    log = _empty_log(path, lines[0])
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise _bad_line(path, number, "one JSON object", error) from error
+        try:
+            log.record(event)
+        except (LookupError, TypeError, ValueError) as error:
+            raise _bad_line(path, number, "an event with all its fields", error) from error
+    return log
+
+
+def _empty_log(path: Path, line: bytes) -> RunLog:
+    try:
+        header = json.loads(line)
+        if header["schema"] != SCHEMA:
+            raise RunFolderError(
+                f"{path} has schema {header['schema']!r}, this version reads {SCHEMA}; "
+                "use the version of edgegossip that wrote it"
+            )
+        _check_header(header)
+    except (LookupError, TypeError, ValueError) as error:
+        raise _bad_line(path, 1, "the experiment, with a platform per worker", error) from error
+    return RunLog(header=header, workers=[WorkerLog() for _ in header["platforms"]])
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    """Make sure of what the report relies on, so that it can rely on it everywhere."""
+    for key, kind in HEADER_TYPES.items():
+        if not isinstance(header[key], kind):
+            raise TypeError(f"`{key}` is {header[key]!r}")
+    if not 0 < header["num_workers"] == len(header["platforms"]):
+        raise ValueError(
+            f"{header['num_workers']} workers, {len(header['platforms'])} platforms"
+        )
+    if "type" not in header["algorithm"]:
+        raise ValueError("the algorithm has no type")
+    for platform in header["platforms"]:
+        if not (platform["name"] and platform["throughput"] * platform["executors"] > 0):
+            raise ValueError(f"platform {platform['name']!r} has no name or throughput")
+
+
+def _evaluation(event: Mapping[str, Any]) -> Evaluation:
+    distance = event["consensus_distance"]
+    return Evaluation(
+        time=float(event["time"]),
+        epochs=float(event["epochs"]),
+        accuracy=float(event["accuracy"]),
+        bytes_sent=int(event["bytes_sent"]),
+        samples_processed=int(event["samples_processed"]),
+        consensus_distance=None if distance is None else float(distance),
+    )
+
+
+def _bad_line(path: Path, number: int, expected: str, error: Exception) -> RunFolderError:
+    return RunFolderError(
+        f"{path}, line {number}: expected {expected} "
+        f"({type(error).__name__}: {error}); the file is damaged - run the experiment again"
+    )

@@ -1,0 +1,150 @@
+"""Turn a run folder into figures and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.report.activity import mean_shares
+from edgegossip.report.figures import accuracy_pictures
+from edgegossip.report.folder import Run, RunFolder, read_folder
+from edgegossip.report.prose import highlights, notices, story
+from edgegossip.report.style import Picture, run_colors
+from edgegossip.report.timeline import timeline_pictures
+from edgegossip.report.units import data_size, listing, number, percent, seconds, times
+
+REPORT = "report.html"
+FIGURES = "figures"
+# A topology may carry all its edges: enough to recognize it, not enough to bury the page.
+MAX_SETTING = 160
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformGroup:
+    """Workers on equal platforms."""
+
+    ranks: str
+    platform: Mapping[str, Any]
+
+
+def write_report(folder: Path) -> Path:
+    """Write `figures/*.png`, `figures/*.svg` and `report.html` into a run folder.
+
+    Args:
+        folder: What a run or a comparison wrote; it may have been interrupted.
+
+    Returns:
+        Where the page is. It makes no request to anywhere: all it shows is inside.
+
+    Raises:
+        RunFolderError: If the folder has no run, a file in it is damaged, or it cannot be
+            written to.
+    """
+    contents = read_folder(folder)
+    colors = run_colors([run.name for run in contents.runs], contents.baseline)
+    curves = list(accuracy_pictures(contents, colors))
+    timelines = list(timeline_pictures(contents, colors))
+    page = render_page(contents, colors, curves, timelines)
+    try:
+        (folder / FIGURES).mkdir(exist_ok=True)
+        for picture in (*curves, *timelines):
+            _write(folder / FIGURES / f"{picture.name}.png", picture.png)
+            _write(folder / FIGURES / f"{picture.name}.svg", picture.svg)
+        _write(folder / REPORT, page.encode())
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {error.filename or folder} ({error.strerror}); a report goes into "
+            "the folder of its run - copy the folder to where you may write"
+        ) from error
+    return folder / REPORT
+
+
+def render_page(
+    folder: RunFolder,
+    colors: Mapping[str, str],
+    curves: list[Picture],
+    timelines: list[Picture],
+) -> str:
+    """Fill in the template; whatever comes from the data is escaped."""
+    environment = Environment(
+        loader=PackageLoader("edgegossip", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "percent": percent,
+        "seconds": seconds,
+        "data_size": data_size,
+        "times": times,
+        "setting": _setting_text,
+        "data_uri": _data_uri,
+    }
+    header = folder.runs[0].log.header
+    return environment.get_template("page.html").render(
+        folder=folder,
+        colors=colors,
+        story=story(folder),
+        notices=notices(folder),
+        highlights=highlights(folder),
+        waiting={
+            run.name: mean_shares(run.workers)["waiting"] if run.workers else None
+            for run in folder.runs
+        },
+        curves=curves,
+        timelines=timelines,
+        platforms=_platform_groups(folder.runs[0]),
+        facts=_facts(header),
+    )
+
+
+def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The single values that say which experiment this was."""
+    labels = {
+        "recipe": "Recipe",
+        "command": "Command",
+        "seed": "Seed",
+        "num_train": "Training samples",
+        "wall_started": "Started",
+    }
+    return {label: header[key] for key, label in labels.items() if header.get(key) is not None}
+
+
+def _platform_groups(run: Run) -> list[PlatformGroup]:
+    groups: dict[str, list[int]] = {}
+    platforms = run.log.header["platforms"]
+    for rank, platform in enumerate(platforms):
+        groups.setdefault(json.dumps(platform, sort_keys=True), []).append(rank)
+    return [
+        PlatformGroup(listing([str(rank) for rank in ranks]), platforms[ranks[0]])
+        for ranks in groups.values()
+    ]
+
+
+def _setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_SETTING else f"{text[:MAX_SETTING]}\u2026"
+
+
+def _data_uri(picture: Picture) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg).decode()}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write all of `path` or nothing, so that nobody ever opens half a file."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

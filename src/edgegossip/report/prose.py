@@ -1,0 +1,258 @@
+"""What happened, in plain sentences made from the numbers."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from edgegossip.report.activity import described, mean_shares
+from edgegossip.report.folder import Run, RunFolder
+from edgegossip.report.units import data_size, listing, number, percent, seconds, times
+
+Tile: TypeAlias = tuple[str, str]
+"""A number to remember, and what it is of."""
+
+MAX_SPEEDS = 8
+
+
+def story(folder: RunFolder) -> list[str]:
+    """Tell the setting, the outcome, the traffic and the faults, a sentence or two each."""
+    if folder.is_comparison:
+        parts = [_setting(folder), _race(folder), _traffic(folder), _bound(folder)]
+    else:
+        parts = [_setting(folder), _outcome(folder), _time_spent(folder.runs[0])]
+    return [part for part in [*parts, *faults(folder)] if part]
+
+
+def notices(folder: RunFolder) -> list[str]:
+    """Warn of every run that did not come to its end."""
+    return [text for run in folder.runs if (text := _notice(run))]
+
+
+def faults(folder: RunFolder) -> list[str]:
+    """Say who crashed and how many messages were lost, one sentence for equal faults."""
+    told: dict[str, list[str]] = {}
+    for run in folder.runs:
+        sentence = _faults(run)
+        if sentence:
+            told.setdefault(sentence, []).append(run.name)
+    return [
+        sentence if len(names) == len(folder.runs) else f"{listing(names)}: {sentence}"
+        for sentence, names in told.items()
+    ]
+
+
+def highlights(folder: RunFolder) -> list[Tile]:
+    """Pick the few numbers to remember."""
+    tiles = (_time_tile, _accuracy_tile, _data_tile, _waiting_tile)
+    return [found for tile in tiles if (found := tile(folder)) is not None]
+
+
+def _time_tile(folder: RunFolder) -> Tile | None:
+    reached = _times_to_target(folder)
+    if not reached or folder.target_accuracy is None:
+        return None
+    first = next(iter(reached))
+    who = f"{first} to" if folder.is_comparison else "to"
+    factor = _head_start(folder)
+    lead = "" if factor is None else f", {times(factor)} sooner than {folder.baseline}"
+    return seconds(reached[first]), f"{who} {percent(folder.target_accuracy)} accuracy{lead}"
+
+
+def _accuracy_tile(folder: RunFolder) -> Tile | None:
+    name, accuracy = _best(folder.runs)
+    if accuracy is None:
+        return None
+    return percent(accuracy), "best accuracy" + (f", {name}" if folder.is_comparison else "")
+
+
+def _data_tile(folder: RunFolder) -> Tile | None:
+    sent = _data_to_target(folder)
+    if folder.is_comparison and sent and folder.target_accuracy is not None:
+        least = next(iter(sent))
+        return data_size(
+            sent[least]
+        ), f"least data to {percent(folder.target_accuracy)}, {least}"
+    total = folder.runs[0].summary.bytes_sent
+    if folder.is_comparison or total is None:
+        return None
+    return data_size(total), "data sent"
+
+
+def _waiting_tile(folder: RunFolder) -> Tile | None:
+    shares = {
+        run.name: mean_shares(run.workers)["waiting"] for run in folder.runs if run.workers
+    }
+    if not shares:
+        return None
+    most, least = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
+    where = f" in {most}, {percent(shares[least], 0)} in {least}" if most != least else ""
+    return percent(shares[most], 0), f"of the workers\u2019 time spent waiting{where}"
+
+
+def _notice(run: Run) -> str | None:
+    ended, at = run.log.ended, seconds(run.log.duration)
+    if ended is None:
+        return (
+            f"{run.name} has no end in its log: the process was killed or is still running. "
+            f"What follows goes up to {at} of virtual time."
+        )
+    if run.is_complete:
+        return None
+    if ended.reason == "interrupted":
+        return (
+            f"{run.name} was interrupted after {at} of virtual time; its numbers are partial."
+        )
+    error = f": {ended.error}" if ended.error else ""
+    return f"{run.name} {ended.reason} after {at} of virtual time{error}"
+
+
+def _setting(folder: RunFolder) -> str:
+    run = folder.runs[0]
+    speeds = sorted(run.throughputs, reverse=True)
+    samples = run.log.header.get("num_train")
+    data = f" on {number(samples)} training samples" if samples else ""
+    if len(speeds) == 1:
+        return f"1 worker trained{data}, at {number(speeds[0])} samples/s."
+    who = f"{len(speeds)} workers trained one model together{data}"
+    if speeds[0] == speeds[-1]:
+        return f"{who}, each at {number(speeds[0])} samples/s."
+    if len(speeds) <= MAX_SPEEDS:
+        pace = f"at {listing([number(speed) for speed in speeds])} samples/s"
+    else:
+        pace = f"at {number(speeds[-1])} to {number(speeds[0])} samples/s"
+    return (
+        f"{who}, {pace}: the fastest is {times(speeds[0] / speeds[-1])} as fast as the slowest."
+    )
+
+
+def _race(folder: RunFolder) -> str:
+    """Who reached the target first, who later, who never."""
+    target, baseline = folder.target_accuracy, folder.baseline
+    if target is None:
+        return _most_accurate(folder.runs)
+    reached = _times_to_target(folder)
+    if not reached:
+        return f"No run reached the target of {percent(target)}. {_most_accurate(folder.runs)}"
+    first = next(iter(reached))
+    lead = f"{first} reached {percent(target)} accuracy first, after {seconds(reached[first])}"
+    factor = _head_start(folder)
+    if factor is not None and baseline is not None:
+        lead += f", {times(factor)} sooner than the baseline {baseline}"
+    sentences = [f"{lead}."]
+    later = [f"{name} ({seconds(time)})" for name, time in reached.items() if name != first]
+    if later:
+        sentences.append(f"Then came {listing(later)}.")
+    missed = [
+        f"{run.name} (best {percent(run.summary.best_accuracy)})"
+        for run in folder.runs
+        if run.name not in reached
+    ]
+    if missed:
+        sentences.append(f"{listing(missed)} did not reach it.")
+    return " ".join(sentences)
+
+
+def _times_to_target(folder: RunFolder) -> dict[str, float]:
+    """Time to the target of each run that reached it, soonest first."""
+    reached = {
+        run.name: run.summary.time_to_target
+        for run in folder.runs
+        if run.summary.time_to_target is not None
+    }
+    return dict(sorted(reached.items(), key=lambda item: item[1]))
+
+
+def _head_start(folder: RunFolder) -> float | None:
+    """The baseline's time to the target over the soonest; None if there is nothing to tell."""
+    reached = _times_to_target(folder)
+    if folder.baseline is None or folder.baseline not in reached:
+        return None
+    soonest = next(iter(reached.values()))
+    return (
+        reached[folder.baseline] / soonest if 0 < soonest < reached[folder.baseline] else None
+    )
+
+
+def _most_accurate(runs: list[Run]) -> str:
+    name, accuracy = _best(runs)
+    if accuracy is None:
+        return "No run was evaluated."
+    return f"The most accurate was {name} with {percent(accuracy)}."
+
+
+def _best(runs: list[Run]) -> tuple[str, float | None]:
+    """The most accurate run and its best accuracy; None if no run was evaluated."""
+    best = max(runs, key=lambda run: run.summary.best_accuracy or 0.0)
+    return best.name, best.summary.best_accuracy
+
+
+def _data_to_target(folder: RunFolder) -> dict[str, float]:
+    """Bytes that each run which reached the target had sent by then, least first."""
+    sent = {
+        run.name: reached.bytes_sent
+        for run in folder.runs
+        if (reached := run.log.first_at(folder.target_accuracy)) is not None
+    }
+    return dict(sorted(sent.items(), key=lambda item: item[1]))
+
+
+def _traffic(folder: RunFolder) -> str:
+    """Who sent how much for the same accuracy: whole runs differ in what they achieved."""
+    sent = _data_to_target(folder)
+    if len(sent) < 2:
+        return ""
+    least, most = next(iter(sent)), next(reversed(sent))
+    goal = percent(folder.target_accuracy)
+    lead = f"On the way to {goal}, {least} sent the least data ({data_size(sent[least])})"
+    if not 0 < sent[least] < sent[most]:
+        return f"{lead}."
+    factor = times(sent[most] / sent[least])
+    return f"{lead} and {most} the most ({data_size(sent[most])}, {factor} as much)."
+
+
+def _bound(folder: RunFolder) -> str:
+    if folder.throughput_bound is None:
+        return ""
+    return (
+        f"With these speeds, workers that never wait process {times(folder.throughput_bound)} "
+        "as many samples per second as workers that meet at a barrier each epoch."
+    )
+
+
+def _outcome(folder: RunFolder) -> str:
+    run, target = folder.runs[0], folder.target_accuracy
+    summary = run.summary
+    if summary.final_accuracy is None:
+        return f"{run.name} was not evaluated."
+    final = (
+        f"{percent(summary.final_accuracy)} accuracy after {seconds(summary.virtual_seconds)}"
+    )
+    if target is None:
+        return f"{run.name} came to {final} of virtual time."
+    if summary.time_to_target is None:
+        return f"{run.name} came to {final} and did not reach its target of {percent(target)}."
+    return (
+        f"{run.name} reached its target of {percent(target)} after "
+        f"{seconds(summary.time_to_target)} and came to {final} of virtual time."
+    )
+
+
+def _time_spent(run: Run) -> str:
+    if not run.workers:
+        return ""
+    return f"Time of its workers on average: {described(mean_shares(run.workers))}."
+
+
+def _faults(run: Run) -> str:
+    parts = []
+    for rank, worker in enumerate(run.log.workers):
+        for index, crash in enumerate(worker.crashes):
+            back = worker.recoveries[index : index + 1]
+            end = f"came back at {seconds(back[0])}" if back else "did not come back"
+            parts.append(f"Worker {rank} crashed at {seconds(crash)} and {end}.")
+    if run.log.lost:
+        reasons = [f"{number(count)} {reason}" for reason, count in run.log.lost.most_common()]
+        total = run.log.lost.total()
+        verb = "message was" if total == 1 else "messages were"
+        parts.append(f"{number(total)} {verb} lost ({listing(reasons)}).")
+    return " ".join(parts)

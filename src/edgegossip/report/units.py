@@ -1,0 +1,74 @@
+"""Numbers as people read them: seconds, bytes, percent, times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NO_BREAK = "\u00a0"
+UNKNOWN = "\u2013"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands separated.
+
+    >>> number(12.345), number(1437), number(0.5), number(None) == UNKNOWN
+    ('12.3', '1,437', '0.5', True)
+    """
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: always in seconds, so that two can be compared at a glance.
+
+    >>> seconds(1234.5).split()
+    ['1,234', 's']
+    """
+    return UNKNOWN if value is None else f"{number(value)}{NO_BREAK}s"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share in [0, 1].
+
+    >>> percent(0.95).split(), percent(0.9512).split()
+    (['95', '%'], ['95.1', '%'])
+    """
+    if value is None:
+        return UNKNOWN
+    return f"{100 * value:.{digits}f}".removesuffix(".0") + f"{NO_BREAK}%"
+
+
+def data_size(num_bytes: float | None) -> str:
+    """Bytes with a decimal prefix.
+
+    >>> data_size(12).split(), data_size(123_456).split(), data_size(2.5e9).split()
+    (['12', 'B'], ['123', 'kB'], ['2.5', 'GB'])
+    """
+    if num_bytes is None:
+        return UNKNOWN
+    for exponent, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
+        # 999.6 kB would round to 1,000 kB.
+        if num_bytes >= 0.9995 * 10**exponent:
+            return f"{number(num_bytes / 10**exponent)}{NO_BREAK}{unit}"
+    return f"{number(num_bytes)}{NO_BREAK}B"
+
+
+def times(value: float | None) -> str:
+    """A ratio.
+
+    >>> times(3.14159).split()[0]
+    '3.1'
+    """
+    if value is None:
+        return UNKNOWN
+    return f"{number(value) if value >= 100 else f'{value:.1f}'}{NO_BREAK}\u00d7"
+
+
+def listing(words: Sequence[str]) -> str:
+    """Words as a sentence lists them.
+
+    >>> listing(["a"]), listing(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

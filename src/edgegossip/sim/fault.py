@@ -1,0 +1,146 @@
+"""What goes wrong in a run, as a script: crashes, partitions, lost and late messages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.randomness import uniform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """Worker `rank` stops `at` a time and forgets everything it held."""
+
+    at: Seconds
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recover:
+    """Worker `rank` starts again `at` a time, with nothing but the initial parameters."""
+
+    at: Seconds
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """From `start` to `end`, nothing passes between the workers in `group` and the others."""
+
+    start: Seconds
+    end: Seconds
+    group: tuple[Rank, ...]
+
+    def separates(self, one: Rank, other: Rank) -> bool:
+        return (one in self.group) != (other in self.group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Each message is lost with `probability` in [0, 1] between `start` and `end`.
+
+    `sender` and `receiver` limit it to messages from or to one worker.
+    """
+
+    probability: float
+    start: Seconds = 0.0
+    end: Seconds = math.inf
+    sender: Rank | None = None
+    receiver: Rank | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """Messages take up to `seconds` longer (uniformly drawn) between `start` and `end`."""
+
+    seconds: Seconds
+    start: Seconds = 0.0
+    end: Seconds = math.inf
+    sender: Rank | None = None
+    receiver: Rank | None = None
+
+
+Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """The script of a run.
+
+    Args:
+        script: In any order.
+        detection_time: Seconds after which the others are told that a worker is lost.
+        seed: Of which messages are dropped, and how late the delayed ones are.
+
+    Raises:
+        ValueError: If a time, rank or probability is out of range.
+    """
+
+    script: tuple[Fault, ...] = ()
+    detection_time: Seconds = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.detection_time >= 0:
+            raise ValueError(f"detection_time must be >= 0, got {self.detection_time}")
+        for fault in self.script:
+            _check(fault)
+
+    @property
+    def drops(self) -> tuple[Drop, ...]:
+        return tuple(fault for fault in self.script if isinstance(fault, Drop))
+
+    @property
+    def delays(self) -> tuple[Delay, ...]:
+        return tuple(fault for fault in self.script if isinstance(fault, Delay))
+
+    @classmethod
+    def random(
+        cls,
+        *,
+        num_workers: int,
+        horizon: Seconds,
+        seed: int,
+        num_crashes: int = 1,
+        drop_probability: float = 0.0,
+        detection_time: Seconds = 1.0,
+    ) -> Faults:
+        """Crashes at random times before `horizon`, each healed after up to half of it.
+
+        >>> faults = Faults.random(num_workers=4, horizon=10.0, seed=0, num_crashes=2)
+        >>> [type(fault).__name__ for fault in faults.script]
+        ['Crash', 'Recover', 'Crash', 'Recover']
+        """
+        script: list[Fault] = []
+        for k in range(num_crashes):
+            rank = int(uniform(seed, "crash", k, "rank") * num_workers)
+            at = uniform(seed, "crash", k, "at") * horizon
+            downtime = uniform(seed, "crash", k, "downtime") * horizon / 2
+            script += [Crash(at=at, rank=rank), Recover(at=at + downtime, rank=rank)]
+        if drop_probability > 0:
+            script.append(Drop(probability=drop_probability))
+        return cls(script=tuple(script), detection_time=detection_time, seed=seed)
+
+
+def _check(fault: Fault) -> None:
+    match fault:
+        case Crash() | Recover() if not 0 <= fault.at < math.inf:
+            raise ValueError(f"{fault} must be at a time >= 0")
+        case Partition() | Drop() | Delay() if not 0 <= fault.start <= fault.end:
+            raise ValueError(f"{fault} must end after it starts, at a time >= 0")
+        case Drop() if not 0 <= fault.probability <= 1:
+            raise ValueError(f"drop probability must be in [0, 1], got {fault.probability}")
+        case Delay() if not 0 <= fault.seconds < math.inf:
+            raise ValueError(f"delay must be in [0, inf) seconds, got {fault.seconds}")
+
+
+def applies(fault: Drop | Delay, now: Seconds, sender: Rank, receiver: Rank) -> bool:
+    """Say whether `fault` touches a message sent `now`."""
+    return (
+        fault.start <= now < fault.end
+        and fault.sender in (None, sender)
+        and fault.receiver in (None, receiver)
+    )

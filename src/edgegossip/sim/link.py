@@ -1,0 +1,54 @@
+"""Links between workers: latency, bandwidth and queued uplinks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edgegossip.core.protocol import Rank, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction of a connection.
+
+    Args:
+        latency: Seconds until the first byte arrives, at least 0.
+        bandwidth: Bytes per second, above 0.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    >>> Link(latency=0.01, bandwidth=1e6)
+    Link(latency=0.01, bandwidth=1000000.0)
+    """
+
+    latency: Seconds = 0.0
+    bandwidth: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency < math.inf:
+            raise ValueError(f"latency must be in [0, inf) seconds, got {self.latency}")
+        if not self.bandwidth > 0:
+            raise ValueError(f"bandwidth must be above 0 bytes/s, got {self.bandwidth}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """All links of a run.
+
+    A message takes ``latency + num_bytes / bandwidth``, and waits for those that its sender's
+    uplink already carries. Receivers' downlinks are not modelled.
+
+    Args:
+        default: Every link that is not listed.
+        overrides: Single links by (sender, receiver); directions may differ.
+    """
+
+    default: Link = Link()
+    overrides: Mapping[tuple[Rank, Rank], Link] = field(default_factory=dict)
+
+    def link(self, sender: Rank, receiver: Rank) -> Link:
+        """The link from `sender` to `receiver`."""
+        return self.overrides.get((sender, receiver), self.default)

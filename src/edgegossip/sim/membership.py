@@ -1,0 +1,71 @@
+"""Who is online, who can reach whom, and what each worker has been told about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from edgegossip.core.protocol import Rank, Seconds, WorkerJoined, WorkerLost
+from edgegossip.sim.fault import Partition
+
+Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
+"""What `rank` is told."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Membership:
+    """The truth about the workers, and what each of them believes.
+
+    Attributes:
+        is_online: By rank.
+        partitions: All of the run's partitions.
+        believed_lost: Pairs (who believes, who is believed lost), as keys in order.
+    """
+
+    is_online: list[bool]
+    partitions: tuple[Partition, ...] = ()
+    believed_lost: dict[tuple[Rank, Rank], None] = field(default_factory=dict)
+
+    def are_separated(self, one: Rank, other: Rank, now: Seconds) -> bool:
+        """Say whether a partition lies between two workers."""
+        return any(p.start <= now < p.end and p.separates(one, other) for p in self.partitions)
+
+    def crash(self, rank: Rank) -> None:
+        self.is_online[rank] = False
+        self.believed_lost = {
+            pair: None for pair in self.believed_lost if pair[0] != rank
+        }
+
+    def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
+        """Bring `rank` back; it is told who is lost, the others that it has joined."""
+        self.is_online[rank] = True
+        yield from self.detect(now, of=rank)
+        for other, is_online in enumerate(self.is_online):
+            if other == rank or not is_online or self.are_separated(other, rank, now):
+                continue
+            if (other, rank) not in self.believed_lost:
+                # It came back before anyone noticed, but what it held is gone all the same.
+                yield other, WorkerLost(rank)
+            self.believed_lost.pop((other, rank), None)
+            yield other, WorkerJoined(rank)
+
+    def detect(self, now: Seconds, of: Rank | None = None) -> Iterator[Notice]:
+        """Tell every worker (or only worker `of`) whom it cannot reach and does not know of."""
+        observers = range(len(self.is_online)) if of is None else [of]
+        for one in observers:
+            if not self.is_online[one]:
+                continue
+            for other, is_online in enumerate(self.is_online):
+                is_lost = not is_online or self.are_separated(one, other, now)
+                if other != one and is_lost and (one, other) not in self.believed_lost:
+                    self.believed_lost[one, other] = None
+                    yield one, WorkerLost(other)
+
+    def heal(self, now: Seconds) -> Iterator[Notice]:
+        """Tell the workers who believe another lost that can be reached again."""
+        for one, other in list(self.believed_lost):
+            can_reach = self.is_online[one] and self.is_online[other]
+            if can_reach and not self.are_separated(one, other, now):
+                del self.believed_lost[one, other]
+                yield one, WorkerJoined(other)

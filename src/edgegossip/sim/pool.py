@@ -1,0 +1,82 @@
+"""The compute pool: real training on all cores while virtual time stands still."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """A result that may not be there yet."""
+
+    def result(self) -> T_co:
+        """Wait for it; raises what the task raised."""
+
+
+class _Deferred(Generic[T]):
+    """A task that runs in the caller's thread when its result is asked for."""
+
+    def __init__(self, task: Callable[[], T]) -> None:
+        self._task: Callable[[], T] | None = task
+        self._result: T
+
+    def result(self) -> T:
+        if self._task is not None:
+            self._result, self._task = self._task(), None
+        return self._result
+
+
+class ComputePool:
+    """Runs tasks on `num_threads` threads, one intra-op thread each.
+
+    PyTorch releases the interpreter lock inside its kernels, so threads keep all cores busy
+    and share memory. Results do not depend on `num_threads`, because no two tasks touch the
+    same learner at once and each draws from streams of its own.
+
+    Args:
+        num_threads: None for one a core; 0 runs each task in the caller's thread when its
+            result is needed, which is fastest for tasks of microseconds.
+    """
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        if num_threads is None:
+            num_threads = len(os.sched_getaffinity(0))
+        if num_threads < 0:
+            raise ValueError(f"num_threads must be at least 0, got {num_threads}")
+        self.num_threads = num_threads
+        self._executor = (
+            ThreadPoolExecutor(num_threads, "compute", torch.set_num_threads, (1,))
+            if num_threads
+            else None
+        )
+
+    def submit(self, task: Callable[[], T]) -> Pending[T]:
+        """Start `task`, or remember it where there are no threads."""
+        if self._executor is None:
+            return _Deferred(task)
+        future: Future[T] = self._executor.submit(task)
+        return future
+
+    def close(self) -> None:
+        """Forget tasks that have not begun and wait for the others."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> ComputePool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

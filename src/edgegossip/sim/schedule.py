@@ -1,0 +1,97 @@
+"""What waits in the simulator's queue, what it keeps of a worker, and who may watch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Message, Rank, Seconds, Trained, TrainingResult
+from edgegossip.sim.pool import Pending
+
+
+class Observer(Protocol):
+    """Sees what happens, in order of virtual time, and changes nothing."""
+
+    def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
+        """Worker `rank` trained from `start` to `now`."""
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        num_bytes: int,
+        uplink: tuple[Seconds, Seconds],
+    ) -> None:
+        """A message was handed over; the uplink carries it during `uplink`."""
+
+    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+        """A message arrived, `staleness` rounds old."""
+
+    def lost(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
+    ) -> None:
+        """A message from `sender` did not reach `rank`."""
+
+    def changed(self, now: Seconds, rank: Rank, what: str) -> None:
+        """Worker `rank` "crashed", "recovered" or "finished"."""
+
+
+@dataclass(slots=True, eq=False)
+class Done:
+    """A result that is there."""
+
+    value: TrainingResult
+
+    def result(self) -> TrainingResult:
+        return self.value
+
+
+@dataclass(slots=True, eq=False)
+class Training:
+    """Work under way; it ends when virtual time gets there."""
+
+    start: Seconds
+    before: Tensor
+    pending: Pending[TrainingResult]
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A message under way.
+
+    Its last byte leaves `sender` at `sent_end`; `is_cut_off` if the sender crashed before.
+    """
+
+    sender: Rank
+    message: Message
+    sent_end: Seconds
+    is_cut_off: bool = False
+
+
+@dataclass(slots=True)
+class Alarm:
+    """A timer that is due unless it was set again since."""
+
+    name: str
+    serial: int
+
+
+@dataclass(slots=True)
+class Detection:
+    """The moment at which workers notice who is lost, or that a partition is over."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRecord:
+    """What the simulator keeps of a worker, besides the algorithm's state."""
+
+    incarnation: int = 0
+    has_finished: bool = False
+    training: Training | None = None
+    uplink_free: Seconds = 0.0
+    last_throughput: float = 0.0
+    alarms: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,409 @@
+"""Run an algorithm over many workers in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeAlias
+
+from torch import Tensor
+
+from edgegossip.core import codec
+from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.protocol import (
+    Algorithm,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Message,
+    Predict,
+    Predicted,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    State,
+    TimerFired,
+    Train,
+    Trained,
+    Trainer,
+)
+from edgegossip.core.randomness import uniform
+from edgegossip.sim.fault import Crash, Faults, Partition, Recover, applies
+from edgegossip.sim.link import Links
+from edgegossip.sim.membership import Membership, Notice
+from edgegossip.sim.platform import Platform
+from edgegossip.sim.pool import ComputePool
+from edgegossip.sim.schedule import (
+    Alarm,
+    Delivery,
+    Detection,
+    Done,
+    Observer,
+    Training,
+    WorkerRecord,
+)
+
+MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
+"""``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
+
+_KEPT = (
+    "now",
+    "num_events",
+    "states",
+    "_records",
+    "_membership",
+    "_order",
+    "_queue",
+    "_num_open",
+    "_num_recoveries",
+)
+
+
+class Simulator(Generic[State]):
+    """A discrete-event loop: pop the earliest event, handle it, carry out its effects.
+
+    Two runs with equal arguments process the same events at the same virtual times in the
+    same order and end with the same bits: ties break by insertion, nothing here reads a clock
+    or draws from a global generator, and real training is only waited for when virtual time
+    reaches its end.
+
+    Args:
+        algorithm: What the workers do.
+        platforms: One for each worker.
+        initial_params: What every worker starts from, [num_params].
+        make_trainer: Makes a worker's trainer when it first trains.
+        links: Latencies and bandwidths.
+        faults: What goes wrong.
+        pool: Where training runs; by default in the caller's thread.
+        observer: Sees what happens.
+        evaluate: Answers `Evaluate` effects with (loss, accuracy); takes no virtual time.
+        wire: Push every message through the codec, as a network would.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[State],
+        platforms: Sequence[Platform],
+        initial_params: Tensor,
+        make_trainer: MakeTrainer,
+        *,
+        links: Links | None = None,
+        faults: Faults | None = None,
+        pool: ComputePool | None = None,
+        observer: Observer | None = None,
+        evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
+        wire: bool = False,
+    ) -> None:
+        self.now: Seconds = 0.0
+        self.num_events = 0
+        self.should_stop = False
+        self.states = [algorithm.init(rank, initial_params) for rank in range(len(platforms))]
+        self._algorithm = algorithm
+        self._platforms = platforms
+        self._initial_params = initial_params
+        self._make_trainer = make_trainer
+        self._links = links or Links()
+        self._faults = faults or Faults()
+        self._pool = pool or ComputePool(0)
+        self._observer = observer
+        self._evaluate_params = evaluate
+        self._wire = wire
+        self._trainers: dict[Rank, Trainer] = {}
+        self._records = [WorkerRecord() for _ in platforms]
+        script = self._faults.script
+        self._membership = Membership(
+            is_online=[True] * len(platforms),
+            partitions=tuple(fault for fault in script if isinstance(fault, Partition)),
+        )
+        self._drops, self._delays = self._faults.drops, self._faults.delays
+        self._order = 0
+        self._queue: list[tuple[Seconds, int, Rank, Any]] = []
+        # What keeps the run going: workers that have not finished, work and messages under way.
+        self._num_open = len(platforms)
+        self._num_recoveries = sum(isinstance(fault, Recover) for fault in script)
+        self._resolve: dict[type, Callable[[Rank, Any], None]] = {
+            Training: self._finish_training,
+            Delivery: self._deliver,
+            Alarm: self._fire,
+            Crash: self._crash,
+            Recover: self._recover,
+            Detection: self._detect,
+        }
+        self._carry_out: dict[type, Callable[[Rank, Any], None]] = {
+            Train: self._train,
+            Send: self._send,
+            SetTimer: self._set_timer,
+            Evaluate: self._evaluate,
+            Predict: self._predict,
+            Finish: self._finish,
+        }
+        self._schedule_script()
+        for rank in range(len(platforms)):
+            self._push(0.0, rank, Started())
+
+    # The loop.
+
+    @property
+    def is_over(self) -> bool:
+        """Everyone who is online has finished, and nothing is in flight."""
+        if self._num_open:
+            return False
+        return any(self._membership.is_online) or self._num_recoveries == 0
+
+    def run(self, until: Seconds = math.inf) -> bool:
+        """Process events up to and including time `until`; say whether the run is over.
+
+        Returns early, between two events, once `should_stop` is set.
+
+        Raises:
+            LocalProtocolError: If the algorithm breaks the contract, or waits for ever.
+        """
+        queue, resolve = self._queue, self._resolve
+        while queue and queue[0][0] <= until and not self.should_stop:
+            if not self._num_open and self.is_over:
+                break
+            self.now, _, rank, item = heapq.heappop(queue)
+            self.num_events += 1
+            resolver = resolve.get(type(item))
+            if resolver is None:
+                self._handle(rank, item)
+            else:
+                resolver(rank, item)
+        if not queue and not self.is_over:
+            self._report_hang()
+        return self.is_over
+
+    def estimates(self) -> list[Tensor]:
+        """The parameters to evaluate: of every evaluated worker that is online, else of all."""
+        ranks = [r for r in range(len(self.states)) if self._algorithm.role(r).is_evaluated]
+        online = [rank for rank in ranks if self._membership.is_online[rank]]
+        return [self.states[rank].estimate for rank in online or ranks]
+
+    def _push(self, at: Seconds, rank: Rank, item: object) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (at, self._order, rank, item))
+
+    def _handle(self, rank: Rank, event: Event) -> None:
+        if not self._membership.is_online[rank]:
+            return
+        effects = self._algorithm.handle(self.states[rank], event, self.now)
+        for effect in effects:
+            self._carry_out[type(effect)](rank, effect)
+
+    def _report_hang(self) -> None:
+        waiting = [
+            rank
+            for rank, record in enumerate(self._records)
+            if not record.has_finished and self._membership.is_online[rank]
+        ]
+        raise LocalProtocolError(
+            f"at {self.now:g} s nothing is left to happen, but workers {waiting[:8]} have not "
+            "finished: they wait for ever. Where messages can be lost, give the algorithm a "
+            "timeout"
+        )
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the run depends on; waits for the work under way."""
+        for record in self._records:
+            if record.training is not None:
+                record.training.pending = Done(record.training.pending.result())
+        values = {name: getattr(self, name) for name in _KEPT}
+        trainers = {rank: trainer.state_dict() for rank, trainer in self._trainers.items()}
+        return {**values, "trainers": trainers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of a simulator built with the same arguments."""
+        for name in _KEPT:
+            setattr(self, name, state[name])
+        self._trainers = {}
+        for rank, trainer_state in state["trainers"].items():
+            trainer = self._make_trainer(rank, self._records[rank].incarnation)
+            trainer.load_state_dict(trainer_state)
+            self._trainers[rank] = trainer
+
+    # Training.
+
+    def _train(self, rank: Rank, effect: Train) -> None:
+        record = self._records[rank]
+        if record.training is not None:
+            raise LocalProtocolError(f"worker {rank} asked for a second Train at once")
+        trainer = self._trainers.get(rank)
+        if trainer is None:
+            trainer = self._make_trainer(rank, record.incarnation)
+            self._trainers[rank] = trainer
+        cost = trainer.cost(effect.work, effect.inputs)
+        duration = self._platforms[rank].duration(self.now, cost)
+        task = partial(trainer.train, effect.params, effect.work, effect.inputs)
+        training = Training(self.now, effect.params, self._pool.submit(task))
+        record.training = training
+        self._num_open += 1
+        self._push(self.now + duration, rank, training)
+
+    def _finish_training(self, rank: Rank, training: Training) -> None:
+        record = self._records[rank]
+        if training is not record.training:
+            return  # the worker crashed meanwhile
+        record.training = None
+        self._num_open -= 1
+        result = training.pending.result()
+        seconds = self.now - training.start
+        if seconds > 0:
+            record.last_throughput = result.num_samples / seconds
+        event = Trained(
+            result.params,
+            training.before,
+            result.num_samples,
+            result.num_steps,
+            seconds,
+            result.loss,
+            result.outputs,
+        )
+        if self._observer is not None:
+            self._observer.trained(self.now, rank, training.start, event)
+        self._handle(rank, event)
+
+    def _evaluate(self, rank: Rank, effect: Evaluate) -> None:
+        if self._evaluate_params is None:
+            raise LocalProtocolError(f"worker {rank} asked to Evaluate; this run has no test data")
+        self._push(self.now, rank, Evaluated(*self._evaluate_params(effect.params)))
+
+    def _predict(self, rank: Rank, effect: Predict) -> None:
+        # The plainest forecast: as fast as the last time, or as fast as the machine alone.
+        alone = self._platforms[rank].total_throughput
+        self._push(self.now, rank, Predicted(self._records[rank].last_throughput or alone))
+
+    # Messages.
+
+    def _send(self, rank: Rank, effect: Send) -> None:
+        receiver, message = effect.receiver, effect.message
+        if not 0 <= receiver < len(self.states) or receiver == rank:
+            raise LocalProtocolError(
+                f"worker {rank} sent to {receiver!r}; receivers are other ranks in "
+                f"0..{len(self.states) - 1}"
+            )
+        num_bytes = codec.num_bytes(message)
+        if self._wire:
+            message = codec.decode(codec.encode(message))
+        link = self._links.link(rank, receiver)
+        record = self._records[rank]
+        start = max(self.now, record.uplink_free)
+        end = record.uplink_free = start + num_bytes / link.bandwidth
+        if self._observer is not None:
+            self._observer.sent(self.now, rank, receiver, message, num_bytes, (start, end))
+        if self._is_dropped(rank, receiver):
+            self._lose(receiver, rank, message, "dropped")
+            return
+        arrival = end + link.latency + (self._delay(rank, receiver) if self._delays else 0.0)
+        self._num_open += 1
+        self._push(arrival, receiver, Delivery(rank, message, end))
+
+    def _is_dropped(self, sender: Rank, receiver: Rank) -> bool:
+        return any(
+            applies(drop, self.now, sender, receiver)
+            and uniform(self._faults.seed, "drop", k, self._order) < drop.probability
+            for k, drop in enumerate(self._drops)
+        )
+
+    def _delay(self, sender: Rank, receiver: Rank) -> Seconds:
+        return sum(
+            delay.seconds * uniform(self._faults.seed, "delay", k, self._order)
+            for k, delay in enumerate(self._delays)
+            if applies(delay, self.now, sender, receiver)
+        )
+
+    def _deliver(self, rank: Rank, delivery: Delivery) -> None:
+        self._num_open -= 1
+        sender, message = delivery.sender, delivery.message
+        if delivery.is_cut_off or not self._membership.is_online[rank]:
+            self._lose(rank, sender, message, "crashed")
+        elif self._membership.are_separated(sender, rank, self.now):
+            self._lose(rank, sender, message, "partitioned")
+        else:
+            if self._observer is not None:
+                staleness = max(0, self.states[rank].round - message.round)
+                self._observer.received(self.now, rank, sender, staleness)
+            self._handle(rank, Received(sender, message))
+
+    def _lose(self, rank: Rank, sender: Rank, message: Message, reason: str) -> None:
+        if self._observer is not None:
+            self._observer.lost(self.now, rank, sender, message, reason)
+
+    # Timers and the end.
+
+    def _set_timer(self, rank: Rank, effect: SetTimer) -> None:
+        # Serials are never used twice, so a crashed worker's timers do not wake its successor.
+        self._records[rank].alarms[effect.name] = self._order
+        if effect.at < math.inf:
+            self._push(max(self.now, effect.at), rank, Alarm(effect.name, self._order))
+        else:
+            self._order += 1
+
+    def _fire(self, rank: Rank, alarm: Alarm) -> None:
+        if self._records[rank].alarms.get(alarm.name) == alarm.serial:
+            self._handle(rank, TimerFired(alarm.name))
+
+    def _finish(self, rank: Rank, effect: Finish) -> None:
+        record = self._records[rank]
+        if not record.has_finished:
+            record.has_finished = True
+            self._num_open -= 1
+            if self._observer is not None:
+                self._observer.changed(self.now, rank, "finished")
+
+    # Faults.
+
+    def _schedule_script(self) -> None:
+        detection_time = self._faults.detection_time
+        for fault in self._faults.script:
+            match fault:
+                case Crash() | Recover():
+                    self._push(fault.at, fault.rank, fault)
+                case Partition():
+                    self._push(fault.start + detection_time, -1, Detection())
+                    if fault.end < math.inf:
+                        self._push(fault.end, -1, Detection())
+
+    def _crash(self, rank: Rank, fault: Crash) -> None:
+        if not self._membership.is_online[rank]:
+            return
+        record = self._records[rank]
+        self._num_open -= (not record.has_finished) + (record.training is not None)
+        self._membership.crash(rank)
+        self._trainers.pop(rank, None)
+        self._records[rank] = WorkerRecord(incarnation=record.incarnation + 1)
+        for _, _, _, item in self._queue:
+            if isinstance(item, Delivery) and item.sender == rank and item.sent_end > self.now:
+                item.is_cut_off = True
+        if self._observer is not None:
+            self._observer.changed(self.now, rank, "crashed")
+        self._push(self.now + self._faults.detection_time, -1, Detection())
+
+    def _recover(self, rank: Rank, fault: Recover) -> None:
+        self._num_recoveries -= 1
+        if self._membership.is_online[rank]:
+            return
+        self._num_open += 1
+        self.states[rank] = self._algorithm.init(rank, self._initial_params)
+        if self._observer is not None:
+            self._observer.changed(self.now, rank, "recovered")
+        notices = list(self._membership.recover(rank, self.now))
+        # The worker itself first learns who is lost, then starts.
+        self._tell(notice for notice in notices if notice[0] == rank)
+        self._push(self.now, rank, Started(has_rejoined=True))
+        self._tell(notice for notice in notices if notice[0] != rank)
+
+    def _detect(self, rank: Rank, detection: Detection) -> None:
+        self._tell(self._membership.detect(self.now))
+        self._tell(self._membership.heal(self.now))
+
+    def _tell(self, notices: Iterable[Notice]) -> None:
+        for rank, event in notices:
+            self._push(self.now, rank, event)

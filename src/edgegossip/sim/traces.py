@@ -1,0 +1,89 @@
+"""Platforms drawn from measurements of real phones and GPUs; the files are the user's own."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.errors import DataError, unknown_name
+from edgegossip.core.randomness import uniform
+from edgegossip.sim.platform import Platform
+
+
+def phones(
+    path: Path, num_workers: int, throughput: float, seed: int = 0
+) -> tuple[Platform, ...]:
+    """Draw phones, with replacement, whose speeds are those of the AI-Benchmark list.
+
+    Args:
+        path: JSON, plain or gzipped: a list of objects with "Model" and "CPU_F_AI_Score", the
+            benchmark's score of floating-point work on the processor. The list that the FLASH
+            study published is one (github.com/PKU-Chengxu/FLASH, raw_ai_benchmark_list.json).
+        num_workers: Phones to draw.
+        throughput: Samples per second of the fastest phone of the list.
+        seed: Of the draw.
+
+    Raises:
+        DataError: If the file is missing or not of this form.
+    """
+    hint = 'a list of {"Model": ..., "CPU_F_AI_Score": ...}, as in FLASH (see sim.traces.phones)'
+    entries = _read(path, hint)
+    try:
+        scores = [(str(e["Model"]), float(e["CPU_F_AI_Score"])) for e in entries]
+        fastest = max(score for _, score in scores)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} has an entry without {error}; expected {hint}") from None
+    chosen = [scores[int(uniform(seed, rank, "phone") * len(scores))] for rank in range(num_workers)]
+    return tuple(
+        Platform(name=model, throughput=throughput * score / fastest) for model, score in chosen
+    )
+
+
+def gpus(
+    path: Path, num_workers: int, job: str = "ResNet-18 (batch size 64)", seed: int = 0
+) -> tuple[Platform, ...]:
+    """Draw GPUs, with replacement, at the speeds at which they were measured on a job alone.
+
+    Args:
+        path: JSON, plain or gzipped, of the Gavel study (github.com/stanford-futuredata/gavel,
+            physical_cluster_throughputs.json): {GPU: {"('JOB', GPUs)": {"null": steps/s}}}.
+        num_workers: GPUs to draw.
+        job: One of the file's jobs whose name ends in its batch size.
+        seed: Of the draw.
+
+    Raises:
+        DataError: If the file is missing or not of this form, or the job is not in it.
+    """
+    hint = """{GPU: {"('JOB', 1)": {"null": steps/s}}}, as in Gavel (see sim.traces.gpus)"""
+    measured = _read(path, hint)
+    try:
+        by_gpu = {
+            gpu: {ast.literal_eval(name)[0]: speeds["null"] for name, speeds in jobs.items()}
+            for gpu, jobs in measured.items()
+            if "unconsolidated" not in gpu
+        }
+        batch_size = int(job.rstrip(")").rsplit(" ", 1)[-1])
+    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path}, job {job!r}: {error}; expected {hint}") from None
+    known = sorted(set.intersection(*(set(jobs) for jobs in by_gpu.values())))
+    if job not in known:
+        raise DataError(f"{path}: {unknown_name('job', job, known)}")
+    names = sorted(by_gpu)
+    chosen = [names[int(uniform(seed, rank, "gpu") * len(names))] for rank in range(num_workers)]
+    return tuple(
+        Platform(name=gpu, throughput=batch_size * by_gpu[gpu][job]) for gpu in chosen
+    )
+
+
+def _read(path: Path, hint: str) -> Any:  # noqa: ANN401
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        raise DataError(f"there is no trace {path}; expected {hint}") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"cannot read the trace {path} ({error}); expected {hint}") from None

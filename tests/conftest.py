@@ -1,0 +1,14 @@
+"""What every test may rely on: one thread, no deadlines, fixed seeds."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+
+# torch's first call takes hundreds of milliseconds, so a deadline only makes noise.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
+settings.load_profile("repeatable")

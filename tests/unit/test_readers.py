@@ -1,0 +1,379 @@
+"""Readers of public file formats: what they read, and what they say of bad files."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edgegossip.core.errors import DataError, UsageError
+from edgegossip.learning.dataset import Dataset, channel_statistics
+from edgegossip.learning.formats import read_npz
+from edgegossip.learning.readers import (
+    DATASETS,
+    cifar10,
+    digits,
+    downsampled_imagenet,
+    fashion_mnist,
+    har,
+    huggingface,
+    mnist,
+    npz,
+)
+
+DRAWS = np.random.default_rng(0)
+
+
+def pixels(*shape: int) -> NDArray[np.uint8]:
+    return DRAWS.integers(0, 256, shape, dtype=np.uint8)
+
+
+def labels(num_samples: int) -> NDArray[np.uint8]:
+    return (np.arange(num_samples) % 10).astype(np.uint8)
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+    return header + array.tobytes()
+
+
+@pytest.fixture
+def mnist_dir(tmp_path: Path) -> Path:
+    """A data folder with an MNIST of 20 training and 10 test pictures, packed in part."""
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part, num_samples in (("train", 20), ("t10k", 10)):
+        pictures = folder / f"{part}-images-idx3-ubyte.gz"
+        pictures.write_bytes(gzip.compress(idx(pixels(num_samples, 28, 28))))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels(num_samples)))
+    return tmp_path
+
+
+@pytest.fixture
+def cifar_dir(tmp_path: Path) -> Path:
+    """A data folder with a CIFAR-10 of four pictures in each file."""
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        records = np.concatenate([labels(4)[:, None], pixels(4, 3072)], axis=1)
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+    return tmp_path
+
+
+@pytest.fixture
+def imagenet_dir(tmp_path: Path) -> Path:
+    """A data folder with an ImageNet 8x8 of two batches of five classes."""
+    folder = tmp_path / "imagenet8x8"
+    folder.mkdir()
+    for name in ("train_data_batch_1", "train_data_batch_2", "val_data"):
+        np.savez(folder / name, data=pixels(5, 192), labels=np.arange(1, 6))
+    return tmp_path
+
+
+def own_arrays() -> dict[str, Any]:
+    return {
+        "x_train": DRAWS.normal(3, 2, (6, 2, 4)),
+        "y_train": np.array([0, 1, 2, 0, 1, 2], np.uint8),
+        "x_test": DRAWS.normal(3, 2, (3, 2, 4)),
+        "y_test": np.array([0, 1, 2]),
+        "subject_train": np.array([1, 1, 1, 4, 4, 4], np.uint8),
+    }
+
+
+def test_digits_are_1797_pictures_with_every_class_in_the_same_share() -> None:
+    task = digits()
+    assert (len(task.train), len(task.test)) == (1437, 360)
+    x, y = task.train.batch(torch.arange(1437))
+    assert (x.dtype, int(x.min()), int(x.max())) == (torch.uint8, 0, 255)
+    shares = [split.labels.bincount() / len(split) for split in (task.train, task.test)]
+    torch.testing.assert_close(*shares, rtol=0, atol=2 / 360)
+    torch.testing.assert_close(task.prepare(x).std(), torch.tensor(1.0), rtol=1e-3, atol=0)
+    assert y.dtype == torch.int64
+
+
+def test_equal_seeds_split_the_digits_alike_and_others_do_not() -> None:
+    first, again, other = (digits(seed).test.labels for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_mnist_is_read_from_plain_and_from_packed_files(mnist_dir: Path) -> None:
+    task = mnist(mnist_dir)
+    x, y = task.train.batch(torch.arange(20))
+    packed = mnist_dir / "mnist" / "train-images-idx3-ubyte.gz"
+    assert x.numpy().tobytes() == gzip.decompress(packed.read_bytes())[16:]
+    assert y.tolist() == labels(20).tolist()
+    assert (x.dtype, task.input_shape, len(task.test)) == (torch.uint8, (1, 28, 28), 10)
+
+
+def test_fashion_mnist_has_the_same_layout_in_its_own_folder(mnist_dir: Path) -> None:
+    (mnist_dir / "mnist").rename(mnist_dir / "fashion-mnist")
+    assert fashion_mnist(mnist_dir).name == "fashion-mnist"
+
+
+def test_missing_file_is_named_with_where_to_get_it_and_where_to_put_it(tmp_path: Path) -> None:
+    message = (
+        r"train-images-idx3-ubyte is missing.*get MNIST from http.*--data-dir or EDGEGOSSIP"
+    )
+    with pytest.raises(DataError, match=message):
+        mnist(tmp_path)
+
+
+def test_wrong_magic_is_refused_with_the_right_one(mnist_dir: Path) -> None:
+    path = mnist_dir / "mnist" / "train-labels-idx1-ubyte"
+    path.write_bytes(idx(pixels(20, 1, 1)))
+    with pytest.raises(DataError, match=r"starts with '00000803', expected '00000801'"):
+        mnist(mnist_dir)
+
+
+@pytest.mark.parametrize(("num_bytes", "message"), [(5, "a header of 8"), (27, "has 19 bytes")])
+def test_truncated_idx_file_is_refused_with_the_bytes_expected(
+    mnist_dir: Path, num_bytes: int, message: str
+) -> None:
+    path = mnist_dir / "mnist" / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(DataError, match=rf"train-labels-idx1-ubyte .*{message}"):
+        mnist(mnist_dir)
+
+
+def test_idx_file_with_bytes_too_many_is_refused(mnist_dir: Path) -> None:
+    path = mnist_dir / "mnist" / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DataError, match=r"has 21 bytes after its header, expected 20"):
+        mnist(mnist_dir)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "plain"])
+def test_bad_gzip_is_refused(mnist_dir: Path, damage: str) -> None:
+    path = mnist_dir / "mnist" / "train-images-idx3-ubyte.gz"
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 0xFF
+    damaged = {"truncated": content[:-9], "flipped": bytes(flipped), "plain": b"no gzip"}
+    path.write_bytes(damaged[damage])
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.*cannot be read"):
+        mnist(mnist_dir)
+
+
+def test_pictures_and_labels_of_different_number_are_refused(mnist_dir: Path) -> None:
+    (mnist_dir / "mnist" / "t10k-labels-idx1-ubyte").write_bytes(idx(labels(9)))
+    with pytest.raises(DataError, match=r"mnist, test split: labels have shape \[9\].*\[10\]"):
+        mnist(mnist_dir)
+
+
+def test_cifar10_keeps_planes_rows_and_the_order_of_the_files(cifar_dir: Path) -> None:
+    task = cifar10(cifar_dir)
+    x, y = task.train.batch(torch.arange(20))
+    fourth = (cifar_dir / "cifar-10-batches-bin" / "data_batch_4.bin").read_bytes()
+    assert x[12].numpy().tobytes() == fourth[1:3073]
+    assert y.tolist() == 5 * [0, 1, 2, 3]
+    assert (x.dtype, task.input_shape, len(task.test)) == (torch.uint8, (3, 32, 32), 4)
+
+
+def test_missing_cifar10_file_is_named(cifar_dir: Path) -> None:
+    (cifar_dir / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
+    with pytest.raises(
+        DataError, match=r"data_batch_3\.bin cannot be read: No such file.*kriz"
+    ):
+        cifar10(cifar_dir)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3072])
+def test_truncated_cifar10_file_is_refused(cifar_dir: Path, num_bytes: int) -> None:
+    path = cifar_dir / "cifar-10-batches-bin" / "test_batch.bin"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(DataError, match=rf"{num_bytes} bytes, expected a multiple of 3073"):
+        cifar10(cifar_dir)
+
+
+def test_imagenet_labels_start_at_zero(imagenet_dir: Path) -> None:
+    task = downsampled_imagenet(imagenet_dir)
+    assert task.train.labels.tolist() == 2 * [0, 1, 2, 3, 4]
+    assert (task.num_classes, task.input_shape) == (5, (3, 8, 8))
+
+
+def test_imagenet_batch_in_between_is_missed(imagenet_dir: Path) -> None:
+    (imagenet_dir / "imagenet8x8" / "train_data_batch_1.npz").unlink()
+    with pytest.raises(DataError, match=r"train_data_batch_1\.npz is missing; get ImageNet"):
+        downsampled_imagenet(imagenet_dir)
+
+
+def test_imagenet_of_another_size_is_refused(imagenet_dir: Path) -> None:
+    (imagenet_dir / "imagenet8x8").rename(imagenet_dir / "imagenet16x16")
+    with pytest.raises(DataError, match=r"data is uint8 \[5, 192\].*\[num_samples, 768\]"):
+        downsampled_imagenet(imagenet_dir, size=16)
+
+
+def test_own_arrays_are_read_with_their_subjects_and_standardized(tmp_path: Path) -> None:
+    arrays = own_arrays()
+    np.savez(tmp_path / "mine.npz", **arrays)
+    task = npz(tmp_path / "mine.npz")
+    x, y = task.train.batch(torch.arange(6))
+    assert (task.name, task.num_classes, task.input_shape) == ("mine", 3, (2, 4))
+    assert (x.dtype, y.tolist()) == (torch.float32, [0, 1, 2, 0, 1, 2])
+    assert task.subjects is not None
+    assert task.subjects.tolist() == [1, 1, 1, 4, 4, 4]
+    means = task.prepare(x).mean((0, 2))
+    torch.testing.assert_close(means, torch.zeros(2), rtol=0, atol=1e-6)
+
+
+def test_gray_pictures_of_an_npz_get_one_channel(tmp_path: Path) -> None:
+    arrays = own_arrays() | {"x_train": pixels(6, 5, 5), "x_test": pixels(3, 5, 5)}
+    np.savez(tmp_path / "gray.npz", **arrays)
+    assert npz(tmp_path / "gray.npz").input_shape == (1, 5, 5)
+
+
+def test_npz_without_a_key_is_refused_with_the_keys_it_has(tmp_path: Path) -> None:
+    arrays = own_arrays()
+    del arrays["y_test"]
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(DataError, match=r"mine\.npz lacks \['y_test'\]; it holds \['subject"):
+        npz(tmp_path / "mine.npz")
+
+
+@pytest.mark.parametrize(
+    ("key", "array", "message"),
+    [
+        ("y_test", np.array([0.5, 1, 2]), "mine.npz, test: labels are float64, expected whole"),
+        ("subject_train", np.zeros(6), "mine.npz: subject_train are float64, expected whole"),
+        ("x_test", np.array(["a", "b", "c"]), r"test: samples are <U1 \[3\], expected numbers"),
+        ("x_train", np.zeros(6), r"train: samples are float64 \[6\], expected numbers"),
+        ("x_train", np.zeros((0, 2, 4)), "mine, train split: no samples"),
+        ("x_train", np.full((6, 2, 4), np.nan), r"sample 0 has nan at \[0, 0\]"),
+        ("x_test", np.full((3, 2, 4), 1e300), r"sample 0 has inf at \[0, 0\]"),
+    ],
+)
+def test_npz_with_an_unfit_array_is_refused(
+    tmp_path: Path, key: str, array: NDArray[Any], message: str
+) -> None:
+    arrays = own_arrays() | {key: array}
+    if len(array) == 0:
+        arrays["y_train"] = np.zeros(0, np.int64)
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        npz(tmp_path / "mine.npz")
+
+
+class Intruder:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('a pickle was loaded')",)
+
+
+@pytest.mark.parametrize("layout", ["archive", "bare"])
+def test_pickled_objects_are_refused_and_never_loaded(tmp_path: Path, layout: str) -> None:
+    path = tmp_path / "mine.npz"
+    if layout == "archive":
+        np.savez(path, **own_arrays() | {"x_train": np.array([Intruder()] * 6)})
+    else:
+        path.write_bytes(pickle.dumps(Intruder()))
+    with pytest.raises(DataError, match=r"mine\.npz is damaged or holds pickled objects"):
+        npz(path)
+
+
+def test_a_bare_array_is_no_archive(tmp_path: Path) -> None:
+    with (tmp_path / "mine.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match=r"is no \.npz archive; write it with numpy\.savez"):
+        npz(tmp_path / "mine.npz")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_npz_is_read_unchanged_or_refused(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, y_train=np.arange(5))
+    content = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, len(content) - 1), label="position")
+    if data.draw(st.booleans(), label="truncate"):
+        del content[position:]
+    else:
+        content[position] ^= data.draw(st.integers(1, 255), label="flip")
+    path.write_bytes(content)
+    with contextlib.suppress(DataError):
+        assert read_npz(path, ("y_train",))["y_train"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_missing_har_says_where_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"uci_har\.npz is missing; get UCI HAR from https"):
+        har(tmp_path)
+
+
+def test_hugging_face_without_its_package_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match=r"pip install edgegossip\[huggingface\]"):
+        huggingface("ylecun/mnist")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of what `datasets` does we are not the judge
+@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3)])
+def test_hugging_face_pictures_come_with_channels_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    picture = pixels(*shape)
+    for part in ("train", "test"):
+        for label in ("cat", "dog"):
+            folder = tmp_path / "pets" / part / label
+            folder.mkdir(parents=True)
+            image.fromarray(picture).save(folder / "0.png")
+    task = huggingface(str(tmp_path / "pets"))
+    x, y = task.train.batch(torch.arange(2))
+    expected = picture[None] if picture.ndim == 2 else picture.transpose(2, 0, 1)
+    assert np.array_equal(x[0].numpy(), expected)
+    assert y.tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"cannot be loaded.*'validation'"):
+        huggingface(str(tmp_path / "pets"), test_split="validation")
+
+
+def real(name: str) -> Dataset:
+    """The real data set `name`, or a skipped test where its folder is not known."""
+    data_dir = os.environ.get("EDGEGOSSIP_DATA")
+    if data_dir is None:
+        pytest.skip("EDGEGOSSIP_DATA does not name a folder of data sets")
+    return DATASETS[name](Path(data_dir))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "num_train", "num_test", "num_classes"),
+    [
+        ("mnist", 60_000, 10_000, 10),
+        ("cifar10", 50_000, 10_000, 10),
+        ("imagenet8x8", 100_000, 10_000, 200),
+        ("har", 7_352, 2_947, 6),
+    ],
+)
+def test_real_files_hold_what_was_published(
+    name: str, num_train: int, num_test: int, num_classes: int
+) -> None:
+    task = real(name)
+    assert (len(task.train), len(task.test)) == (num_train, num_test)
+    assert task.num_classes == num_classes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_published_mean_and_std_are_those_of_the_real_pictures(name: str) -> None:
+    task = real(name)
+    x, _ = task.train.batch(torch.arange(len(task.train)))
+    assert task.mean is not None
+    assert task.std is not None
+    torch.testing.assert_close(channel_statistics(x), (task.mean, task.std), rtol=0, atol=1e-4)

@@ -1,0 +1,226 @@
+"""A report tells what is in a run folder, and nothing that is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.run_folders import Event, comparison, ended, header, whole_run, write_run
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.report.folder import read_folder
+from edgegossip.report.page import write_report
+from edgegossip.report.prose import highlights, notices, story
+
+
+class PageReader(HTMLParser):
+    """Collects the words of a page, its images and whatever it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.alts: list[str] = []
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for key, value in attrs:
+            if key in ("src", "href", "srcset", "data"):
+                self.loads.append(value or "")
+            if key == "alt":
+                self.alts.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All words, each run of blanks made one space."""
+        return " ".join(" ".join(self.words).split())
+
+
+def read_page(folder: Path) -> PageReader:
+    reader = PageReader()
+    reader.feed(write_report(folder).read_text(encoding="utf-8"))
+    return reader
+
+
+def story_of(folder: Path) -> str:
+    return " ".join(" ".join(story(read_folder(folder))).split())
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison with its report written; tests only read it."""
+    folder = comparison(tmp_path_factory.mktemp("report") / "quickstart")
+    write_report(folder)
+    return folder
+
+
+# The page.
+
+
+def test_page_loads_nothing_from_anywhere(compared: Path) -> None:
+    reader = PageReader()
+    reader.feed((compared / "report.html").read_text(encoding="utf-8"))
+    assert len(reader.alts) == 5
+    assert all(reader.alts)
+    assert all(load.startswith("data:") for load in reader.loads)
+    assert not reader.tags & {"script", "iframe", "object"}
+    assert "@import" not in (compared / "report.html").read_text(encoding="utf-8")
+
+
+def test_each_figure_is_written_as_png_and_svg(compared: Path) -> None:
+    names = {
+        "accuracy-time",
+        "accuracy-bytes",
+        "accuracy-epochs",
+        "timeline-all-reduce",
+        "timeline-gossip",
+    }
+    files = {path.name for path in (compared / "figures").iterdir()}
+    assert files == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+    assert not list(compared.glob("**/*.part"))
+
+
+def test_results_table_has_the_numbers_of_the_summary(compared: Path) -> None:
+    summary = json.loads((compared / "summary.json").read_text(encoding="utf-8"))
+    reader = PageReader()
+    reader.feed((compared / "report.html").read_text(encoding="utf-8"))
+    speedup = summary["runs"]["gossip"]["speedup"]
+    assert "all-reduce baseline" in reader.text
+    assert "Time to 90 %" in reader.text
+    assert f"{speedup:.1f} ×" in reader.text  # noqa: RUF001 - what the page says
+    assert "bound 3.8 ×" in reader.text  # noqa: RUF001
+
+
+@pytest.mark.slow
+def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
+    first, second = (
+        write_run(tmp_path / name, whole_run("gossip", has_barrier=False, num_rounds=3))
+        for name in ("first", "second")
+    )
+    write_report(first)
+    write_report(second)
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert len(files) == 10
+    for file in files:
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+
+
+def test_text_from_the_data_is_escaped(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>"
+    experiment = header(name)
+    experiment["platforms"][0]["name"] = name
+    experiment["algorithm"][name] = name
+    experiment["versions"][name] = name
+    log = [experiment, ended(0.0, "failed", name)]
+    reader = read_page(write_run(tmp_path / "run", log))
+    assert "script" not in reader.tags
+    assert reader.text.count(name) >= 5
+
+
+def test_run_that_was_never_evaluated_has_a_page_without_curves(tmp_path: Path) -> None:
+    reader = read_page(write_run(tmp_path / "run", [header("gossip"), ended(0.0)]))
+    assert not reader.alts
+    assert "no evaluation is in the log" in reader.text
+
+
+def test_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [header("gossip"), ended(0.0)])
+    (folder / "figures").write_text("in the way", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"cannot write .*figures.*copy the folder"):
+        write_report(folder)
+
+
+def test_failed_write_leaves_no_half_file(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [header("gossip"), ended(0.0)])
+    (folder / "report.html").mkdir()
+    with pytest.raises(RunFolderError, match="cannot write"):
+        write_report(folder)
+    assert not list(folder.glob(".*"))
+
+
+# The story.
+
+
+def test_story_names_the_winner_and_how_much_sooner_it_was(compared: Path) -> None:
+    summary = json.loads((compared / "summary.json").read_text(encoding="utf-8"))
+    gossip = summary["runs"]["gossip"]
+    text = story_of(compared)
+    assert "at 1,000, 500, 250 and 125 samples/s" in text
+    assert "8.0 × as fast as the slowest" in text  # noqa: RUF001
+    assert f"gossip reached 90 % accuracy first, after {gossip['time_to_target']:.3g} s" in text
+    assert f"{gossip['speedup']:.1f} × sooner than the baseline all-reduce" in text  # noqa: RUF001
+
+
+def test_target_that_nobody_reached_is_not_called_reached(tmp_path: Path) -> None:
+    folder = comparison(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary["target_accuracy"] = 0.999
+    for run in summary["runs"].values():
+        run.update(time_to_target=None, speedup=None)
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    text = story_of(folder)
+    assert "No run reached the target of 99.9 %." in text
+    assert "sooner" not in text
+
+
+def test_story_of_one_run_takes_its_target_from_the_summary(tmp_path: Path) -> None:
+    summary = {"name": "gossip", "target_accuracy": 0.9}
+    folder = write_run(tmp_path, whole_run("gossip", has_barrier=False), summary)
+    assert "gossip reached its target of 90 % after" in story_of(folder)
+    assert highlights(read_folder(folder))[0][1].split() == ["to", "90", "%", "accuracy"]
+
+
+def test_faults_are_told(tmp_path: Path) -> None:
+    lost = {"type": "lost", "sender": 1, "rank": 2, "kind": "params"}
+    log = [
+        header("gossip"),
+        {"type": "crashed", "time": 1.0, "rank": 2},
+        *({**lost, "time": 1.5, "reason": "crashed"} for _ in range(3)),
+        {**lost, "time": 1.5, "reason": "dropped"},
+        {"type": "recovered", "time": 2.0, "rank": 2},
+        {"type": "crashed", "time": 3.0, "rank": 0},
+        ended(4.0),
+    ]
+    text = story_of(write_run(tmp_path, log))
+    assert "Worker 2 crashed at 1 s and came back at 2 s." in text
+    assert "Worker 0 crashed at 3 s and did not come back." in text
+    assert "4 messages were lost (3 crashed and 1 dropped)." in text
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ([ended(2.0, "interrupted")], "gossip was interrupted after 2 s"),
+        ([ended(2.0, "failed", "loss is nan")], "gossip failed after 2 s of .* loss is nan"),
+        ([], "gossip has no end in its log"),
+    ],
+    ids=["interrupted", "failed", "killed"],
+)
+def test_run_that_did_not_end_by_itself_is_noticed(
+    tmp_path: Path, end: list[Event], words: str
+) -> None:
+    log = [header("gossip"), {"type": "finished", "time": 2.0, "rank": 0}, *end]
+    (notice,) = notices(read_folder(write_run(tmp_path, log)))
+    assert re.search(words, notice.replace("\xa0", " "))
+
+
+@pytest.mark.parametrize("reason", ["finished", "time limit"])
+def test_run_that_ended_by_itself_needs_no_notice(tmp_path: Path, reason: str) -> None:
+    folder = write_run(tmp_path, [header("gossip"), ended(2.0, reason)])
+    assert notices(read_folder(folder)) == []
+
+
+def test_resumed_run_ended_where_its_last_line_says(tmp_path: Path) -> None:
+    later = {"type": "finished", "time": 3.0, "rank": 0}
+    log = [header("gossip"), ended(2.0, "interrupted"), later, ended(4.0)]
+    assert notices(read_folder(write_run(tmp_path, log))) == []
+    killed_later = write_run(tmp_path, log[:-1])
+    assert "has no end in its log" in notices(read_folder(killed_later))[0]

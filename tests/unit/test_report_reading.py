@@ -1,0 +1,177 @@
+"""Reading a run folder: whole, torn or damaged; and accounting for each worker's time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.run_folders import (
+    Event,
+    comparison,
+    ended,
+    header,
+    log_of,
+    rounds,
+    whole_run,
+    write_run,
+)
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.report.activity import activities
+from edgegossip.report.folder import read_folder
+from edgegossip.report.log import read_log
+from edgegossip.report.page import write_report
+from edgegossip.report.timeline import legible_window
+
+# Where the time went.
+
+
+def test_barrier_makes_fast_workers_wait_and_no_barrier_does_not() -> None:
+    with_barrier = activities(log_of(rounds(5, has_barrier=True)))
+    without = activities(log_of(rounds(5, has_barrier=False)))
+    # A round lasts as long as the slowest trains (2 s) and sends (0.2 s).
+    assert with_barrier[0].shares["training"] == pytest.approx(0.25 / 2.2)
+    assert with_barrier[0].shares["sending"] == pytest.approx(0.2 / 2.2)
+    assert with_barrier[0].shares["waiting"] == pytest.approx(1 - 0.45 / 2.2)
+    assert with_barrier[3].shares["waiting"] == pytest.approx(0, abs=1e-9)
+    assert all(worker.shares["waiting"] == pytest.approx(0) for worker in without)
+    assert without[0].shares["finished"] == pytest.approx(1 - (5 * 0.25 + 0.2) / 10)
+
+
+def test_shares_of_a_worker_make_up_the_whole_run() -> None:
+    events = [
+        *rounds(5, has_barrier=True, end=8.0),
+        {"type": "crashed", "time": 8.1, "rank": 1},
+        {"type": "recovered", "time": 8.6, "rank": 1},
+        {"type": "crashed", "time": 8.7, "rank": 2},
+    ]
+    for worker in activities(log_of(events)):
+        assert sum(worker.shares.values()) == pytest.approx(1)
+        assert min(worker.shares.values()) >= -1e-12
+
+
+def test_work_cut_off_by_a_crash_is_not_called_waiting() -> None:
+    events = [
+        {"type": "trained", "time": 1.0, "start": 0.0, "rank": 0},
+        {"type": "crashed", "time": 3.0, "rank": 0},
+        {"type": "recovered", "time": 4.0, "rank": 0},
+        {"type": "trained", "time": 5.0, "start": 4.0, "rank": 0},
+        {"type": "finished", "time": 10.0, "rank": 0},
+    ]
+    shares = activities(log_of(events, speeds=[1.0]))[0].shares
+    assert shares["unfinished"] == pytest.approx(0.2)
+    assert shares["crashed"] == pytest.approx(0.1)
+    assert shares["training"] == pytest.approx(0.2)
+    assert shares["waiting"] == pytest.approx(0.5)
+
+
+def test_worker_that_never_came_back_is_crashed_to_the_end() -> None:
+    events = [
+        {"type": "crashed", "time": 1.0, "rank": 0},
+        {"type": "finished", "time": 4.0, "rank": 1},
+    ]
+    workers = activities(log_of(events, speeds=[1.0, 1.0]))
+    assert workers[0].shares["crashed"] == pytest.approx(0.75)
+
+
+def test_timeline_shows_only_as_much_as_can_be_seen() -> None:
+    short, long = (log_of(rounds(num, has_barrier=False)) for num in (10, 1000))
+    assert legible_window(activities(short), short.duration) == short.duration
+    # 150 bars of the fastest worker, which trains 0.25 s each.
+    assert legible_window(activities(long), long.duration) == pytest.approx(150 * 0.25)
+
+
+# Files that are not as they should be.
+
+
+def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, whole_run("gossip", has_barrier=False, num_rounds=2))
+    whole = (folder / "events.jsonl").read_bytes()
+    (folder / "events.jsonl").write_bytes(whole[:-9])
+    log = read_log(folder / "events.jsonl")
+    assert log.ended is None
+    assert log.evaluations
+
+
+def test_damaged_line_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, whole_run("gossip", has_barrier=False, num_rounds=2))
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    lines[4] = lines[4][:20]
+    (folder / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(
+        RunFolderError, match=r"events\.jsonl, line 5: expected one JSON object"
+    ):
+        read_log(folder / "events.jsonl")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "trained", "time": 1.0, "rank": 0},
+        {"type": "trained", "time": 1.0, "start": 0.0, "rank": 7},
+        {"type": "sent", "time": 1.0, "rank": 0, "start": "early", "end": 1.0},
+        [1, 2],
+    ],
+    ids=["field missing", "no such rank", "not a number", "not an object"],
+)
+def test_event_without_its_fields_is_named(tmp_path: Path, event: Event) -> None:
+    folder = write_run(tmp_path, [header("gossip"), event, ended(2.0)])
+    with pytest.raises(RunFolderError, match="line 2: expected an event with all its fields"):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "has schema 2, this version reads 1"),
+        ({"platforms": []}, "line 1: expected the experiment"),
+        ({"num_train": "many"}, "line 1: expected the experiment"),
+        ({"algorithm": {}}, "the algorithm has no type"),
+    ],
+)
+def test_header_that_is_not_an_experiment_is_refused(
+    tmp_path: Path, change: Event, message: str
+) -> None:
+    folder = write_run(tmp_path, [header("gossip") | change])
+    with pytest.raises(RunFolderError, match=message):
+        read_folder(folder)
+
+
+def test_folder_without_runs_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"no run in .*expected events\.jsonl"):
+        write_report(tmp_path)
+
+
+def test_run_that_the_summary_lists_must_be_there(tmp_path: Path) -> None:
+    folder = comparison(tmp_path)
+    (folder / "gossip" / "events.jsonl").unlink()
+    with pytest.raises(RunFolderError, match=r"gossip.events\.jsonl .*No such file"):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"final_accuracy": "high"}', '{"target_accuracy": true}']
+)
+def test_damaged_summary_is_named(tmp_path: Path, text: str) -> None:
+    folder = write_run(tmp_path, [header("gossip"), ended(1.0)])
+    (folder / "summary.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"summary\.json: expected .*delete the file"):
+        read_folder(folder)
+
+
+def test_summary_that_was_never_written_is_made_from_the_events(tmp_path: Path) -> None:
+    log = whole_run("gossip", has_barrier=False)[:-1]
+    last = [event for event in log if event["type"] == "evaluated"][-1]
+    (run,) = read_folder(write_run(tmp_path, log)).runs
+    assert run.summary.final_accuracy == last["accuracy"]
+    assert run.summary.bytes_sent == last["bytes_sent"]
+    assert run.summary.worker_accuracy_min is None
+
+
+def test_interrupted_comparison_shows_the_runs_there_are(tmp_path: Path) -> None:
+    write_run(tmp_path / "gossip", whole_run("gossip", has_barrier=False))
+    write_run(tmp_path / "all-reduce", whole_run("all-reduce", has_barrier=True))
+    folder = read_folder(tmp_path)
+    assert [run.name for run in folder.runs] == ["all-reduce", "gossip"]
+    assert folder.baseline is None
+    assert folder.target_accuracy is None
