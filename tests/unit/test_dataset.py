@@ -107,9 +107,9 @@ def test_statistics_make_the_training_samples_standard() -> None:
     )
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.1, -1 / 3, 0.7, 1e6 + 0.3])
+@pytest.mark.parametrize("constant", [0.0, 0.1, 0.40171730518341064])
 def test_a_constant_channel_is_not_blown_up(constant: float) -> None:
-    x = torch.full((10_001, 2), constant)
+    x = torch.full((999, 2), constant)  # its variance rounds to more than 0
     _, std = channel_statistics(x)
     assert std.tolist() == [1.0, 1.0]
 

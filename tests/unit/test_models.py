@@ -28,14 +28,16 @@ CIFAR = (3, 32, 32)
 Build = Callable[..., nn.Module]
 
 
-def num_params(build: Build, input_shape: tuple[int, ...], num_classes: int, **how: Any) -> int:  # noqa: ANN401
+def num_params(
+    build: Build, input_shape: tuple[int, ...], num_classes: int, **how: object
+) -> int:  # noqa: ANN401
     with torch.device("meta"):
         model = build(input_shape, num_classes, **how)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def seeded(
-    build: Build, input_shape: tuple[int, ...], num_classes: int, **how: Any
+    build: Build, input_shape: tuple[int, ...], num_classes: int, **how: object
 ) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)

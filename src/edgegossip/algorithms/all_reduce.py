@@ -21,8 +21,9 @@ class AllReduce(RoundBased[RoundState]):
 
     An averaging takes two exchanges. The vector is cut into :math:`n` chunks and worker
     :math:`i` owns chunk :math:`i`. In the first exchange everyone sends each chunk to its
-    owner, who averages; in the second the owners send the averages to everyone. Each worker sends :math:`2 (n - 1) / n` vectors, the least possible, and all end with the very
-    same bits.
+    owner, who averages; in the second the owners send the averages to everyone. Each worker
+    sends :math:`2 (n - 1) / n` vectors, the least possible, and all end with the very same
+    bits.
 
     With SGD (momentum and weight decay included), equal batch sizes and one local step this
     is single-machine SGD on the union of the workers' batches, because the update is linear

@@ -166,9 +166,7 @@ class RoundBased(ABC, Generic[S]):
         state.round += 1
         return self._begin_round(state, now)
 
-    def _receive(
-        self, state: S, sender: Rank, message: Message, now: Seconds
-    ) -> list[Effect]:
+    def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         if state.first_round.get(sender) == math.inf:
             # It is heard again, so it will send every round from this one on.
             state.first_round[sender] = message.round

@@ -78,4 +78,3 @@ def _metadata(data: bytes) -> dict[str, str]:
     if not isinstance(metadata, dict):
         raise TypeError("metadata is not an object")
     return metadata
-

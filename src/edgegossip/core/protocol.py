@@ -208,8 +208,9 @@ class SetTimer:
 
 @dataclass(slots=True)
 class Finish:
-    """The worker has no work left. Events may still come, and are answered: mass may be in flight.
+    """The worker has no work left.
 
+    Events may still come, and are answered: mass may be in flight.
     A run ends when all who are online have finished and no work or message is under way;
     timers do not keep it open. An algorithm that awaits acknowledgments finishes after them.
     """
@@ -226,7 +227,7 @@ class Role:
         name: "worker", "server", "stage-0": also says which model a driver builds for it.
         has_data: It gets a shard of the training data.
         is_evaluated: Its parameters count in the averaged model that is reported. Ranks of one
-            role name are averaged; where roles hold parts of a model, the task puts them together.
+            role name are averaged; where roles hold parts of a model, the task joins them.
     """
 
     name: str

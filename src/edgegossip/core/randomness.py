@@ -20,7 +20,7 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
 
 def generator(seed: int, *key: int | str) -> torch.Generator:
-    """Make the CPU generator of the stream (seed, *key), e.g. ``generator(0, rank, "batches")``.
+    """Make the CPU generator of a stream, e.g. ``generator(seed, rank, "batches")``.
 
     >>> a, b = generator(0, 3, "batches"), generator(0, 3, "batches")
     >>> bool(torch.rand(1, generator=a) == torch.rand(1, generator=b))

@@ -74,7 +74,7 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
             return {assemble(k, tensors): assemble(v, tensors) for k, v in pairs}
         case {"dataclass": name, "fields": fields}:
             kind = _find_dataclass(name)
-            instance = object.__new__(kind)
+            instance: Any = object.__new__(kind)
             for field, value in fields.items():
                 # Frozen dataclasses refuse plain assignment.
                 object.__setattr__(instance, field, assemble(value, tensors))

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.experiments.files import write_json
 from edgegossip.experiments.experiment import Comparison, throughput_bound
+from edgegossip.experiments.files import write_json
 from edgegossip.experiments.progress import Progress
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run

@@ -89,6 +89,8 @@ def _load_file(path: Path) -> ModuleType:
 def _find(module: ModuleType, function: str) -> Callable[..., Experiment | Comparison]:
     found: Callable[..., Experiment | Comparison] | None = getattr(module, function, None)
     if found is None or not callable(found):
-        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        functions = [
+            n for n, v in vars(module).items() if callable(v) and not n.startswith("_")
+        ]
         raise UsageError(unknown_name(f"recipe in {module.__name__}.py", function, functions))
     return found

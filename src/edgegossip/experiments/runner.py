@@ -30,7 +30,7 @@ from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 
 
-class Interrupted(EdgeGossipError):
+class Interrupted(EdgeGossipError):  # noqa: N818 - nothing went wrong
     """The run was stopped by a signal; its folder is complete so far and can be resumed."""
 
 
@@ -83,7 +83,7 @@ def one_intra_op_thread() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signal(simulator: Simulator[Any]) -> Iterator[None]:
-    """Let the first Ctrl+C or SIGTERM stop `simulator` between two events, the second at once."""
+    """Let the first Ctrl+C or SIGTERM stop `simulator` between events, the second at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,7 +93,9 @@ def stop_on_signal(simulator: Simulator[Any]) -> Iterator[None]:
             raise KeyboardInterrupt
         simulator.should_stop = True
 
-    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {
+        number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
@@ -190,8 +192,10 @@ class _Run:
         estimates = torch.stack(self.simulator.estimates())
         mean = estimates.mean(0)
         last = self._history[-1] if self._history else None
-        if last is not None and self._last_params is not None and (
-            torch.equal(mean, self._last_params)
+        if (
+            last is not None
+            and self._last_params is not None
+            and (torch.equal(mean, self._last_params))
         ):
             loss, accuracy = last.loss, last.accuracy
         else:

@@ -61,7 +61,7 @@ class BatchStream:
         if self.position:
             self._begin_pass()
         self.position = self.num_samples(work)
-        return list(self.order[: self.position].split(self.batch_size))
+        return list(torch.split(self.order[: self.position], self.batch_size))
 
     def _next_batch(self) -> Tensor:
         if self.position + self.batch_size > len(self.shard):

@@ -157,7 +157,8 @@ class Dataset:
             return x
         scale, shift = self._scale_and_shift[is_picture]
         # In place on the copy: twice as fast as (x / 255 - mean) / std.
-        return x.to(torch.float32, copy=True).mul_(scale).add_(shift)
+        prepared = x.to(torch.float32, copy=True)
+        return prepared.mul_(scale.to(x.device)).add_(shift.to(x.device))
 
     @cached_property
     def _scale_and_shift(self) -> dict[bool, tuple[Tensor, Tensor]]:

@@ -8,9 +8,9 @@ import threading
 import torch
 from torch import Tensor, nn
 
-from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.dataset import Dataset, Split
 from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.learner import Loss, load_batch
+from edgegossip.learning.learner import Loss, prepare_batch
 
 
 class Evaluator:
@@ -57,8 +57,8 @@ class Evaluator:
                 self._recalibrate()
             module, num_test = self._model.module.eval(), len(self._dataset.test)
             total_loss, num_correct = 0.0, 0
-            for indices in torch.arange(num_test).split(self._batch_size):
-                x, y = load_batch(self._dataset, indices, self._torch_device, is_test=True)
+            for indices in torch.split(torch.arange(num_test), self._batch_size):
+                x, y = self._batch(self._dataset.test, indices)
                 outputs = module(x)
                 total_loss += float(self._loss(outputs, y)) * len(y)
                 num_correct += int((outputs.argmax(1) == y).sum())
@@ -71,8 +71,11 @@ class Evaluator:
         self._model.module.train()
         num_train = len(self._dataset.train)
         stride = max(1, num_train // num_samples)
-        for indices in torch.arange(0, num_train, stride).split(self._batch_size):
-            self._model.module(load_batch(self._dataset, indices, self._torch_device)[0])
+        for indices in torch.split(torch.arange(0, num_train, stride), self._batch_size):
+            self._model.module(self._batch(self._dataset.train, indices)[0])
+
+    def _batch(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return prepare_batch(self._dataset, *split.batch(indices), self._torch_device)
 
 
 def _running_statistics(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:

@@ -37,7 +37,9 @@ class FlatModel:
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
-        self.module = module.to(torch_device, memory_format=torch.channels_last)
+        module.to(torch_device)
+        # PyTorch's own annotations lack this overload.
+        self.module: nn.Module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parameters = list(self.module.parameters())
         buffers = list(_floating_buffers(self.module)) if has_buffers else []
         num_trained = sum(parameter.numel() for parameter in parameters)

@@ -23,7 +23,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""Changes a prepared batch at random, drawing from the generator only."""
+"""Changes a batch, as the data set holds it, at random; draws from the generator only."""
 
 
 class Learner:
@@ -102,9 +102,10 @@ class Learner:
         return TrainingResult(self.model.params.cpu().clone(), num_samples, len(batches), loss)
 
     def _step(self, batch: Tensor) -> Tensor:
-        x, y = load_batch(self._dataset, batch, self._torch_device)
+        x, y = self._dataset.train.batch(batch)
         if self._augmentation is not None:
             x = self._augmentation(x, self._random)
+        x, y = prepare_batch(self._dataset, x, y, self._torch_device)
         self.model.zero_grad()
         loss = self._loss(self.model.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -146,12 +147,10 @@ class Learner:
             buffers[name].copy_(buffer)
 
 
-def load_batch(
-    dataset: Dataset, indices: Tensor, torch_device: torch.device, *, is_test: bool = False
+def prepare_batch(
+    dataset: Dataset, x: Tensor, y: Tensor, torch_device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Samples as the model takes them: on the device, normalised, pictures channels-last."""
-    split = dataset.test if is_test else dataset.train
-    x, y = split.batch(indices)
     x = dataset.prepare(x.to(torch_device))
     if x.ndim == 4:
         x = x.contiguous(memory_format=torch.channels_last)

@@ -33,9 +33,7 @@ class Membership:
 
     def crash(self, rank: Rank) -> None:
         self.is_online[rank] = False
-        self.believed_lost = {
-            pair: None for pair in self.believed_lost if pair[0] != rank
-        }
+        self.believed_lost = {pair: None for pair in self.believed_lost if pair[0] != rank}
 
     def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
         """Bring `rank` back; it is told who is lost, the others that it has joined."""

@@ -83,11 +83,13 @@ class ContentionTrace:
     def at(self, now: Seconds) -> tuple[Contention, Seconds]:
         """The contention at `now`, and the time at which the next one begins."""
         start = 0.0 if self.period == math.inf else now // self.period * self.period
-        # Division rounds: `now` may fall a hair outside [start, start + period).
+        # Division rounds, so `now` may fall a hair outside [start, start + period).
         index = bisect.bisect_right(self.times, now - start) - 1
         is_last = index + 1 == len(self.times)
         end = start + (self.period if is_last else self.times[index + 1])
-        return self.contentions[max(index, 0)], end if end > now else math.nextafter(now, math.inf)
+        return self.contentions[max(index, 0)], end if end > now else math.nextafter(
+            now, math.inf
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ class Platform:
         return Contention() if self.trace is None else self.trace.at(now)[0]
 
     def duration(self, start: Seconds, cost: float) -> Seconds:
-        """Seconds that `cost` (samples) takes from `start` on: work over throughput, integrated."""
+        """Seconds that `cost` (in samples) takes from `start` on, through the contention."""
         if self.trace is None:
             return cost / self.total_throughput
         now, remaining = start, float(cost)

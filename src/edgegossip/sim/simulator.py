@@ -272,7 +272,9 @@ class Simulator(Generic[State]):
 
     def _evaluate(self, rank: Rank, effect: Evaluate) -> None:
         if self._evaluate_params is None:
-            raise LocalProtocolError(f"worker {rank} asked to Evaluate; this run has no test data")
+            raise LocalProtocolError(
+                f"worker {rank} asked to Evaluate; this run has no test data"
+            )
         self._push(self.now, rank, Evaluated(*self._evaluate_params(effect.params)))
 
     def _predict(self, rank: Rank, effect: Predict) -> None:

@@ -29,14 +29,18 @@ def phones(
     Raises:
         DataError: If the file is missing or not of this form.
     """
-    hint = 'a list of {"Model": ..., "CPU_F_AI_Score": ...}, as in FLASH (see sim.traces.phones)'
+    hint = (
+        'a list of {"Model": ..., "CPU_F_AI_Score": ...}, as in FLASH (see sim.traces.phones)'
+    )
     entries = _read(path, hint)
     try:
         scores = [(str(e["Model"]), float(e["CPU_F_AI_Score"])) for e in entries]
         fastest = max(score for _, score in scores)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} has an entry without {error}; expected {hint}") from None
-    chosen = [scores[int(uniform(seed, rank, "phone") * len(scores))] for rank in range(num_workers)]
+    chosen = [
+        scores[int(uniform(seed, rank, "phone") * len(scores))] for rank in range(num_workers)
+    ]
     return tuple(
         Platform(name=model, throughput=throughput * score / fastest) for model, score in chosen
     )
@@ -72,10 +76,10 @@ def gpus(
     if job not in known:
         raise DataError(f"{path}: {unknown_name('job', job, known)}")
     names = sorted(by_gpu)
-    chosen = [names[int(uniform(seed, rank, "gpu") * len(names))] for rank in range(num_workers)]
-    return tuple(
-        Platform(name=gpu, throughput=batch_size * by_gpu[gpu][job]) for gpu in chosen
-    )
+    chosen = [
+        names[int(uniform(seed, rank, "gpu") * len(names))] for rank in range(num_workers)
+    ]
+    return tuple(Platform(name=gpu, throughput=batch_size * by_gpu[gpu][job]) for gpu in chosen)
 
 
 def _read(path: Path, hint: str) -> Any:  # noqa: ANN401

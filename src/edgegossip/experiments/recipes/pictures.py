@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from edgegossip.experiments.experiment import Comparison
@@ -21,7 +20,9 @@ CIFAR10_RESNET20 = Settings(
 
 
 def mnist_lenet5(
-    settings: Settings = MNIST_LENET5, *, data_dir: Path = default_data_dir()  # noqa: B008
+    settings: Settings = MNIST_LENET5,
+    *,
+    data_dir: Path = default_data_dir(),
 ) -> Comparison:
     """MNIST with LeNet-5 on 4 uneven platforms.
 
@@ -34,7 +35,9 @@ def mnist_lenet5(
 
 
 def cifar10_lenet5(
-    settings: Settings = CIFAR10_LENET5, *, data_dir: Path = default_data_dir()  # noqa: B008
+    settings: Settings = CIFAR10_LENET5,
+    *,
+    data_dir: Path = default_data_dir(),
 ) -> Comparison:
     """CIFAR-10 with LeNet-5 on 4 uneven platforms.
 
@@ -49,7 +52,7 @@ def cifar10_lenet5(
 def cifar10_resnet20(
     settings: Settings = CIFAR10_RESNET20,
     *,
-    data_dir: Path = default_data_dir(),  # noqa: B008
+    data_dir: Path = default_data_dir(),
 ) -> Comparison:
     """CIFAR-10 with ResNet-20 on 4 uneven platforms: hours on two cores.
 

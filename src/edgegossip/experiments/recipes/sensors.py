@@ -23,7 +23,7 @@ PHONE_LINK = Link(latency=0.03, bandwidth=2.5e6)
 def har_cnn(
     settings: Settings = HAR_CNN,
     *,
-    data_dir: Path = default_data_dir(),  # noqa: B008
+    data_dir: Path = default_data_dir(),
     phone_trace: Path | None = None,
 ) -> Comparison:
     """Activities of 21 people on 21 phones of measured speeds, tested on 9 others.

@@ -1,0 +1,329 @@
+"""The public names: `__init__.py` imports each from here when it is first used."""
+
+from .algorithms.all_reduce import (
+    AllReduce as AllReduce,
+)
+from .algorithms.epoch_gossip import (
+    EpochGossip as EpochGossip,
+)
+from .algorithms.gosgd import (
+    GoSGD as GoSGD,
+)
+from .algorithms.gossip import (
+    Gossip as Gossip,
+)
+from .core.errors import (
+    DataError as DataError,
+)
+from .core.errors import (
+    EdgeGossipError as EdgeGossipError,
+)
+from .core.errors import (
+    RunFolderError as RunFolderError,
+)
+from .core.errors import (
+    TrainingError as TrainingError,
+)
+from .core.metrics import (
+    consensus_distance as consensus_distance,
+)
+from .core.mixing import (
+    ColumnStochastic as ColumnStochastic,
+)
+from .core.mixing import (
+    MetropolisHastings as MetropolisHastings,
+)
+from .core.mixing import (
+    Uniform as Uniform,
+)
+from .core.mixing import (
+    mixing_matrix as mixing_matrix,
+)
+from .core.mixing import (
+    spectral_gap as spectral_gap,
+)
+from .core.protocol import (
+    Algorithm as Algorithm,
+)
+from .core.topology import (
+    Topology as Topology,
+)
+from .core.topology import (
+    complete as complete,
+)
+from .core.topology import (
+    directed_exponential as directed_exponential,
+)
+from .core.topology import (
+    directed_ring as directed_ring,
+)
+from .core.topology import (
+    from_edges as from_edges,
+)
+from .core.topology import (
+    from_edges_by_round as from_edges_by_round,
+)
+from .core.topology import (
+    one_peer_exponential as one_peer_exponential,
+)
+from .core.topology import (
+    random_regular as random_regular,
+)
+from .core.topology import (
+    ring as ring,
+)
+from .core.topology import (
+    star as star,
+)
+from .core.topology import (
+    torus as torus,
+)
+from .experiments.comparison import (
+    compare as compare,
+)
+from .experiments.experiment import (
+    Comparison as Comparison,
+)
+from .experiments.experiment import (
+    Experiment as Experiment,
+)
+from .experiments.results import (
+    Evaluation as Evaluation,
+)
+from .experiments.results import (
+    Results as Results,
+)
+from .experiments.runner import (
+    Interrupted as Interrupted,
+)
+from .experiments.runner import (
+    run as run,
+)
+from .learning.augmentation import (
+    flip_and_crop as flip_and_crop,
+)
+from .learning.dataset import (
+    ArraySplit as ArraySplit,
+)
+from .learning.dataset import (
+    Dataset as Dataset,
+)
+from .learning.dataset import (
+    from_torch as from_torch,
+)
+from .learning.dropout import (
+    Dropout as Dropout,
+)
+from .learning.evaluator import (
+    Evaluator as Evaluator,
+)
+from .learning.learner import (
+    Learner as Learner,
+)
+from .learning.models import (
+    alexnet as alexnet,
+)
+from .learning.models import (
+    lenet5 as lenet5,
+)
+from .learning.models import (
+    mlp as mlp,
+)
+from .learning.models import (
+    mobilenet_v2 as mobilenet_v2,
+)
+from .learning.models import (
+    resnet20 as resnet20,
+)
+from .learning.models import (
+    sensor_cnn as sensor_cnn,
+)
+from .learning.models import (
+    squeezenet as squeezenet,
+)
+from .learning.models import (
+    vgg11 as vgg11,
+)
+from .learning.models import (
+    vgg16 as vgg16,
+)
+from .learning.optimizer import (
+    SGD as SGD,
+)
+from .learning.partition import (
+    IID as IID,
+)
+from .learning.partition import (
+    BySubject as BySubject,
+)
+from .learning.partition import (
+    Dirichlet as Dirichlet,
+)
+from .learning.partition import (
+    LabelSkew as LabelSkew,
+)
+from .learning.partition import (
+    Proportional as Proportional,
+)
+from .learning.readers import (
+    cifar10 as cifar10,
+)
+from .learning.readers import (
+    digits as digits,
+)
+from .learning.readers import (
+    downsampled_imagenet as downsampled_imagenet,
+)
+from .learning.readers import (
+    fashion_mnist as fashion_mnist,
+)
+from .learning.readers import (
+    har as har,
+)
+from .learning.readers import (
+    huggingface as huggingface,
+)
+from .learning.readers import (
+    mnist as mnist,
+)
+from .learning.readers import (
+    npz as npz,
+)
+from .learning.task import (
+    Task as Task,
+)
+from .report.page import (
+    write_report as write_report,
+)
+from .sim.fault import (
+    Crash as Crash,
+)
+from .sim.fault import (
+    Delay as Delay,
+)
+from .sim.fault import (
+    Drop as Drop,
+)
+from .sim.fault import (
+    Faults as Faults,
+)
+from .sim.fault import (
+    Partition as Partition,
+)
+from .sim.fault import (
+    Recover as Recover,
+)
+from .sim.link import (
+    Link as Link,
+)
+from .sim.link import (
+    Links as Links,
+)
+from .sim.platform import (
+    Contention as Contention,
+)
+from .sim.platform import (
+    ContentionTrace as ContentionTrace,
+)
+from .sim.platform import (
+    Platform as Platform,
+)
+from .sim.platform import (
+    paper as paper,
+)
+from .sim.platform import (
+    uneven as uneven,
+)
+from .sim.simulator import (
+    Simulator as Simulator,
+)
+from .sim.traces import (
+    gpus as gpus,
+)
+from .sim.traces import (
+    phones as phones,
+)
+
+__all__ = [
+    "IID",
+    "SGD",
+    "Algorithm",
+    "AllReduce",
+    "ArraySplit",
+    "BySubject",
+    "ColumnStochastic",
+    "Comparison",
+    "Contention",
+    "ContentionTrace",
+    "Crash",
+    "DataError",
+    "Dataset",
+    "Delay",
+    "Dirichlet",
+    "Drop",
+    "Dropout",
+    "EdgeGossipError",
+    "EpochGossip",
+    "Evaluation",
+    "Evaluator",
+    "Experiment",
+    "Faults",
+    "GoSGD",
+    "Gossip",
+    "Interrupted",
+    "LabelSkew",
+    "Learner",
+    "Link",
+    "Links",
+    "MetropolisHastings",
+    "Partition",
+    "Platform",
+    "Proportional",
+    "Recover",
+    "Results",
+    "RunFolderError",
+    "Simulator",
+    "Task",
+    "Topology",
+    "TrainingError",
+    "Uniform",
+    "alexnet",
+    "cifar10",
+    "compare",
+    "complete",
+    "consensus_distance",
+    "digits",
+    "directed_exponential",
+    "directed_ring",
+    "downsampled_imagenet",
+    "fashion_mnist",
+    "flip_and_crop",
+    "from_edges",
+    "from_edges_by_round",
+    "from_torch",
+    "gpus",
+    "har",
+    "huggingface",
+    "lenet5",
+    "mixing_matrix",
+    "mlp",
+    "mnist",
+    "mobilenet_v2",
+    "npz",
+    "one_peer_exponential",
+    "paper",
+    "phones",
+    "random_regular",
+    "resnet20",
+    "ring",
+    "run",
+    "sensor_cnn",
+    "spectral_gap",
+    "squeezenet",
+    "star",
+    "torus",
+    "uneven",
+    "vgg11",
+    "vgg16",
+    "write_report",
+]
