@@ -14,7 +14,7 @@ class FlatModel:
     Afterwards the module computes on views of `params`: loading new parameters is one copy,
     averaging two models one addition. Weights of convolutions keep the channels-last layout,
     in which PyTorch's CPU kernels run up to twice as fast; the order of the entries within
-    the vector follows it.
+    the vector follows it. Frozen parameters (``requires_grad = False``) stay with the module.
 
     Args:
         module: Changed in place.
@@ -40,14 +40,14 @@ class FlatModel:
         module.to(torch_device)
         # PyTorch's own annotations lack this overload.
         self.module: nn.Module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        parameters = list(self.module.parameters())
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
         buffers = list(_floating_buffers(self.module)) if has_buffers else []
         num_trained = sum(parameter.numel() for parameter in parameters)
         num_params = num_trained + sum(buffer.numel() for _, _, buffer in buffers)
         dtypes = {tensor.dtype for tensor in [*parameters, *(b for _, _, b in buffers)]}
         if len(dtypes) != 1:
             raise ValueError(
-                f"the model's parameters have types {sorted(map(str, dtypes))}; "
+                f"the model's trainable parameters have types {sorted(map(str, dtypes))}; "
                 "one flat vector needs a single floating-point type"
             )
         self.params = torch.empty(num_params, dtype=dtypes.pop(), device=torch_device)

@@ -99,7 +99,9 @@ class Learner:
         loss = self._mean_loss(losses)
         self._num_steps += len(batches)
         num_samples = sum(map(len, batches))
-        return TrainingResult(self.model.params.cpu().clone(), num_samples, len(batches), loss)
+        return TrainingResult(
+            self.model.params.to("cpu", copy=True), num_samples, len(batches), loss
+        )
 
     def _step(self, batch: Tensor) -> Tensor:
         x, y = self._dataset.train.batch(batch)

@@ -1,0 +1,80 @@
+# Needs Python 3.11 or newer, git and make; everything else goes into .venv.
+# Another interpreter: PYTHON=python3.12 make test
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Made anew when the interpreter, the dependencies or their tested versions change.
+READY := .venv/ready-with-$(notdir $(PYTHON))
+SCRATCH := build/check
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Otherwise the wheel's environment could see the caller's packages, or these sources.
+unexport PYTHONPATH
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-all check check-style check-types check-wheel check-examples \
+	check-demo format clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY) ## Compare four algorithms on 4 uneven machines; ends with table and report
+	$(BIN)/edgegossip compare quickstart
+
+test: $(READY) ## Run the fast tests and the doctests
+	$(BIN)/pytest -q
+
+test-all: $(READY) ## Run the slow tests too
+	$(BIN)/pytest -q -m ""
+
+check: check-style check-types check-wheel check-examples check-demo test ## Run all that CI runs
+
+check-style: $(READY) ## Check format, lint and spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+
+check-types: $(READY) ## Check the types of sources, tests, benchmarks and examples
+	$(BIN)/mypy
+
+check-wheel: $(READY) ## Build the package, install it into an empty environment and use it
+	rm -rf $(SCRATCH)/wheel && mkdir -p $(SCRATCH)/wheel/empty
+	$(BIN)/python -m build --outdir $(SCRATCH)/wheel . > $(SCRATCH)/wheel/build.log 2>&1 \
+		|| { cat $(SCRATCH)/wheel/build.log; exit 1; }
+	$(BIN)/python -m venv $(SCRATCH)/wheel/venv
+	$(SCRATCH)/wheel/venv/bin/pip install --quiet -c constraints.txt $(SCRATCH)/wheel/*.whl
+	cd $(SCRATCH)/wheel/empty \
+		&& ../venv/bin/edgegossip --help \
+		&& ../venv/bin/edgegossip list \
+		&& ../venv/bin/edgegossip run quickstart --num-epochs 2 \
+		&& ../venv/bin/python -c "from edgegossip import *; print(Gossip(topology=ring(4), num_rounds=1))"
+
+check-examples: $(READY) ## Run the examples
+	rm -rf $(SCRATCH)/examples && mkdir -p $(SCRATCH)/examples
+	@set -e; for example in $(wildcard examples/*.py); do \
+		echo "running $$example"; \
+		(cd $(SCRATCH)/examples && "$(CURDIR)/$(BIN)/python" "$(CURDIR)/$$example"); \
+	done
+
+check-demo: $(READY) ## Run a short form of the demo
+	rm -rf $(SCRATCH)/demo
+	$(BIN)/edgegossip compare quickstart --num-epochs 3 --out $(SCRATCH)/demo
+	test -s $(SCRATCH)/demo/report.html && test -s $(SCRATCH)/demo/summary.json
+
+format: $(READY) ## Format the code and fix what lint can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove what the other targets made, but no runs
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"{sys.executable} is \
+	Python {sys.version.split()[0]}; 3.11 or newer is needed, e.g. PYTHON=python3.12 make")'
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	@echo "Installing what pyproject.toml asks for; PyTorch takes some minutes the first time."
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,307 @@
+"""How close the simulator comes to raw PyTorch, and how fast its event loop is.
+
+    python benchmarks/simulator.py           a table
+    python benchmarks/simulator.py --json    one JSON object
+
+Training: samples per second of LeNet-5 at batch 64 on pictures of MNIST's size, simulated with
+4 and with 64 workers, over those of plain PyTorch loops that keep all cores busy (one thread
+a model, as many models at once as cores, contiguous or channels-last, as threads or as
+processes: the fastest of the four). Raw and simulated runs alternate; medians are compared.
+
+Event loop: training stubbed, each worker pushes a small message after each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.protocol import (
+    WORKER,
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Payload,
+    Rank,
+    Role,
+    Seconds,
+    Send,
+    Started,
+    Steps,
+    Train,
+    Trained,
+    TrainingResult,
+    Work,
+    WorkerState,
+)
+from edgegossip.core.topology import Topology, complete, ring
+from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.models import lenet5, mlp
+from edgegossip.learning.task import Task, Workload
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import uneven
+from edgegossip.sim.pool import ComputePool
+from edgegossip.sim.simulator import Simulator
+
+BATCH_SIZE = 64
+NUM_CORES = len(os.sched_getaffinity(0))
+
+
+# Raw PyTorch.
+
+
+def pictures(num_samples: int) -> Dataset:
+    """Random pictures of MNIST's size: what is in them does not change the speed."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (num_samples, 1, 28, 28), generator=random, dtype=torch.uint8)
+    y = torch.randint(10, (num_samples,), generator=random)
+    split = ArraySplit(x, y)
+    few = ArraySplit(x[:100], y[:100])
+    half = torch.tensor([0.5])
+    return Dataset("random", split, few, 10, (1, 28, 28), mean=half, std=half)
+
+
+def raw_loop(num_steps: int, memory_format: torch.memory_format) -> None:
+    """What a person would write: float pictures in memory, one SGD step after another."""
+    torch.set_num_threads(1)
+    x = torch.rand(12_500, 1, 28, 28)
+    y = torch.randint(10, (12_500,))
+    model = lenet5(input_shape=(1, 28, 28), num_classes=10).to(memory_format=memory_format)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    order = torch.randperm(len(x))
+    for step in range(num_steps):
+        start = step * BATCH_SIZE % (len(x) - BATCH_SIZE)
+        batch = order[start : start + BATCH_SIZE]
+        inputs = x[batch].contiguous(memory_format=memory_format)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), y[batch]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def raw_speed(kind: str, num_steps: int) -> float:
+    """Samples per second of `NUM_CORES` raw loops at once."""
+    runner, _, layout = kind.partition(" ")
+    formats = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+    work = (num_steps, formats[layout])
+    if runner == "threads":
+        jobs = [threading.Thread(target=raw_loop, args=work) for _ in range(NUM_CORES)]
+        start = time.perf_counter()
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        return NUM_CORES * num_steps * BATCH_SIZE / (time.perf_counter() - start)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [
+        context.Process(target=_timed_raw_loop, args=(queue, *work)) for _ in range(NUM_CORES)
+    ]
+    for process in processes:
+        process.start()
+    spans = [queue.get() for _ in processes]
+    for process in processes:
+        process.join()
+    seconds = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    return NUM_CORES * num_steps * BATCH_SIZE / seconds
+
+
+def _timed_raw_loop(queue: Any, num_steps: int, memory_format: torch.memory_format) -> None:  # noqa: ANN401
+    begin = time.perf_counter()
+    raw_loop(num_steps, memory_format)
+    queue.put((begin, time.perf_counter()))
+
+
+# Simulated training.
+
+
+def simulated_speed(num_workers: int, num_samples: int) -> float:
+    """Samples per second of a whole simulated run: gossip, evaluation of nothing."""
+    dataset = pictures(num_samples)
+    task = Task(
+        dataset=dataset,
+        model=partial(lenet5, input_shape=(1, 28, 28), num_classes=10),
+        batch_size=BATCH_SIZE,
+    )
+    workload = Workload(task, range(num_workers), seed=0)
+    algorithm = EpochGossip(topology=complete(num_workers), num_rounds=2)
+    torch.set_num_threads(1)
+    with ComputePool() as pool:
+        simulator = Simulator(
+            algorithm,
+            uneven(num_workers),
+            workload.initial_params,
+            workload.make_trainer,
+            pool=pool,
+        )
+        start = time.perf_counter()
+        simulator.run()
+        seconds = time.perf_counter() - start
+    return 2 * num_samples / seconds
+
+
+# The event loop.
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatterState(WorkerState):
+    """Nothing but what every state has."""
+
+
+@dataclass(frozen=True)
+class Chatter:
+    """Train and push one small message to the next neighbor, over and over."""
+
+    topology: Topology
+    num_rounds: int
+    payload: Payload = field(default_factory=lambda: {"params": torch.zeros(16)})
+
+    def init(self, rank: Rank, params: Tensor) -> ChatterState:
+        return ChatterState(rank=rank, params=params)
+
+    def role(self, rank: Rank) -> Role:
+        return WORKER
+
+    def handle(self, state: ChatterState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                return [Train(state.params, Steps(1))]
+            case Trained():
+                state.round += 1
+                receiver = self.topology.out_neighbors(state.rank, state.round)[0]
+                send = Send(receiver, Message("params", state.round, self.payload))
+                is_done = state.round == self.num_rounds
+                return [send, Finish() if is_done else Train(state.params, Steps(1))]
+        return []
+
+
+@dataclass(slots=True)
+class StubTrainer:
+    """Takes no time."""
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        return 1.0
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        return TrainingResult(params, 1, 1, 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: object) -> None:
+        pass
+
+
+def event_speed(num_workers: int, num_events: int) -> float:
+    """Events per second with training stubbed."""
+    num_rounds = max(1, num_events // (2 * num_workers))
+    simulator = Simulator(
+        Chatter(ring(num_workers), num_rounds),
+        uneven(num_workers),
+        torch.zeros(16),
+        lambda rank, incarnation: StubTrainer(),
+        links=Links(default=Link(latency=0.003, bandwidth=1e6)),
+    )
+    start = time.perf_counter()
+    simulator.run()
+    return simulator.num_events / (time.perf_counter() - start)
+
+
+def many_workers(num_workers: int) -> None:
+    """Really train `num_workers` small models for two rounds of gossip on a ring."""
+    dataset = pictures(60_000)
+    task = Task(
+        dataset=dataset,
+        model=partial(mlp, input_shape=(1, 28, 28), num_classes=10, hidden=(8,)),
+        batch_size=4,
+    )
+    workload = Workload(task, range(num_workers), seed=0)
+    with ComputePool() as pool:
+        Simulator(
+            Gossip(topology=ring(num_workers), num_rounds=2),
+            uneven(num_workers),
+            workload.initial_params,
+            workload.make_trainer,
+            pool=pool,
+        ).run()
+
+
+def peak_rss_mb(work: Callable[[], None]) -> float:
+    """Peak memory in MB of a process of its own that does `work`."""
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+
+    def measure() -> None:
+        work()
+        queue.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
+
+    process = context.Process(target=measure)
+    process.start()
+    peak: float = queue.get()
+    process.join()
+    return peak
+
+
+def measure(num_repeats: int, num_steps: int, num_events: int) -> dict[str, float]:
+    """All figures; those of training are medians over alternating runs."""
+    kinds = [f"{how} {layout}" for how in ("threads", "processes")
+             for layout in ("contiguous", "channels-last")]
+    num_samples = NUM_CORES * num_steps * BATCH_SIZE
+    speeds: dict[str, list[float]] = {}
+    # Processes are forked, so memory of many workers is measured before threads are started.
+    peak = peak_rss_mb(partial(many_workers, 10_000))
+    for _ in range(num_repeats):
+        for kind in kinds:
+            speeds.setdefault(kind, []).append(raw_speed(kind, num_steps))
+        for num_workers in (4, 64):
+            speed = simulated_speed(num_workers, num_samples // 2)
+            speeds.setdefault(f"{num_workers} workers", []).append(speed)
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    raw = max(medians[kind] for kind in kinds)
+    return {
+        "raw_samples_per_second": raw,
+        "ratio_4_workers": medians["4 workers"] / raw,
+        "ratio_64_workers": medians["64 workers"] / raw,
+        "events_per_second": statistics.median(
+            event_speed(100, num_events) for _ in range(num_repeats)
+        ),
+        "events_per_second_10000_workers": statistics.median(
+            event_speed(10_000, num_events) for _ in range(num_repeats)
+        ),
+        "peak_rss_mb_10000_workers": peak,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each kind")
+    parser.add_argument("--steps", type=int, default=300, help="steps of each raw loop")
+    parser.add_argument("--events", type=int, default=400_000, help="of the event loop")
+    options = parser.parse_args()
+    figures = measure(options.repeats, options.steps, options.events)
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:34} {value:>12,.3f}" if value < 10 else f"{name:34} {value:>12,.0f}")
+
+
+if __name__ == "__main__":
+    main()
