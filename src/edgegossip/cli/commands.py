@@ -139,9 +139,9 @@ def _print_table(results: dict[str, Results]) -> None:
     for name, result in results.items():
         table.add_row(
             name,
-            units.percent(result.final_accuracy),
-            units.percent(result.best_accuracy),
-            units.percent(min(result.worker_accuracies)),
+            units.percent(result.final_accuracy, 2),
+            units.percent(result.best_accuracy, 2),
+            units.percent(min(result.worker_accuracies), 2),
             units.data_size(result.history[-1].bytes_sent),
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),

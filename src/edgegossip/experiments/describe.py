@@ -81,5 +81,6 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         "links": describe(experiment.links),
         "faults": describe(experiment.faults),
         "max_seconds": experiment.max_seconds,
+        "evaluation_interval": experiment.evaluation_interval,
         "versions": versions(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Experiment:
         name: Of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
 
     Raises:
-        ValueError: If a number is out of range or there is no worker.
+        ValueError: If a number or rank is out of range or there is no worker.
     """
 
     task: Task
@@ -51,8 +52,14 @@ class Experiment:
             raise ValueError("platforms is empty; a run needs at least one worker")
         for name in ("max_seconds", "evaluation_interval"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0 or None, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, or None, got {value}")
+        links = {rank for pair in self.links.overrides for rank in pair}
+        for name, ranks in (("faults", self.faults.ranks), ("links", links)):
+            if strangers := sorted(ranks - set(range(self.num_workers))):
+                raise ValueError(
+                    f"{name} name worker {strangers[0]}; ranks are 0..{self.num_workers - 1}"
+                )
         topology = getattr(self.algorithm, "topology", None)
         if topology is not None and topology.num_workers != self.num_workers:
             raise ValueError(

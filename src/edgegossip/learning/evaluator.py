@@ -53,9 +53,10 @@ class Evaluator:
         """Mean loss and accuracy (share of samples whose largest output is the target)."""
         with self._lock:
             self._model.params.copy_(params)
+            module, num_test = self._model.module.eval(), len(self._dataset.test)
             if self._statistics:
                 self._recalibrate()
-            module, num_test = self._model.module.eval(), len(self._dataset.test)
+                module.eval()
             total_loss, num_correct = 0.0, 0
             for indices in torch.split(torch.arange(num_test), self._batch_size):
                 x, y = self._batch(self._dataset.test, indices)
@@ -68,7 +69,7 @@ class Evaluator:
         for layer in self._statistics:
             layer.reset_running_stats()
             layer.momentum = None  # a plain mean over the batches
-        self._model.module.train()
+            layer.train()
         num_train = len(self._dataset.train)
         stride = max(1, num_train // num_samples)
         for indices in torch.split(torch.arange(0, num_train, stride), self._batch_size):

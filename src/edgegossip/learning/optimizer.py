@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -27,7 +28,7 @@ class SGD:
         nesterov: Use Nesterov's momentum.
 
     Raises:
-        ValueError: By PyTorch, if a number is out of range.
+        ValueError: If a number is out of range.
     """
 
     lr: float = 0.01
@@ -36,6 +37,16 @@ class SGD:
     nesterov: bool = False
 
     is_elementwise = True
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "weight_decay"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be in [0, inf), got {value}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0, got 0")
 
     def __call__(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(

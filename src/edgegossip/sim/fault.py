@@ -76,7 +76,7 @@ class Faults:
         seed: Of which messages are dropped, and how late the delayed ones are.
 
     Raises:
-        ValueError: If a time, rank or probability is out of range.
+        ValueError: If a time or probability is out of range.
     """
 
     script: tuple[Fault, ...] = ()
@@ -96,6 +96,20 @@ class Faults:
     @property
     def delays(self) -> tuple[Delay, ...]:
         return tuple(fault for fault in self.script if isinstance(fault, Delay))
+
+    @property
+    def ranks(self) -> set[Rank]:
+        """Every worker that the script names."""
+        named: set[Rank | None] = set()
+        for fault in self.script:
+            match fault:
+                case Crash() | Recover():
+                    named.add(fault.rank)
+                case Partition():
+                    named.update(fault.group)
+                case Drop() | Delay():
+                    named.update((fault.sender, fault.receiver))
+        return {rank for rank in named if rank is not None}
 
     @classmethod
     def random(

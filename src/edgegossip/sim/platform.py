@@ -15,15 +15,23 @@ from edgegossip.core.protocol import Seconds
 class Contention:
     """What everything but the training task uses of a machine: what a monitor would see.
 
-    Attributes:
+    Args:
         cores: Share of the cores, in [0, 1].
-        network: Bytes per second.
-        disk: Bytes per second.
+        network: Bytes per second, at least 0.
+        disk: Bytes per second, at least 0.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     cores: float = 0.0
     network: float = 0.0
     disk: float = 0.0
+
+    def __post_init__(self) -> None:
+        is_finite = self.network < math.inf and self.disk < math.inf
+        if not (0 <= self.cores <= 1 and self.network >= 0 and self.disk >= 0 and is_finite):
+            raise ValueError(f"cores must be in [0, 1], the others finite and >= 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class Sensitivity:
 
     def slow_down(self, contention: Contention) -> float:
         """Time under `contention` over time alone, at least 1."""
-        alone = 1 / (1 - self.cores * min(1.0, contention.cores))
+        alone = 1 / (1 - self.cores * contention.cores)
         return alone + self.network * contention.network + self.disk * contention.disk
 
 

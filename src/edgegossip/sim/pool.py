@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -22,16 +23,30 @@ class Pending(Protocol[T_co]):
 
 
 class _Deferred(Generic[T]):
-    """A task that runs in the caller's thread when its result is asked for."""
+    """A task that runs once, in the caller's thread, when its result is asked for."""
 
     def __init__(self, task: Callable[[], T]) -> None:
         self._task: Callable[[], T] | None = task
         self._result: T
+        self._error: Exception | None = None
 
     def result(self) -> T:
         if self._task is not None:
-            self._result, self._task = self._task(), None
+            task, self._task = self._task, None
+            try:
+                self._result = task()
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
         return self._result
+
+
+def _num_cores() -> int:
+    """The cores that this process may use; only Linux tells them from those that exist."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class ComputePool:
@@ -48,7 +63,7 @@ class ComputePool:
 
     def __init__(self, num_threads: int | None = None) -> None:
         if num_threads is None:
-            num_threads = len(os.sched_getaffinity(0))
+            num_threads = _num_cores()
         if num_threads < 0:
             raise ValueError(f"num_threads must be at least 0, got {num_threads}")
         self.num_threads = num_threads

@@ -65,7 +65,7 @@ def compare_baselines(
         augmentation=augmentation,
         torch_device=settings.torch_device,
     )
-    max_seconds = settings.num_epochs * epoch_seconds(task, platforms, link, settings.seed)
+    max_seconds = epoch_gossip_seconds(task, platforms, link, settings)
     experiments = {
         algorithm_name(algorithm): Experiment(
             task=task,
@@ -95,11 +95,15 @@ def _baselines(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
     ]
 
 
-def epoch_seconds(
-    task: Task, platforms: tuple[Platform, ...], link: Link, seed: int
+def epoch_gossip_seconds(
+    task: Task, platforms: tuple[Platform, ...], link: Link, settings: Settings
 ) -> Seconds:
-    """Virtual seconds of one epoch of EpochGossip: the slowest worker's, and the exchange."""
-    shards = task.partition(task.dataset, len(platforms), seed)
+    """Virtual seconds that EpochGossip takes: the slowest worker's epochs, and one exchange.
+
+    While the slowest worker trains, the others' messages arrive; its own of the last epoch are
+    what the others still wait for.
+    """
+    shards = task.partition(task.dataset, len(platforms), settings.seed)
     training = max(
         platform.duration(0.0, len(shard))
         for platform, shard in zip(platforms, shards, strict=True)
@@ -107,4 +111,5 @@ def epoch_seconds(
     with torch.device("meta"):
         num_params = sum(tensor.numel() for tensor in task.model().parameters())
     num_messages = len(platforms) - 1
-    return training + link.latency + num_messages * 4 * num_params / link.bandwidth
+    exchange = link.latency + num_messages * 4 * num_params / link.bandwidth
+    return settings.num_epochs * training + exchange

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from edgegossip.learning.dropout import Dropout
+from edgegossip.learning.models.initialization import initialize_like_he
 from edgegossip.learning.models.picture import SMALL, picture_shape
 
 
@@ -28,7 +29,7 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         Convolutional Neural Networks", arXiv:1404.5997, whose widths torchvision follows.
     """
     channels, side = picture_shape("alexnet", input_shape, SMALL)
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Conv2d(channels, 64, kernel_size=3, stride=1 if side <= 32 else 2, padding=1),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
@@ -52,3 +53,6 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.ReLU(inplace=True),
         nn.Linear(4096, num_classes),
     )
+    # From PyTorch's initial weights the loss on CIFAR-10 did not move in 80 steps.
+    initialize_like_he(model)
+    return model
