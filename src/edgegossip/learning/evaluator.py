@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 
 import torch
@@ -52,11 +53,7 @@ class Evaluator:
     def evaluate(self, params: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy (share of samples whose largest output is the target)."""
         with self._lock:
-            self._model.params.copy_(params)
-            module, num_test = self._model.module.eval(), len(self._dataset.test)
-            if self._statistics:
-                self._recalibrate()
-                module.eval()
+            module, num_test = self._load(params), len(self._dataset.test)
             total_loss, num_correct = 0.0, 0
             for indices in torch.split(torch.arange(num_test), self._batch_size):
                 x, y = self._batch(self._dataset.test, indices)
@@ -65,14 +62,29 @@ class Evaluator:
                 num_correct += int((outputs.argmax(1) == y).sum())
             return total_loss / num_test, num_correct / num_test
 
+    @torch.no_grad()
+    def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
+        """The model's tensors by name at `params`, as in its `state_dict`: what to deploy."""
+        with self._lock:
+            tensors = self._load(params).state_dict()
+            return {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+
+    def _load(self, params: Tensor) -> nn.Module:
+        self._model.params.copy_(params)
+        module = self._model.module.eval()
+        if self._statistics:
+            self._recalibrate()
+        return module.eval()
+
     def _recalibrate(self, num_samples: int = 2000) -> None:
         for layer in self._statistics:
             layer.reset_running_stats()
             layer.momentum = None  # a plain mean over the batches
-            layer.train()
+            layer.train()  # and no other layer: dropout would shift the statistics
         num_train = len(self._dataset.train)
-        stride = max(1, num_train // num_samples)
-        for indices in torch.split(torch.arange(0, num_train, stride), self._batch_size):
+        chosen = torch.arange(0, num_train, max(1, num_train // num_samples))
+        # Equal batches: none of a single sample, which has no variance.
+        for indices in chosen.tensor_split(math.ceil(len(chosen) / self._batch_size)):
             self._model.module(self._batch(self._dataset.train, indices)[0])
 
     def _batch(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ class Task:
         torch_device: Where models live: "cpu", "cuda".
 
     Raises:
-        ValueError: If `batch_size` is below 1.
+        ValueError: If `batch_size` is below 1, or there is no such device.
     """
 
     dataset: Dataset
@@ -52,6 +52,13 @@ class Task:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        try:
+            torch.empty(0, device=self.torch_device)
+        except (RuntimeError, AssertionError) as error:  # the latter: built without CUDA
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"torch_device {self.torch_device!r} cannot be used ({reason}); choose 'cpu'"
+            ) from error
 
 
 class Workload:
@@ -111,5 +118,4 @@ class Workload:
 
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
         """Cut the vector `params` into the model's named tensors, as in its `state_dict`."""
-        self._flat.params.copy_(params)
-        return {name: t.detach().clone() for name, t in self._flat.module.state_dict().items()}
+        return self._evaluator.named_parameters(params)

@@ -136,12 +136,24 @@ def _curve(
         )
 
 
+def _risen(runs: Sequence[Run]) -> float:
+    """An accuracy that each run has left behind after its first tenth, less some room."""
+    early = [
+        run.log.evaluations[min(2 + len(run.log.evaluations) // 10, len(run.log.evaluations) - 1)]
+        for run in runs
+    ]
+    best = max(evaluation.accuracy for run in runs for evaluation in run.log.evaluations)
+    lowest = min(evaluation.accuracy for evaluation in early)
+    return lowest - 0.5 * (best - lowest)
+
+
 def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
-    """Show all that was measured and the target, and no empty half of the scale."""
+    """Show where the curves differ: the first steep rise takes a part of the scale only."""
     accuracies = [evaluation.accuracy for run in runs for evaluation in run.log.evaluations]
     known = [*accuracies, *([] if target is None else [target])]
-    spread = max(max(known) - min(known), 0.02)
-    axes.set_ylim(max(-0.01, min(known) - 0.05 * spread), min(1.01, max(known) + 0.08 * spread))
+    low, high = max(min(known), _risen(runs)), max(known)
+    spread = max(high - low, 0.02)
+    axes.set_ylim(max(-0.01, low - 0.05 * spread), min(1.01, high + 0.08 * spread))
     if axes.get_xscale() == "linear":
         axes.set_xlim(left=0)
     if target is not None:

@@ -41,6 +41,7 @@ def compare_baselines(
     partition: Partition = IID(),
     augmentation: Augmentation | None = None,
     link: Link = HOME_LINK,
+    target_accuracy: float | None = None,
 ) -> Comparison:
     """EpochGossip for ``settings.num_epochs``, and the other three for as long as that takes.
 
@@ -52,6 +53,7 @@ def compare_baselines(
         partition: Deals the samples to the workers.
         augmentation: Of the training batches.
         link: Every link.
+        target_accuracy: See `Comparison`.
     """
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
     task = Task(
@@ -77,7 +79,9 @@ def compare_baselines(
         )
         for algorithm in _baselines(len(platforms), settings)
     }
-    return Comparison(experiments=experiments, baseline="epoch-gossip")
+    return Comparison(
+        experiments=experiments, baseline="epoch-gossip", target_accuracy=target_accuracy
+    )
 
 
 def _baselines(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:

@@ -17,4 +17,7 @@ DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=
 def quickstart(settings: Settings = DEFAULTS) -> Comparison:
     """Handwritten digits (embedded), a small MLP, 4 uneven platforms: seconds."""
     platforms = uneven(settings.num_workers, settings.throughput)
-    return compare_baselines(digits(), partial(mlp, hidden=(64,)), platforms, settings)
+    # One of the 360 test pictures is 0.28 pp: a target near the best accuracy would be chance.
+    return compare_baselines(
+        digits(), partial(mlp, hidden=(64,)), platforms, settings, target_accuracy=0.95
+    )
