@@ -195,6 +195,8 @@ class Chatter:
 class StubTrainer:
     """Takes no time."""
 
+    num_samples: int = 1
+
     def cost(self, work: Work, inputs: Payload) -> float:
         return 1.0
 

@@ -68,10 +68,13 @@ Work: TypeAlias = Steps | Epochs
 class Started:
     """The worker has its initial parameters and may act.
 
-    `has_rejoined` says that it was lost and comes back with nothing but them.
+    Attributes:
+        has_rejoined: It was lost and comes back with nothing but them.
+        num_samples: Training samples that it has, 0 if its role has no data.
     """
 
     has_rejoined: bool = False
+    num_samples: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -141,9 +144,13 @@ class WorkerLost:
 
 @dataclass(slots=True)
 class WorkerJoined:
-    """Worker `rank` is back (or new) and can be reached."""
+    """Worker `rank` is back (or new) and can be reached.
+
+    `has_restarted` says that it has forgotten everything; otherwise only the way was cut.
+    """
 
     rank: Rank
+    has_restarted: bool = False
 
 
 Event: TypeAlias = (
@@ -177,7 +184,7 @@ class Train:
 
 @dataclass(slots=True, eq=False)
 class Evaluate:
-    """Evaluate `params` ([num_params]) on held-out data; answered by `Evaluated`."""
+    """Evaluate `params` ([num_params]) on the driver's held-out data; answered by `Evaluated`."""
 
     params: Tensor
 
@@ -280,6 +287,10 @@ class Algorithm(Protocol[State]):
 
 class Trainer(Protocol):
     """What a driver needs to train one worker; `learning.Learner` is one for PyTorch models."""
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples in all."""
 
     def cost(self, work: Work, inputs: Payload) -> float:
         """What `train` would cost if called next, in training samples' worth of time."""

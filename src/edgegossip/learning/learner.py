@@ -82,6 +82,11 @@ class Learner:
         self._torch_device = torch.device(torch_device)
         self._num_steps = 0
 
+    @property
+    def num_samples(self) -> int:
+        """Samples in the shard."""
+        return len(self.batches.shard)
+
     def cost(self, work: Work, inputs: Payload) -> float:
         """Samples that `work` processes."""
         return self.batches.num_samples(work)

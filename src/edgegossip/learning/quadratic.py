@@ -26,6 +26,10 @@ class QuadraticTrainer:
     target: Tensor
     lr: float = 0.1
 
+    @property
+    def num_samples(self) -> int:
+        return 1
+
     def cost(self, work: Work, inputs: Payload) -> float:
         return work.num_steps if isinstance(work, Steps) else 1
 

@@ -139,7 +139,9 @@ def _curve(
 def _risen(runs: Sequence[Run]) -> float:
     """An accuracy that each run has left behind after its first tenth, less some room."""
     early = [
-        run.log.evaluations[min(2 + len(run.log.evaluations) // 10, len(run.log.evaluations) - 1)]
+        run.log.evaluations[
+            min(2 + len(run.log.evaluations) // 10, len(run.log.evaluations) - 1)
+        ]
         for run in runs
     ]
     best = max(evaluation.accuracy for run in runs for evaluation in run.log.evaluations)

@@ -46,7 +46,7 @@ class Membership:
                 # It came back before anyone noticed, but what it held is gone all the same.
                 yield other, WorkerLost(rank)
             self.believed_lost.pop((other, rank), None)
-            yield other, WorkerJoined(rank)
+            yield other, WorkerJoined(rank, has_restarted=True)
 
     def detect(self, now: Seconds, of: Rank | None = None) -> Iterator[Notice]:
         """Tell every worker (or only worker `of`) whom it cannot reach and does not know of."""

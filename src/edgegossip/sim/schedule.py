@@ -40,6 +40,13 @@ class Observer(Protocol):
         """Worker `rank` "crashed", "recovered" or "finished"."""
 
 
+@dataclass(slots=True)
+class Start:
+    """A worker is about to start, for the first time or again."""
+
+    has_rejoined: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Done:
     """A result that is there."""

@@ -45,6 +45,7 @@ from edgegossip.sim.schedule import (
     Detection,
     Done,
     Observer,
+    Start,
     Training,
     WorkerRecord,
 )
@@ -128,6 +129,7 @@ class Simulator(Generic[State]):
         self._num_open = len(platforms)
         self._num_recoveries = sum(isinstance(fault, Recover) for fault in script)
         self._resolve: dict[type, Callable[[Rank, Any], None]] = {
+            Start: self._start,
             Training: self._finish_training,
             Delivery: self._deliver,
             Alarm: self._fire,
@@ -145,7 +147,7 @@ class Simulator(Generic[State]):
         }
         self._schedule_script()
         for rank in range(len(platforms)):
-            self._push(0.0, rank, Started())
+            self._push(0.0, rank, Start())
 
     # The loop.
 
@@ -231,14 +233,24 @@ class Simulator(Generic[State]):
 
     # Training.
 
+    def _start(self, rank: Rank, start: Start) -> None:
+        if self._membership.is_online[rank]:
+            has_data = self._algorithm.role(rank).has_data
+            num_samples = self._trainer(rank).num_samples if has_data else 0
+            self._handle(rank, Started(start.has_rejoined, num_samples))
+
+    def _trainer(self, rank: Rank) -> Trainer:
+        trainer = self._trainers.get(rank)
+        if trainer is None:
+            trainer = self._make_trainer(rank, self._records[rank].incarnation)
+            self._trainers[rank] = trainer
+        return trainer
+
     def _train(self, rank: Rank, effect: Train) -> None:
         record = self._records[rank]
         if record.training is not None:
             raise LocalProtocolError(f"worker {rank} asked for a second Train at once")
-        trainer = self._trainers.get(rank)
-        if trainer is None:
-            trainer = self._make_trainer(rank, record.incarnation)
-            self._trainers[rank] = trainer
+        trainer = self._trainer(rank)
         cost = trainer.cost(effect.work, effect.inputs)
         duration = self._platforms[rank].duration(self.now, cost)
         task = partial(trainer.train, effect.params, effect.work, effect.inputs)
@@ -399,7 +411,7 @@ class Simulator(Generic[State]):
         notices = list(self._membership.recover(rank, self.now))
         # The worker itself first learns who is lost, then starts.
         self._tell(notice for notice in notices if notice[0] == rank)
-        self._push(self.now, rank, Started(has_rejoined=True))
+        self._push(self.now, rank, Start(has_rejoined=True))
         self._tell(notice for notice in notices if notice[0] != rank)
 
     def _detect(self, rank: Rank, detection: Detection) -> None:
