@@ -184,7 +184,7 @@ class Train:
 
 @dataclass(slots=True, eq=False)
 class Evaluate:
-    """Evaluate `params` ([num_params]) on the driver's held-out data; answered by `Evaluated`."""
+    """Evaluate `params` ([num_params]) on held-out data; answered by `Evaluated`."""
 
     params: Tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -63,6 +64,11 @@ class Delay:
     receiver: Rank | None = None
 
 
+@dataclass(slots=True)
+class Detection:
+    """The moment at which workers notice who is lost, or that a partition is over."""
+
+
 Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay
 
 
@@ -88,6 +94,17 @@ class Faults:
             raise ValueError(f"detection_time must be >= 0, got {self.detection_time}")
         for fault in self.script:
             _check(fault)
+
+    def schedule(self) -> Iterator[tuple[Seconds, Rank, Crash | Recover | Detection]]:
+        """What happens when, and to whom (-1 for all)."""
+        for fault in self.script:
+            match fault:
+                case Crash() | Recover():
+                    yield fault.at, fault.rank, fault
+                case Partition():
+                    yield fault.start + self.detection_time, -1, Detection()
+                    if fault.end < math.inf:
+                        yield fault.end, -1, Detection()
 
     @property
     def drops(self) -> tuple[Drop, ...]:

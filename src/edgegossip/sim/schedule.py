@@ -87,11 +87,6 @@ class Alarm:
     serial: int
 
 
-@dataclass(slots=True)
-class Detection:
-    """The moment at which workers notice who is lost, or that a partition is over."""
-
-
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
     """What the simulator keeps of a worker, besides the algorithm's state."""

@@ -33,16 +33,15 @@ from edgegossip.core.protocol import (
     Trained,
     Trainer,
 )
-from edgegossip.core.randomness import uniform
-from edgegossip.sim.fault import Crash, Faults, Partition, Recover, applies
+from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
 from edgegossip.sim.link import Links
 from edgegossip.sim.membership import Membership, Notice
+from edgegossip.sim.network import Network
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.schedule import (
     Alarm,
     Delivery,
-    Detection,
     Done,
     Observer,
     Start,
@@ -109,8 +108,8 @@ class Simulator(Generic[State]):
         self._platforms = platforms
         self._initial_params = initial_params
         self._make_trainer = make_trainer
-        self._links = links or Links()
         self._faults = faults or Faults()
+        self._network = Network(links or Links(), self._faults)
         self._pool = pool or ComputePool(0)
         self._observer = observer
         self._evaluate_params = evaluate
@@ -122,7 +121,6 @@ class Simulator(Generic[State]):
             is_online=[True] * len(platforms),
             partitions=tuple(fault for fault in script if isinstance(fault, Partition)),
         )
-        self._drops, self._delays = self._faults.drops, self._faults.delays
         self._order = 0
         self._queue: list[tuple[Seconds, int, Rank, Any]] = []
         # What keeps the run going: workers that have not finished, work and messages under way.
@@ -145,7 +143,8 @@ class Simulator(Generic[State]):
             Predict: self._predict,
             Finish: self._finish,
         }
-        self._schedule_script()
+        for at, rank, item in self._faults.schedule():
+            self._push(at, rank, item)
         for rank in range(len(platforms)):
             self._push(0.0, rank, Start())
 
@@ -306,32 +305,21 @@ class Simulator(Generic[State]):
         num_bytes = codec.num_bytes(message)
         if self._wire:
             message = codec.decode(codec.encode(message))
-        link = self._links.link(rank, receiver)
         record = self._records[rank]
-        start = max(self.now, record.uplink_free)
-        end = record.uplink_free = start + num_bytes / link.bandwidth
+        transfer = self._network.transfer(
+            self.now, record.uplink_free, rank, receiver, num_bytes, self._order
+        )
+        record.uplink_free = transfer.end
         if self._observer is not None:
-            self._observer.sent(self.now, rank, receiver, message, num_bytes, (start, end))
-        if self._is_dropped(rank, receiver):
+            uplink = (transfer.start, transfer.end)
+            self._observer.sent(self.now, rank, receiver, message, num_bytes, uplink)
+        if transfer.is_dropped:
             self._lose(receiver, rank, message, "dropped")
+            # Messages are told apart by their serial, also those that never arrive.
+            self._order += 1
             return
-        arrival = end + link.latency + (self._delay(rank, receiver) if self._delays else 0.0)
         self._num_open += 1
-        self._push(arrival, receiver, Delivery(rank, message, end))
-
-    def _is_dropped(self, sender: Rank, receiver: Rank) -> bool:
-        return any(
-            applies(drop, self.now, sender, receiver)
-            and uniform(self._faults.seed, "drop", k, self._order) < drop.probability
-            for k, drop in enumerate(self._drops)
-        )
-
-    def _delay(self, sender: Rank, receiver: Rank) -> Seconds:
-        return sum(
-            delay.seconds * uniform(self._faults.seed, "delay", k, self._order)
-            for k, delay in enumerate(self._delays)
-            if applies(delay, self.now, sender, receiver)
-        )
+        self._push(transfer.arrival, receiver, Delivery(rank, message, transfer.end))
 
     def _deliver(self, rank: Rank, delivery: Delivery) -> None:
         self._num_open -= 1
@@ -373,17 +361,6 @@ class Simulator(Generic[State]):
                 self._observer.changed(self.now, rank, "finished")
 
     # Faults.
-
-    def _schedule_script(self) -> None:
-        detection_time = self._faults.detection_time
-        for fault in self._faults.script:
-            match fault:
-                case Crash() | Recover():
-                    self._push(fault.at, fault.rank, fault)
-                case Partition():
-                    self._push(fault.start + detection_time, -1, Detection())
-                    if fault.end < math.inf:
-                        self._push(fault.end, -1, Detection())
 
     def _crash(self, rank: Rank, fault: Crash) -> None:
         if not self._membership.is_online[rank]:
