@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from edgegossip.core.connectivity import require_connected
 from edgegossip.core.topology import (
     Topology,
     complete,
@@ -18,7 +19,6 @@ from edgegossip.core.topology import (
     from_edges_by_round,
     one_peer_exponential,
     random_regular,
-    require_connected,
     ring,
     star,
     torus,

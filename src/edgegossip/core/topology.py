@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
+from edgegossip.core.connectivity import require_connected
 from edgegossip.core.randomness import generator
 
 Edge: TypeAlias = tuple[int, int]
@@ -283,22 +284,6 @@ def from_edges_by_round(
     return topology
 
 
-def require_connected(topology: Topology) -> None:
-    """Raise ValueError unless every worker can reach every other one: parts never agree.
-
-    >>> require_connected(ring(4))
-    """
-    for neighbors, cannot in (
-        (topology.out_neighbors, "cannot reach"),
-        (topology.in_neighbors, "cannot be reached by"),
-    ):
-        if missing := set(range(topology.num_workers)) - _reached(topology, neighbors):
-            raise ValueError(
-                f"worker 0 {cannot} worker {min(missing)} in any number of rounds; "
-                "add edges until every worker can reach every other one"
-            )
-
-
 # How they are built and checked.
 
 
@@ -392,15 +377,3 @@ def _checked(num_workers: int, edges: Iterable[Edge], directed: bool) -> list[Ed
             )
         seen.add(edge)
     return sorted(seen)
-
-
-def _reached(topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
-    """Worker 0 and all to which `neighbors` lead from it, directly or not, in some rounds."""
-    reached, frontier = {0}, [0]
-    while frontier and len(reached) < topology.num_workers:
-        rank = frontier.pop()
-        for round in range(topology.period):
-            fresh = set(neighbors(rank, round)) - reached
-            reached |= fresh
-            frontier += fresh
-    return reached
