@@ -19,14 +19,14 @@ def require_connected(topology: Topology) -> None:
         (topology.out_neighbors, "cannot reach"),
         (topology.in_neighbors, "cannot be reached by"),
     ):
-        if missing := set(range(topology.num_workers)) - _reached(topology, neighbors):
+        if missing := set(range(topology.num_workers)) - reached(topology, neighbors):
             raise ValueError(
                 f"worker 0 {cannot} worker {min(missing)} in any number of rounds; "
                 "add edges until every worker can reach every other one"
             )
 
 
-def _reached(topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
+def reached(topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
     """Worker 0 and all to which `neighbors` lead from it, directly or not, in some rounds."""
     reached, frontier = {0}, [0]
     while frontier and len(reached) < topology.num_workers:

@@ -18,7 +18,10 @@ Json: TypeAlias = Any
 
 
 def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
-    """Split `tree` into plain JSON and the tensors in it, each kept once.
+    """Split `tree` into plain JSON and the tensors in it.
+
+    A tensor or dataclass that is in it at several places is kept once, and is one again after
+    `assemble`.
 
     Raises:
         TypeError: If something in it is neither a dataclass, list, tuple, dict, str, number,
@@ -31,6 +34,7 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     """
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
+    instances: dict[int, int] = {}
 
     def take(item: object) -> Json:
         match item:
@@ -49,9 +53,13 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
             case dict():
                 return {"dict": [[take(key), take(value)] for key, value in item.items()]}
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            kind = type(item)
+            if id(item) in instances:
+                return {"same": instances[id(item)]}
+            kind, number = type(item), len(instances)
+            instances[id(item)] = number
             values = {f.name: take(getattr(item, f.name)) for f in dataclasses.fields(item)}
-            return {"dataclass": f"{kind.__module__}:{kind.__qualname__}", "fields": values}
+            name = f"{kind.__module__}:{kind.__qualname__}"
+            return {"dataclass": name, "number": number, "fields": values}
         raise TypeError(f"cannot keep a {type(item).__name__} in a checkpoint: {item!r}")
 
     return take(tree), tensors
@@ -63,23 +71,29 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     Raises:
         ValueError: If `plain` names a dataclass that is not there or not a dataclass.
     """
-    match plain:
-        case list():
-            return [assemble(element, tensors) for element in plain]
-        case {"tensor": name}:
-            return tensors[name]
-        case {"tuple": elements}:
-            return tuple(assemble(element, tensors) for element in elements)
-        case {"dict": pairs}:
-            return {assemble(k, tensors): assemble(v, tensors) for k, v in pairs}
-        case {"dataclass": name, "fields": fields}:
-            kind = _find_dataclass(name)
-            instance: Any = object.__new__(kind)
-            for field, value in fields.items():
-                # Frozen dataclasses refuse plain assignment.
-                object.__setattr__(instance, field, assemble(value, tensors))
-            return instance
-    return plain
+    instances: dict[int, Any] = {}
+
+    def give(plain: Json) -> Any:  # noqa: ANN401
+        match plain:
+            case list():
+                return [give(element) for element in plain]
+            case {"tensor": name}:
+                return tensors[name]
+            case {"tuple": elements}:
+                return tuple(give(element) for element in elements)
+            case {"dict": pairs}:
+                return {give(key): give(value) for key, value in pairs}
+            case {"same": number}:
+                return instances[number]
+            case {"dataclass": name, "number": number, "fields": fields}:
+                instance = instances[number] = object.__new__(_find_dataclass(name))
+                for field, value in fields.items():
+                    # Frozen dataclasses refuse plain assignment.
+                    object.__setattr__(instance, field, give(value))
+                return instance
+        return plain
+
+    return give(plain)
 
 
 def _find_dataclass(name: str) -> type:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from edgegossip.core.connectivity import require_connected
+from edgegossip.core.connectivity import reached, require_connected
 from edgegossip.core.randomness import generator
 
 Edge: TypeAlias = tuple[int, int]
@@ -199,7 +199,7 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
     draws = generator(seed, "random_regular")
     while True:
         topology = _undirected(name, num_workers, _draw_regular(num_workers, degree, draws))
-        if len(_reached(topology, topology.out_neighbors)) == num_workers:
+        if len(reached(topology, topology.out_neighbors)) == num_workers:
             return topology
 
 
