@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Made anew when the interpreter, the dependencies or their tested versions change.
-READY := .venv/ready-with-$(notdir $(PYTHON))
+READY := .venv/ready-with-$(subst /,-,$(PYTHON))
 SCRATCH := build/check
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -11,12 +11,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.core.errors import TrainingError, UsageError, unknown_name
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.registry import RECIPES, load_recipe
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
+from edgegossip.experiments.runner import Interrupted, run
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
@@ -38,6 +38,10 @@ class Options:
     threads: int | None = None
     only: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 0:
+            raise ValueError(f"threads must be at least 0, got {self.threads}")
+
 
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     """`edgegossip run` and `edgegossip compare`."""
@@ -57,16 +61,16 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     try:
         with LiveView() as view:
             if is_comparison:
-                comparison = _require_comparison(name, chosen)
+                comparison = _require_comparison(name, chosen, options.only)
                 results = compare(comparison, progress=view, **settings)
             else:
                 experiment = _pick(name, chosen, options.only)
                 results = {experiment.run_name: run(experiment, progress=view, **settings)}
-    finally:
-        # Also what an interrupted or failed run has left is worth looking at.
-        report = write_report(out) if (out / "summary.json").exists() else None
+    except (Interrupted, TrainingError):
+        write_report(out)  # what there is so far is worth looking at
+        raise
     _print_table(results)
-    print(f"report: {report}")
+    print(f"report: {write_report(out)}")
     return 0
 
 
@@ -112,13 +116,21 @@ def _parse(command: str, arguments: list[str]) -> tuple[str, Options, Experiment
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if not isinstance(chosen, Experiment | Comparison):
+        raise UsageError(
+            f"recipe {name!r} gave {chosen!r:.60}; it must return an Experiment or a Comparison"
+        )
     return name, options, chosen
 
 
-def _require_comparison(name: str, chosen: Experiment | Comparison) -> Comparison:
-    if isinstance(chosen, Comparison):
-        return chosen
-    raise UsageError(f"recipe {name!r} is a single run; use: edgegossip run {name}")
+def _require_comparison(
+    name: str, chosen: Experiment | Comparison, only: str | None
+) -> Comparison:
+    if isinstance(chosen, Experiment):
+        raise UsageError(f"recipe {name!r} is a single run; use: edgegossip run {name}")
+    if only is not None:
+        raise UsageError(f"compare runs everything; use: edgegossip run {name} --only {only}")
+    return chosen
 
 
 def _pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:
@@ -135,7 +147,7 @@ def _pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Exper
 def _print_table(results: dict[str, Results]) -> None:
     table = Table(box=None, padding=(0, 2))
     for column in ("run", "accuracy", "best", "worst worker", "sent", "virtual time", "wall"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(
             name,
@@ -146,4 +158,6 @@ def _print_table(results: dict[str, Results]) -> None:
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),
         )
-    Console().print(table)
+    console = Console()
+    # Rich would cut the names to 80 columns where it is not told a width, as in a pipe.
+    console.print(table, width=None if console.is_terminal else 120)

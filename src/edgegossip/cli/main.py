@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return 130
-    except EdgeGossipError as error:
+    except (EdgeGossipError, ValueError) as error:  # the latter: a setting out of range
         _complain(error)
         return 130 if type(error).__name__ == "Interrupted" else 1
 
