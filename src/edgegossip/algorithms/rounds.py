@@ -48,13 +48,15 @@ class RoundState(WorkerState):
         is_exchanging: It has sent this round's messages and waits for the others'.
         inbox: Messages of this round and later ones, by round and sender.
         first_round: The first round in which a neighbor is waited for; 0 where not listed,
-            infinite while the neighbor is lost.
+            infinite from when it is lost until it is heard again.
+        lost: Workers that cannot be reached, as keys.
         catch_up: Answers of the neighbors to a worker that has rejoined; None otherwise.
     """
 
     is_exchanging: bool = False
     inbox: dict[int, dict[Rank, Payload]] = field(default_factory=dict)
     first_round: dict[Rank, float] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
     catch_up: dict[Rank, Message] | None = None
 
 
@@ -67,7 +69,8 @@ class RoundBased(ABC, Generic[S]):
 
     A worker waits for its neighbors only, so neighbors are at most one round apart while
     nobody is lost. A neighbor that is lost is not waited for; its weight goes to the worker
-    itself. One that comes back takes parameters and round from the neighbor that is furthest.
+    itself. One that comes back takes parameters and round from the neighbor that is furthest,
+    and tells all neighbors from which round on they will hear it.
 
     Args:
         topology: Whom a worker sends to in each round.
@@ -123,9 +126,11 @@ class RoundBased(ABC, Generic[S]):
             case TimerFired():
                 return self._time_out(state, now)
             case WorkerLost():
+                state.lost[event.rank] = None
                 state.first_round[event.rank] = math.inf
                 return self._go_on(state, now)
             case WorkerJoined():
+                state.lost.pop(event.rank, None)
                 return self._help_to_catch_up(state, event.rank)
             case Started(has_rejoined=True):
                 return self._rejoin(state, now)
@@ -167,12 +172,22 @@ class RoundBased(ABC, Generic[S]):
         return self._begin_round(state, now)
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        if state.first_round.get(sender) == math.inf:
-            # It is heard again, so it will send every round from this one on.
-            state.first_round[sender] = message.round
+        # While it catches up, it waits for no neighbor that joined later and does the same.
+        if state.catch_up is None and state.first_round.get(sender) == math.inf:
+            self._wait_for(state, sender, message.round)
         if message.round >= state.round:
             state.inbox.setdefault(message.round, {})[sender] = message.payload
         return self._go_on(state, now)
+
+    def _wait_for(self, state: S, sender: Rank, first_round: int) -> None:
+        """Wait for `sender` from `first_round` on, for it is back and will send every round."""
+        if sender in state.lost:
+            return  # its message was long under way
+        earlier = state.first_round.get(sender, 0)
+        # If it came back twice, its messages may come in the wrong order. To wait too little
+        # does no harm; to wait for rounds that it never sends would last for ever.
+        is_fresh = earlier == math.inf
+        state.first_round[sender] = first_round if is_fresh else max(earlier, first_round)
 
     def _time_out(self, state: S, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
@@ -187,7 +202,10 @@ class RoundBased(ABC, Generic[S]):
     # Coming back.
 
     def _help_to_catch_up(self, state: S, rank: Rank) -> list[Effect]:
-        if rank not in self.topology.all_out_neighbors(state.rank):
+        # Who is catching up itself answers afterwards, from a round that it will keep to.
+        if state.catch_up is not None or rank not in self.topology.all_out_neighbors(
+            state.rank
+        ):
             return []
         next_sent = state.round + state.is_exchanging
         return [Send(rank, Message("catch-up", next_sent, {"params": state.params}))]
@@ -200,7 +218,7 @@ class RoundBased(ABC, Generic[S]):
     def _receive_catch_up(
         self, state: S, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
-        state.first_round[sender] = message.round
+        self._wait_for(state, sender, message.round)
         if state.catch_up is not None:
             state.catch_up[sender] = message
         return self._go_on(state, now)
@@ -220,4 +238,10 @@ class RoundBased(ABC, Generic[S]):
             state.params = answers[furthest].payload["params"]
             state.round = answers[furthest].round
             state.inbox = {r: box for r, box in state.inbox.items() if r >= state.round}
-        return self._begin_round(state, now)
+        announcements = [
+            effect
+            for j in self.topology.all_out_neighbors(state.rank)
+            if j not in state.lost
+            for effect in self._help_to_catch_up(state, j)
+        ]
+        return announcements + self._begin_round(state, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -158,6 +159,5 @@ def _print_table(results: dict[str, Results]) -> None:
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),
         )
-    console = Console()
-    # Rich would cut the names to 80 columns where it is not told a width, as in a pipe.
-    console.print(table, width=None if console.is_terminal else 120)
+    # Where it cannot tell the width, as in a pipe, rich takes 80 columns and cuts the names.
+    Console(width=None if sys.stdout.isatty() else 120).print(table)

@@ -86,7 +86,8 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
             case {"same": number}:
                 return instances[number]
             case {"dataclass": name, "number": number, "fields": fields}:
-                instance = instances[number] = object.__new__(_find_dataclass(name))
+                instance: Any = object.__new__(_find_dataclass(name))
+                instances[number] = instance
                 for field, value in fields.items():
                     # Frozen dataclasses refuse plain assignment.
                     object.__setattr__(instance, field, give(value))

@@ -10,6 +10,7 @@ from edgegossip.experiments.experiment import Comparison, throughput_bound
 from edgegossip.experiments.files import write_json
 from edgegossip.experiments.progress import Progress
 from edgegossip.experiments.results import Results
+from edgegossip.experiments.run_folder import require_folder
 from edgegossip.experiments.runner import run
 
 
@@ -42,12 +43,14 @@ def compare(
     out = Path(out)
     if (out / "events.jsonl").exists():
         raise RunFolderError(f"{out} holds a single run; choose another --out for a comparison")
+    if resume:
+        require_folder(out)
     results: dict[str, Results] = {}
     for name, experiment in comparison.experiments.items():
         results[name] = run(
             experiment,
             out=out / name,
-            resume=resume,
+            resume=resume and (out / name).is_dir(),
             recipe=recipe,
             num_threads=num_threads,
             progress=progress,

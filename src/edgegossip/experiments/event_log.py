@@ -6,12 +6,23 @@ others are the same bytes whenever the same experiment runs.
 
 from __future__ import annotations
 
-import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Message, Rank, Seconds, Trained
+from edgegossip.experiments.files import to_json
+
+_KEPT = (
+    "bytes_sent",
+    "samples_processed",
+    "total_staleness",
+    "num_received",
+    "num_lost",
+    "_sends",  # a line that may grow on
+)
 
 
 class EventLog:
@@ -42,6 +53,8 @@ class EventLog:
         self.num_lost = 0
         self._path = path
         self._sends: dict[str, Any] | None = None
+        if offset:
+            _require_size(path, offset)
         try:
             self._file = path.open("r+b" if offset else "wb")
             self._file.truncate(offset)
@@ -108,28 +121,34 @@ class EventLog:
         self.write(what, time=now, rank=rank)
 
     def flush(self) -> int:
-        """Bring all lines to the disk's file; returns its size in bytes."""
-        self._flush_sends()
+        """Bring all whole lines to the disk; returns the file's size in bytes."""
         try:
             self._file.flush()
+            os.fsync(self._file.fileno())  # a checkpoint must not outlive what it counts on
             return self._file.tell()
         except OSError as error:
             raise _unwritable(self._path, error) from error
 
     def close(self) -> None:
         try:
+            self._flush_sends()
             self.flush()
         finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file even if not everything can be written; once closed, do nothing."""
+        with suppress(OSError):
             self._file.close()
 
-    def counters(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
-        names = ("bytes_sent", "samples_processed", "total_staleness", "num_received")
-        return {name: getattr(self, name) for name in (*names, "num_lost")}
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, besides the size of the file."""
+        return {name: getattr(self, name) for name in _KEPT}
 
-    def restore(self, counters: dict[str, int]) -> None:
-        for name, value in counters.items():
-            setattr(self, name, value)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        for name in _KEPT:
+            setattr(self, name, state[name])
 
     def _flush_sends(self) -> None:
         line, self._sends = self._sends, None
@@ -138,9 +157,18 @@ class EventLog:
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self._file.write(to_json(line, separators=(",", ":")).encode() + b"\n")
         except OSError as error:
             raise _unwritable(self._path, error) from error
+
+
+def _require_size(path: Path, num_bytes: int) -> None:
+    found = path.stat().st_size if path.exists() else 0
+    if found < num_bytes:
+        raise RunFolderError(
+            f"{path} has {found} bytes, but its checkpoint goes on after {num_bytes}; delete "
+            "the checkpoint, and --resume begins from the start"
+        )
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise RunFolderError(
             f"cannot write {path}: {error.strerror}; free some space or choose another --out"
         ) from error
@@ -40,7 +43,30 @@ def write_json(path: Path, content: object) -> None:
     Raises:
         RunFolderError: If it cannot be written.
     """
-    write_atomically(path, json.dumps(content, indent=2).encode() + b"\n")
+    write_atomically(path, to_json(content, indent=2).encode() + b"\n")
+
+
+def to_json(content: object, **style: Any) -> str:  # noqa: ANN401
+    """Say `content` in JSON that every program reads: null for numbers that are not finite.
+
+    >>> to_json({"loss": float("nan")})
+    '{"loss": null}'
+    """
+    try:
+        return json.dumps(content, allow_nan=False, **style)
+    except ValueError:
+        return json.dumps(_without_nan(content), **style)
+
+
+def _without_nan(content: object) -> object:
+    match content:
+        case float() if not math.isfinite(content):
+            return None
+        case dict():
+            return {key: _without_nan(value) for key, value in content.items()}
+        case list() | tuple():
+            return [_without_nan(value) for value in content]
+    return content
 
 
 def save_checkpoint(path: Path, tree: object) -> None:
@@ -69,7 +95,8 @@ def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
         raise RunFolderError(
             f"{path} is not there; --resume needs the --out folder of an interrupted run"
         ) from None
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise RunFolderError(
-            f"{path} is not a checkpoint of this program ({error}); run without --resume"
+            f"{path} is not a checkpoint of this program ({error}); delete it, and --resume "
+            "begins from the start"
         ) from error

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.core.errors import EdgeGossipError, UsageError, unknown_name
 
 if TYPE_CHECKING:  # these import torch, which takes longer than `edgegossip list` may
     from edgegossip.experiments.experiment import Comparison, Experiment
+
+Recipe: TypeAlias = "Callable[..., Experiment | Comparison]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +59,53 @@ RECIPES = {
 }
 
 
-def load_recipe(name: str) -> Callable[..., Experiment | Comparison]:
+def load_recipe(name: str) -> Recipe:
     """Find a recipe: one of ours by name, or a function in a file, ``my_recipe.py:name``.
 
     Raises:
-        UsageError: If there is none of that name.
+        UsageError: If there is none of that name, or its file cannot be imported.
     """
     file, colon, function = name.rpartition(":")
     if colon:
-        return _find(_load_file(Path(file)), function)
+        return _find(Path(file), function)
     if name not in RECIPES:
         raise UsageError(
             f"{unknown_name('recipe', name, RECIPES)}; for one of your own, give FILE.py:NAME"
         )
     entry = RECIPES[name]
-    return _find(importlib.import_module(entry.module), entry.function)
+    found: Recipe = getattr(importlib.import_module(entry.module), entry.function)
+    return found
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}; expected a recipe as FILE.py:NAME")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file; expected a recipe as FILE.py:NAME")
+    # A prefix, so that a file called random.py takes nobody else's place.
+    name = f"recipe_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UsageError(f"there is no Python file {path}; expected a recipe as FILE.py:NAME")
     module = importlib.util.module_from_spec(spec)
     # Checkpoints look up the classes of states by module.
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except EdgeGossipError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(path)]
+        where = f"{path}{lines[-1] if lines else ''}"
+        raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
     return module
 
 
-def _find(module: ModuleType, function: str) -> Callable[..., Experiment | Comparison]:
-    found: Callable[..., Experiment | Comparison] | None = getattr(module, function, None)
+def _find(path: Path, function: str) -> Recipe:
+    module = _load_file(path)
+    found: Recipe | None = getattr(module, function, None)
     if found is None or not callable(found):
-        functions = [
-            n for n, v in vars(module).items() if callable(v) and not n.startswith("_")
+        own = [
+            name
+            for name, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
-        raise UsageError(unknown_name(f"recipe in {module.__name__}.py", function, functions))
+        raise UsageError(unknown_name(f"recipe in {path.name}", function, own))
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -39,20 +41,23 @@ class RunFolder:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._experiment = path / "experiment.json"
         self._checkpoint = path / "checkpoint.safetensors"
+        if resume:
+            require_folder(path)
+        # A run killed before it kept anything is resumed from the start.
         self._resume = resume and self._experiment.exists()
         if self._resume:
             self._require_same_experiment()
             return
-        if self.events.exists():
-            raise RunFolderError(
-                f"{path} already holds a run; choose another --out, or --resume it"
-            )
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(
                 f"cannot make {path}: {error.strerror}; choose another --out"
             ) from error
+        if self.events.exists() or (path / "summary.json").exists():
+            raise RunFolderError(
+                f"{path} already holds a run; choose another --out, or --resume it"
+            )
         self.write_json("experiment.json", header)
 
     def _require_same_experiment(self) -> None:
@@ -97,15 +102,33 @@ class RunFolder:
         return results if results.reason in ("finished", "time limit") else None
 
 
+def require_folder(path: Path) -> None:
+    """Raise RunFolderError unless there is a folder to resume."""
+    if not path.is_dir():
+        raise RunFolderError(
+            f"there is no folder {path} to resume; give the --out of an interrupted run, or "
+            "leave out --resume"
+        )
+
+
 def load_results(path: Path) -> Results:
     """Read the results of a run from its folder.
 
     Raises:
         RunFolderError: If a file is missing or damaged.
     """
+    try:
+        return _load_results(path)
+    except (OSError, LookupError, TypeError, safetensors.SafetensorError) as error:
+        raise RunFolderError(
+            f"the results in {path} are damaged ({error}); run it again elsewhere"
+        ) from error
+
+
+def _load_results(path: Path) -> Results:
     summary = read_json(path / "summary.json")
     history = [
-        Evaluation(**{name: line[name] for name in Evaluation.__dataclass_fields__})
+        _evaluation(line)
         for line in _read_lines(path / "events.jsonl")
         if line["type"] == "evaluated"
     ]
@@ -130,12 +153,22 @@ def read_json(path: Path) -> dict[str, Any]:
         RunFolderError: If it is missing or damaged.
     """
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing; {path.parent} is no run folder") from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path} is no JSON object; run it again")
     return content
+
+
+def _evaluation(line: dict[str, Any]) -> Evaluation:
+    values: dict[str, Any] = {name: line[name] for name in Evaluation.__dataclass_fields__}
+    # JSON has no number for what diverged.
+    for name, value in values.items():
+        values[name] = math.nan if value is None else value
+    return Evaluation(**values)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.core.errors import EdgeGossipError, RunFolderError
+from edgegossip.core.errors import EdgeGossipError, RunFolderError, TrainingError
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
@@ -145,34 +145,45 @@ class _Run:
         self._samples_before = self._log.samples_processed
 
     def execute(self) -> Results:
+        """Simulate to the end, or until asked to stop, and leave a whole folder either way."""
         try:
-            self._simulate()
-        except KeyboardInterrupt:
-            # Asked twice: the last checkpoint has to do.
-            self._end("interrupted")
-            raise Interrupted(self._how_to_resume()) from None
-        except EdgeGossipError as error:
-            if not isinstance(error, RunFolderError):
-                self._end("failed", error)
-            raise
+            if not self._simulate_or_keep():
+                self._end("interrupted")
+                raise Interrupted(self._how_to_resume())
+            results = self._end("finished" if self.simulator.is_over else "time limit")
+            self._folder.drop_checkpoint()
+        finally:
+            self._log.abandon()
         if self.simulator.should_stop:
-            self._keep()
-            self._end("interrupted")
-            raise Interrupted(self._how_to_resume())
-        results = self._end("finished" if self.simulator.is_over else "time limit")
-        self._folder.drop_checkpoint()
+            raise Interrupted(self._how_to_resume())  # a comparison must not go on
         return results
 
-    def _simulate(self) -> None:
+    def _simulate_or_keep(self) -> bool:
+        """Say whether the run has come to its end; if it was stopped, keep where it stands."""
+        try:
+            has_ended = self._simulate()
+            if not has_ended:
+                self._keep()
+        except KeyboardInterrupt:
+            return False  # asked twice: the last checkpoint has to do
+        except RunFolderError:
+            raise
+        except Exception as error:
+            self._end("failed", error)
+            raise
+        return has_ended
+
+    def _simulate(self) -> bool:
+        """Say whether the run has come to its end, or was asked to stop before."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
         while True:
             until = min(self._num_evaluations * self._interval, limit)
             is_over = simulator.run(until)
-            if simulator.should_stop:
-                return
+            if simulator.should_stop and not is_over:
+                return False
             self._evaluate(simulator.now if is_over else until)
             if is_over or until == limit:
-                return
+                return True
             if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
                 self._keep()
 
@@ -254,12 +265,17 @@ class _Run:
 
     def _keep(self) -> None:
         """Write a checkpoint; everything before it is final."""
-        simulator = self.simulator.state_dict()
+        try:
+            simulator = self.simulator.state_dict()
+        except TrainingError:
+            # Work under way that virtual time has not come to, and may never; the last
+            # checkpoint has to do.
+            return
         self._folder.save_checkpoint(
             {
                 "simulator": simulator,
                 "log_size": self._log.flush(),
-                "counters": self._log.counters(),
+                "log": self._log.state_dict(),
                 "history": self._history,
                 "num_evaluations": self._num_evaluations,
                 "wall_seconds": self._wall_seconds,
@@ -268,8 +284,15 @@ class _Run:
         self._last_checkpoint = time.monotonic()
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
-        self.simulator.load_state_dict(checkpoint["simulator"])
-        self._log.restore(checkpoint["counters"])
+        try:
+            self.simulator.load_state_dict(checkpoint["simulator"])
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            self._log.abandon()
+            raise RunFolderError(
+                f"the checkpoint in {self._folder.path} does not fit this experiment "
+                f"({error}); was its code changed? - choose another --out"
+            ) from error
+        self._log.load_state_dict(checkpoint["log"])
         self._history = checkpoint["history"]
         self._num_evaluations = checkpoint["num_evaluations"]
         self._wall_before = checkpoint["wall_seconds"]

@@ -40,13 +40,15 @@ class Membership:
         self.is_online[rank] = True
         yield from self.detect(now, of=rank)
         for other, is_online in enumerate(self.is_online):
-            if other == rank or not is_online or self.are_separated(other, rank, now):
+            if other == rank or not is_online:
                 continue
             if (other, rank) not in self.believed_lost:
                 # It came back before anyone noticed, but what it held is gone all the same.
+                self.believed_lost[other, rank] = None
                 yield other, WorkerLost(rank)
-            self.believed_lost.pop((other, rank), None)
-            yield other, WorkerJoined(rank, has_restarted=True)
+            if not self.are_separated(other, rank, now):
+                del self.believed_lost[other, rank]
+                yield other, WorkerJoined(rank, has_restarted=True)
 
     def detect(self, now: Seconds, of: Rank | None = None) -> Iterator[Notice]:
         """Tell every worker (or only worker `of`) whom it cannot reach and does not know of."""

@@ -260,8 +260,6 @@ class Simulator(Generic[State]):
 
     def _finish_training(self, rank: Rank, training: Training) -> None:
         record = self._records[rank]
-        if training is not record.training:
-            return  # the worker crashed meanwhile
         record.training = None
         self._num_open -= 1
         result = training.pending.result()
@@ -341,7 +339,7 @@ class Simulator(Generic[State]):
     # Timers and the end.
 
     def _set_timer(self, rank: Rank, effect: SetTimer) -> None:
-        # Serials are never used twice, so a crashed worker's timers do not wake its successor.
+        # Serials are never used twice, so that an earlier setting of this name does not fire.
         self._records[rank].alarms[effect.name] = self._order
         if effect.at < math.inf:
             self._push(max(self.now, effect.at), rank, Alarm(effect.name, self._order))
@@ -370,6 +368,12 @@ class Simulator(Generic[State]):
         self._membership.crash(rank)
         self._trainers.pop(rank, None)
         self._records[rank] = WorkerRecord(incarnation=record.incarnation + 1)
+        # What it was doing and about to hear is gone with it. In place: the loop holds the list.
+        kept = (Crash, Recover, Delivery)
+        self._queue[:] = [
+            entry for entry in self._queue if entry[2] != rank or isinstance(entry[3], kept)
+        ]
+        heapq.heapify(self._queue)
         for _, _, _, item in self._queue:
             if isinstance(item, Delivery) and item.sender == rank and item.sent_end > self.now:
                 item.is_cut_off = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ def phones(
     )
     entries = _read(path, hint)
     try:
-        scores = [(str(e["Model"]), float(e["CPU_F_AI_Score"])) for e in entries]
+        scores = [(str(e["Model"]), _positive(e["CPU_F_AI_Score"])) for e in entries]
         fastest = max(score for _, score in scores)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} has an entry without {error}; expected {hint}") from None
+        raise DataError(f"{path}: {error!r}; expected {hint}") from None
     chosen = [
         scores[int(uniform(seed, rank, "phone") * len(scores))] for rank in range(num_workers)
     ]
@@ -66,20 +67,27 @@ def gpus(
     try:
         by_gpu = {
             gpu: {ast.literal_eval(name)[0]: speeds["null"] for name, speeds in jobs.items()}
-            for gpu, jobs in measured.items()
+            for gpu, jobs in sorted(measured.items())
             if "unconsolidated" not in gpu
         }
+        known = set.intersection(*map(set, by_gpu.values()))
+        if job not in known:
+            raise DataError(f"{path}: {unknown_name('job', job, known)}")
         batch_size = int(job.rstrip(")").rsplit(" ", 1)[-1])
+        speeds = [(gpu, batch_size * _positive(jobs[job])) for gpu, jobs in by_gpu.items()]
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path}, job {job!r}: {error}; expected {hint}") from None
-    known = sorted(set.intersection(*(set(jobs) for jobs in by_gpu.values())))
-    if job not in known:
-        raise DataError(f"{path}: {unknown_name('job', job, known)}")
-    names = sorted(by_gpu)
+        raise DataError(f"{path}, job {job!r}: {error!r}; expected {hint}") from None
     chosen = [
-        names[int(uniform(seed, rank, "gpu") * len(names))] for rank in range(num_workers)
+        speeds[int(uniform(seed, rank, "gpu") * len(speeds))] for rank in range(num_workers)
     ]
-    return tuple(Platform(name=gpu, throughput=batch_size * by_gpu[gpu][job]) for gpu in chosen)
+    return tuple(Platform(name=gpu, throughput=throughput) for gpu, throughput in chosen)
+
+
+def _positive(value: Any) -> float:  # noqa: ANN401
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{number} is not a speed")
+    return number
 
 
 def _read(path: Path, hint: str) -> Any:  # noqa: ANN401

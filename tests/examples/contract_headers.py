@@ -1,0 +1,189 @@
+"""What `docs/contract.md` leaves out of its four systems: imports, states, fields, `init`, `role`.
+
+`test_contract_page.py` puts the page's blocks of code, in their order, where this file says
+so. It is a module of its own so that formatter, lint and types look at it too.
+"""
+# ruff: noqa: F401 - the page uses what this file does not.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.protocol import (
+    WORKER,
+    Algorithm,
+    Effect,
+    Epochs,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Message,
+    Payload,
+    Predict,
+    Predicted,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    State,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.core.topology import Topology
+
+SERVER: Rank = 0
+
+
+class Compressor(Protocol):
+    def compress(self, tensor: Tensor) -> Payload: ...
+
+    def decompress(self, payload: Payload) -> Tensor: ...
+
+
+# 1. A server, and workers that commit at a searched rate.
+
+
+@dataclass(slots=True, kw_only=True)
+class CommitterState(WorkerState):
+    base: Tensor
+    interval: Seconds
+    is_due: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState(WorkerState):
+    num_commits: dict[Rank, int]
+    target: int = 0
+    rate: int = 1
+    loss: float = math.inf
+    best_gain: float = -math.inf
+    is_searching: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADSP:
+    num_workers: int
+    window: Seconds
+    epoch: Seconds
+    duration: Seconds
+    min_interval: Seconds
+
+    def role(self, rank: Rank) -> Role:
+        if rank == SERVER:
+            return Role("server", has_data=False)
+        return Role("worker", is_evaluated=False)
+
+    def init(self, rank: Rank, params: Tensor) -> CommitterState | ServerState:
+        if rank == SERVER:
+            num_commits = dict.fromkeys(range(1, self.num_workers + 1), 0)
+            return ServerState(rank=rank, params=params, num_commits=num_commits)
+        return CommitterState(rank=rank, params=params, base=params, interval=self.window)
+
+    # The page's next block.
+    # The page's next block.
+
+
+# 2. Compressed push-sum over links that lose messages.
+
+
+@dataclass(slots=True, kw_only=True)
+class SparsePushState(WorkerState):
+    error: Tensor
+    weight: float = 1.0
+    num_sent: int = 0
+    unacknowledged: dict[tuple[Rank, int], Message] = field(default_factory=dict)
+    merged: dict[tuple[Rank, int], None] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    is_waiting: bool = False
+
+    @property
+    def estimate(self) -> Tensor:
+        return self.params if self.is_waiting else self.params / self.weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsePush:
+    topology: Topology
+    compressor: Compressor
+    consensus_step: float
+    num_rounds: int
+    timeout: Seconds
+
+    def role(self, rank: Rank) -> Role:
+        return WORKER
+
+    def init(self, rank: Rank, params: Tensor) -> SparsePushState:
+        return SparsePushState(rank=rank, params=params, error=torch.zeros_like(params))
+
+    # The page's next block.
+
+
+# 3. A wrapper around any epoch-wise algorithm.
+
+
+@dataclass(slots=True, kw_only=True)
+class BalancedState(WorkerState, Generic[State]):
+    inner: State
+    num_samples: int = 0
+    waiting: Train | None = None
+    forecasts: dict[Rank, tuple[int, Seconds]] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+
+    @property
+    def estimate(self) -> Tensor:
+        return self.inner.estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeGossip(Generic[State]):
+    inner: Algorithm[State]
+    num_workers: int
+    timeout: Seconds
+
+    def role(self, rank: Rank) -> Role:
+        return self.inner.role(rank)
+
+    def init(self, rank: Rank, params: Tensor) -> BalancedState[State]:
+        return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
+
+    # The page's next block.
+
+
+# 4. Three stages of one model.
+
+
+@dataclass(slots=True, kw_only=True)
+class StageState(WorkerState):
+    jobs: list[Message] = field(default_factory=list)
+    job: Message | None = None
+    unanswered: dict[int, Payload] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    num_stages: int
+    num_rounds: int
+    depth: int
+    timeout: Seconds
+
+    def role(self, rank: Rank) -> Role:
+        return Role(f"stage-{rank}", has_data=rank == 0)
+
+    def init(self, rank: Rank, params: Tensor) -> StageState:
+        return StageState(rank=rank, params=params)
+
+    # The page's next block.

@@ -1,0 +1,96 @@
+"""What the documentation shows runs as printed, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgegossip as eg
+from edgegossip.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def python_blocks(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert blocks, f"{page} shows no Python"
+    return blocks
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a forge gives to headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.fixture(autouse=True)
+def work_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_readme_trains_a_model_of_the_readers_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for block in python_blocks("README.md"):
+        exec(compile(block, "README.md", "exec"), {})
+    assert re.search(r"\d+\.\d% after \d+ virtual seconds", capsys.readouterr().out)
+    assert json.loads(Path("runs/signs/summary.json").read_text())["final_accuracy"] > 0.8
+
+
+def test_own_model_example_learns_and_writes_its_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runpy.run_path(str(ROOT / "examples/own_model.py"), run_name="__main__")
+    assert Path(capsys.readouterr().out.split()[-1]).is_file()
+
+
+def test_own_recipe_example_is_compared_by_the_command_line() -> None:
+    recipe = f"{ROOT / 'examples/own_recipe.py'}:skewed_digits"
+    options = ["--num-workers", "4", "--max-seconds", "0.5", "--out", "out"]
+    assert main(["compare", recipe, *options]) == 0
+    runs = json.loads(Path("out/summary.json").read_text())["runs"]
+    assert list(runs) == ["gossip", "gosgd"]
+    assert "crashed" in Path("out/gosgd/events.jsonl").read_text()
+
+
+def test_recipe_in_the_documentation_runs() -> None:
+    [recipe] = [block for block in python_blocks("docs/recipes.md") if "my_recipe.py" in block]
+    Path("my_recipe.py").write_text(recipe)
+    options = ["--only", "ten", "--num-rounds", "2", "--out", "out"]
+    assert main(["run", "my_recipe.py:two_rings", *options]) == 0
+
+
+def test_sensor_data_is_converted_as_documented() -> None:
+    [convert] = [block for block in python_blocks("docs/recipes.md") if "uci_har" in block]
+    for split, labels in (("train", [5, 1, 2]), ("test", [1, 2])):
+        folder = Path("UCI HAR Dataset", split)
+        (folder / "Inertial Signals").mkdir(parents=True)
+        for kind in ("body_acc", "body_gyro", "total_acc"):
+            for axis in "xyz":
+                file = folder / "Inertial Signals" / f"{kind}_{axis}_{split}.txt"
+                np.savetxt(file, np.zeros((len(labels), 128)))
+        np.savetxt(folder / f"y_{split}.txt", labels, fmt="%d")
+        np.savetxt(folder / f"subject_{split}.txt", labels, fmt="%d")
+    exec(compile(convert, "recipes.md", "exec"), {})
+    dataset = eg.har(".")
+    assert dataset.input_shape == (9, 128)
+    assert dataset.train.labels.tolist() == [4, 0, 1]
+    assert dataset.subjects is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {link}"
+        if anchor:
+            assert anchor in anchors(file), f"{page.name} links to {link}"

@@ -1,0 +1,288 @@
+"""Hundreds of random worlds: speeds, links, loss, crashes. Nobody hangs, invariants hold.
+
+A failure names its world. To run that one alone, for every algorithm::
+
+    EDGEGOSSIP_SWARM_SEED=17 pytest tests/swarm
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import ALGORITHMS, AnyAlgorithm
+from tests.worlds import TARGETS, Recorder, Watched, make_world
+
+from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.core.protocol import (
+    Algorithm,
+    Event,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    Started,
+    WorkerState,
+)
+from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.core.topology import (
+    Topology,
+    complete,
+    from_edges_by_round,
+    random_regular,
+    ring,
+    star,
+)
+from edgegossip.sim.fault import Crash, Delay, Drop, Fault, Faults, Partition, Recover
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+from edgegossip.sim.simulator import Simulator
+
+ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
+SEEDS = range(40) if ONE_SEED is None else [int(ONE_SEED)]
+MANY_SEEDS = range(40, 1000)
+MAX_EVENTS = 20_000  # a world needs some hundreds
+
+# Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
+# the targets and the start span, whatever goes wrong.
+LOWEST = TARGETS.amin(0).clamp(max=0.0) - 1e-5
+HIGHEST = TARGETS.amax(0).clamp(min=0.0) + 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What one seed draws."""
+
+    algorithm: AnyAlgorithm
+    platforms: tuple[Platform, ...]
+    links: Links
+    faults: Faults
+
+    wire: bool
+
+    def simulator(self, checks: Checks | None = None) -> Simulator[Any]:
+        """A simulator of it, watched by `checks`."""
+        algorithm: Algorithm[Any] = self.algorithm
+        if checks is not None:
+            algorithm = Watched(algorithm, before=checks.before, after=checks.after)
+        simulator = make_world(
+            algorithm,
+            platforms=self.platforms,
+            links=self.links,
+            faults=self.faults,
+            observer=checks,
+            wire=self.wire,
+            lr=0.3,
+        )
+        if checks is not None:
+            checks.simulator = simulator
+        return simulator
+
+
+def draw_world(algorithm: AnyAlgorithm, seed: int) -> World:
+    """The world of `seed`: half of them lose messages, and have a timeout."""
+    draw = random.Random(seed)
+    num_workers = draw.randint(2, 6)
+    is_lossy = draw.random() < 0.5
+    faults = draw_faults(draw, num_workers, is_lossy)
+    overrides = {
+        (i, j): Link(latency=draw.uniform(0, 5), bandwidth=10 ** draw.uniform(1.5, 4))
+        for i in range(num_workers)
+        for j in range(num_workers)
+        if draw.random() < 0.2
+    }
+    default = Link(latency=draw.choice([0.0, 0.1, 1.0]), bandwidth=10 ** draw.uniform(2, 6))
+    topology = draw_topology(draw, num_workers)
+    if isinstance(algorithm, AllReduce):
+        topology = complete(num_workers)
+    varied = replace(algorithm, topology=topology, num_rounds=draw.randint(1, 8))
+    if isinstance(varied, RoundBased) and is_lossy:
+        varied = replace(varied, timeout=draw.uniform(0.1, 10))
+    return World(
+        algorithm=varied,
+        platforms=tuple(
+            Platform(throughput=10 ** draw.uniform(-0.5, 1)) for _ in range(num_workers)
+        ),
+        links=Links(default=default, overrides=overrides),
+        faults=faults,
+        wire=draw.random() < 0.3,
+    )
+
+
+def draw_topology(draw: random.Random, num_workers: int) -> Topology:
+    matchings = [[(i, i + 1) for i in range(start, num_workers - 1, 2)] for start in range(2)]
+    regular = min(num_workers - 1, 4 if num_workers > 4 else 2)
+    return draw.choice(
+        [
+            ring(num_workers),
+            star(num_workers),
+            complete(num_workers),
+            random_regular(num_workers, regular, seed=0),
+            from_edges_by_round(num_workers, matchings),
+        ]
+    )
+
+
+def draw_faults(draw: random.Random, num_workers: int, is_lossy: bool) -> Faults:
+    detection_time = draw.choice([0.0, 0.5, 3.0])
+    script: list[Fault] = []
+    for _ in range(draw.randint(0, 4)):
+        rank, at = draw.randrange(num_workers), draw.uniform(0, 15)
+        if draw.random() < 0.3:
+            rank, at = num_workers - 1, 2.0  # some crash together
+        script.append(Crash(at=at, rank=rank))
+        if draw.random() < 0.9:
+            script.append(Recover(at=at + draw.choice([0.0, 0.1, 1.0, 10.0]), rank=rank))
+    if draw.random() < 0.4:
+        script.append(Delay(seconds=draw.choice([1.0, 10.0])))
+    if draw.random() < 0.4:
+        start = draw.uniform(0, 10)
+        group = tuple(draw.sample(range(num_workers), draw.randint(1, num_workers - 1)))
+        # One that ends before it is noticed loses messages silently.
+        shortest = 0.0 if is_lossy else detection_time + 0.01
+        end = start + shortest + draw.choice([0.1, 1.0, 10.0])
+        script.append(Partition(start=start, end=end, group=group))
+    if is_lossy:
+        script.append(Drop(probability=draw.choice([0.0, 0.1, 0.5])))
+    return Faults(script=tuple(script), detection_time=detection_time, seed=draw.randrange(99))
+
+
+@dataclass
+class Checks(Recorder):
+    """Looks at every worker after every event, and at every message."""
+
+    simulator: Simulator[Any] = field(init=False)
+    in_flight: dict[int, Message] = field(default_factory=dict)
+    crashed: set[Rank] = field(default_factory=set)
+    waking: set[Rank] = field(default_factory=set)  # recovered, not yet started
+    lost_weight: float = 0.0
+    num_events: int = 0
+
+    def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
+        self.num_events += 1
+        assert self.num_events < MAX_EVENTS, "it goes on for ever"
+        self.require_total_weight()  # now that the last event's messages are on their way
+        self.round_before = state.round
+        if isinstance(event, Received):
+            del self.in_flight[id(event.message)]
+        if isinstance(event, Started):
+            self.waking.discard(state.rank)
+
+    def after(self, state: WorkerState, event: Event, now: Seconds) -> None:
+        assert state is self.simulator.states[state.rank]
+        assert state.round >= self.round_before
+        assert bool((state.estimate >= LOWEST).all() and (state.estimate <= HIGHEST).all())
+        if isinstance(state, GoSGDState):
+            assert not (state.has_finished and state.queue)
+
+    def require_total_weight(self) -> None:
+        """Fail if a GoSGD run has lost or won weight."""
+        if isinstance(self.simulator.states[0], GoSGDState):
+            assert self.total_weight() == pytest.approx(1.0, abs=1e-12)
+
+    def total_weight(self) -> float:
+        """Of all workers, of the messages under way, and of what crashes and loss took."""
+        online = [state for state in self.simulator.states if state.rank not in self.crashed]
+        under_way = sum(map(weight_of, self.in_flight.values()))
+        return sum(map(self.weight_held_by, online)) + under_way + self.lost_weight
+
+    def weight_held_by(self, state: GoSGDState) -> float:
+        own = 0.0 if state.rank in self.waking else state.weight
+        return own + sum(weight_of(message) for _, message in state.queue)
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        num_bytes: int,
+        uplink: tuple[Seconds, Seconds],
+    ) -> None:
+        super().sent(now, rank, receiver, message, num_bytes, uplink)
+        self.in_flight[id(message)] = message
+
+    def lost(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
+    ) -> None:
+        super().lost(now, rank, sender, message, reason)
+        self.lost_weight += weight_of(self.in_flight.pop(id(message)))
+
+    def changed(self, now: Seconds, rank: Rank, what: str) -> None:
+        super().changed(now, rank, what)
+        state = self.simulator.states[rank]
+        if what == "crashed":
+            if isinstance(state, GoSGDState):
+                self.lost_weight += self.weight_held_by(state)
+            self.crashed.add(rank)
+            self.waking.discard(rank)
+        elif what == "recovered":
+            self.crashed.discard(rank)
+            self.waking.add(rank)
+
+
+def weight_of(message: Message) -> float:
+    """What a GoSGD message carries; other algorithms' messages carry none."""
+    return float(message.payload.get("weight", 0.0))
+
+
+def check_world(world: World) -> None:
+    checks = Checks()
+    simulator = world.simulator(checks)
+    assert simulator.run()
+    checks.require_unchanged_payloads()
+    assert not checks.in_flight
+    checks.require_total_weight()
+    algorithm = world.algorithm
+    exchanges = algorithm.exchanges_per_round if isinstance(algorithm, RoundBased) else 1
+    for rank, state in enumerate(simulator.states):
+        if rank not in checks.crashed:
+            assert state.round == algorithm.num_rounds * exchanges
+
+
+@contextmanager
+def replayable(name: str, seed: int) -> Iterator[None]:
+    """Say in a failure which world it was, and how to see it again."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{name} in world {seed}: {draw_world(ALGORITHMS[name], seed)}")
+        error.add_note(f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest tests/swarm -k {name}")
+        raise
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_world_breaks_it(name: str) -> None:
+    for seed in SEEDS:
+        with replayable(name, seed):
+            check_world(draw_world(ALGORITHMS[name], seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_none_of_very_many_worlds_breaks_it(name: str) -> None:
+    for seed in MANY_SEEDS:
+        with replayable(name, seed):
+            check_world(draw_world(ALGORITHMS[name], seed))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
+    for seed in SEEDS[:8]:
+        with replayable(name, seed):
+            world = draw_world(ALGORITHMS[name], seed)
+            whole, first, second = (world.simulator() for _ in range(3))
+            whole.run()
+            first.run(until=whole.now / 2)
+            second.load_state_dict(assemble(*dismantle(first.state_dict())))
+            assert second.run()
+            assert second.num_events == whole.num_events
+            assert torch.equal(torch.stack(second.estimates()), torch.stack(whole.estimates()))

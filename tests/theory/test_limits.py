@@ -1,0 +1,264 @@
+"""Limit cases that tie algorithms together, and properties that all of them share."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import (
+    NUM_ROUNDS,
+    NUM_WORKERS,
+    AnyAlgorithm,
+    each_algorithm,
+    each_synchronous,
+)
+from tests.worlds import (
+    NUM_PARAMS,
+    TARGETS,
+    UNEVEN,
+    Recorder,
+    final_params,
+    make_world,
+)
+from torch import Tensor
+
+from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.core.protocol import Effect, Event, Rank, Role, Seconds, Steps, WorkerState
+from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.core.topology import Topology, complete, ring
+from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.sim.fault import Crash, Faults, Recover
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+from edgegossip.sim.pool import ComputePool
+
+UNEVEN_LINKS = Links(
+    default=Link(latency=0.2, bandwidth=1e4),
+    overrides={(0, 1): Link(latency=9.0), (3, 2): Link(latency=0.1, bandwidth=40.0)},
+)
+
+
+# Limit cases.
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_gossip_on_the_complete_graph_is_all_reduce(local_steps: int) -> None:
+    graph = complete(5)
+    gossip = Gossip(topology=graph, num_rounds=4, local_steps=local_steps)
+    all_reduce = AllReduce(topology=graph, num_rounds=4, local_steps=local_steps)
+    torch.testing.assert_close(
+        final_params(make_world(gossip)), final_params(make_world(all_reduce))
+    )
+
+
+def test_epoch_gossip_is_gossip_where_an_epoch_is_one_step() -> None:
+    arguments: dict[str, Any] = {"topology": ring(5), "num_rounds": 4}
+    one, other = EpochGossip(**arguments), Gossip(**arguments)
+    assert torch.equal(final_params(make_world(one)), final_params(make_world(other)))
+
+
+def test_gosgd_that_never_pushes_trains_alone() -> None:
+    algorithm = GoSGD(topology=complete(5), num_rounds=7, exchange_probability=0.0)
+    after = final_params(make_world(algorithm))
+    alone = [train_alone(rank, num_rounds=7, work=Steps(1)) for rank in range(5)]
+    assert torch.equal(after, torch.stack(alone))
+
+
+@each_algorithm
+def test_one_worker_alone_is_plain_sgd(algorithm: AnyAlgorithm) -> None:
+    local_steps = getattr(algorithm, "local_steps", 1)
+    lonely = replace(algorithm, topology=complete(1))
+    after = final_params(make_world(lonely, platforms=[Platform(throughput=1.0)]))
+    expected = train_alone(0, algorithm.num_rounds, Steps(local_steps))
+    assert torch.equal(after[0], expected)
+
+
+def train_alone(rank: Rank, num_rounds: int, work: Steps) -> Tensor:
+    params = torch.zeros(NUM_PARAMS)
+    for _ in range(num_rounds):
+        params = QuadraticTrainer(TARGETS[rank]).train(params, work, {}).params
+    return params
+
+
+# Properties that all share.
+
+
+@each_algorithm
+def test_equal_arguments_give_equal_traces_and_bits(algorithm: AnyAlgorithm) -> None:
+    first, second = Recorder(), Recorder()
+    results = [
+        final_params(
+            make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, observer=recorder)
+        )
+        for recorder in (first, second)
+    ]
+    assert torch.equal(*results)
+    assert first.trace == second.trace
+
+
+@each_synchronous
+def test_speed_and_links_change_the_time_but_not_the_result(
+    algorithm: RoundBased[Any],
+) -> None:
+    even = make_world(algorithm)
+    uneven = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS)
+    assert torch.equal(final_params(even), final_params(uneven))
+    assert uneven.now > even.now
+
+
+@each_algorithm
+def test_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
+    plain = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS)
+    wired = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, wire=True)
+    assert torch.equal(final_params(plain), final_params(wired))
+    assert plain.now == wired.now
+    assert plain.num_events == wired.num_events
+
+
+@each_algorithm
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_threads_change_nothing(algorithm: AnyAlgorithm, num_threads: int) -> None:
+    plain = final_params(make_world(algorithm, platforms=UNEVEN))
+    with ComputePool(num_threads) as pool:
+        threaded = final_params(make_world(algorithm, platforms=UNEVEN, pool=pool))
+    assert torch.equal(plain, threaded)
+
+
+@each_algorithm
+def test_what_was_sent_never_changes(algorithm: AnyAlgorithm) -> None:
+    recorder = Recorder()
+    make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, observer=recorder).run()
+    assert recorder.messages
+    recorder.require_unchanged_payloads()
+
+
+@each_algorithm
+def test_starting_parameters_are_not_written_to(algorithm: AnyAlgorithm) -> None:
+    params = torch.zeros(NUM_PARAMS)
+    states = [algorithm.init(rank, params) for rank in range(NUM_WORKERS)]
+    world = make_world(algorithm)
+    world.states[:] = states
+    assert world.run()
+    assert torch.equal(params, torch.zeros(NUM_PARAMS))
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Handles each event with a copy of the state too, which must come to the same."""
+
+    inner: AnyAlgorithm
+
+    def init(self, rank: Rank, params: Tensor) -> WorkerState:
+        state: WorkerState = self.inner.init(rank, params)
+        return state
+
+    def role(self, rank: Rank) -> Role:
+        return self.inner.role(rank)
+
+    def handle(self, state: Any, event: Event, now: Seconds) -> list[Effect]:  # noqa: ANN401
+        copies = [copy.deepcopy(state), assemble(*dismantle(state))]
+        effects = self.inner.handle(state, event, now)
+        for other in copies:
+            answer = self.inner.handle(other, event, now)
+            require_same((other, answer), (state, effects))
+        return effects
+
+
+def require_same(one: object, other: object) -> None:
+    plain, tensors = dismantle(one)
+    expected, expected_tensors = dismantle(other)
+    # Which tensors are one and the same object may differ; how they are nested may not.
+    assert flatten(plain, tensors) == flatten(expected, expected_tensors)
+
+
+def flatten(plain: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
+    """`plain` with the values of its tensors in place."""
+    match plain:
+        case list():
+            return [flatten(element, tensors) for element in plain]
+        case {"tensor": name}:
+            return tensors[name].tolist()
+        case dict():
+            return {key: flatten(value, tensors) for key, value in plain.items()}
+    return plain
+
+
+@each_algorithm
+def test_state_survives_being_copied_and_kept_at_any_event(algorithm: AnyAlgorithm) -> None:
+    faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
+    world = make_world(Twice(algorithm), platforms=UNEVEN, links=UNEVEN_LINKS, faults=faults)
+    assert world.run()
+
+
+@each_synchronous
+def test_generous_timeout_changes_nothing(algorithm: RoundBased[Any]) -> None:
+    patient = replace(algorithm, timeout=1e6)
+    before = final_params(make_world(algorithm, platforms=UNEVEN))
+    assert torch.equal(final_params(make_world(patient, platforms=UNEVEN)), before)
+
+
+@each_algorithm
+def test_worker_that_comes_back_ends_where_the_others_do(algorithm: AnyAlgorithm) -> None:
+    faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
+    recorder = Recorder()
+    world = make_world(algorithm, faults=faults, observer=recorder)
+    assert world.run()
+    assert [what for _, rank, what in recorder.trace if rank == 1][-1] == "finished"
+    rounds = {state.round for state in world.states}
+    assert len(rounds) == 1
+
+
+@each_algorithm
+def test_worker_that_stays_away_does_not_stop_the_others(algorithm: AnyAlgorithm) -> None:
+    world = make_world(algorithm, faults=Faults(script=(Crash(at=2.5, rank=1),)))
+    assert world.run()
+    finished = {state.round for state in world.states if state.rank != 1}
+    assert len(finished) == 1
+
+
+@each_synchronous
+def test_all_crash_together_and_start_over(algorithm: RoundBased[Any]) -> None:
+    script = [Crash(at=2.5, rank=rank) for rank in range(NUM_WORKERS)]
+    back = [Recover(at=4.0 + rank % 2, rank=rank) for rank in range(NUM_WORKERS)]
+    world = make_world(algorithm, faults=Faults(script=(*script, *back)))
+    assert world.run()
+    assert {state.round for state in world.states} == {
+        NUM_ROUNDS * algorithm.exchanges_per_round
+    }
+
+
+@each_algorithm
+def test_crash_before_the_start_and_return_at_once_does_no_harm(
+    algorithm: AnyAlgorithm,
+) -> None:
+    faults = Faults(script=(Crash(at=0.0, rank=2), Recover(at=0.0, rank=2)))
+    assert make_world(algorithm, faults=faults).run()
+
+
+def test_neighbors_that_catch_up_after_a_common_crash_do_not_wait_for_each_other() -> None:
+    # On a ring, ranks 0 and 1 come back to neighbors that are several rounds apart.
+    platforms = [Platform(throughput=speed) for speed in (1.0, 1.0, 0.2, 1.0, 1.0, 5.0)]
+    script = [Crash(at=0.5, rank=0), Crash(at=0.5, rank=1)]
+    script_back = [Recover(at=8.0, rank=0), Recover(at=8.1, rank=1)]
+    faults = Faults(script=(*script, *script_back), detection_time=0.1)
+    links = Links(default=Link(latency=0.2))
+    algorithm = Gossip(topology=ring(6), num_rounds=12)
+    world = make_world(algorithm, platforms=platforms, faults=faults, links=links)
+    assert world.run()
+    assert {state.round for state in world.states} == {12}
+
+
+@pytest.mark.parametrize("topology", [ring(2), ring(3), complete(2)], ids=repr)
+def test_smallest_worlds_work(topology: Topology) -> None:
+    platforms = [Platform(throughput=1.0)] * topology.num_workers
+    after = final_params(
+        make_world(Gossip(topology=topology, num_rounds=200), platforms=platforms)
+    )
+    torch.testing.assert_close(after.mean(0), TARGETS[: topology.num_workers].mean(0))

@@ -1,0 +1,37 @@
+"""Errors say what was given, what is allowed and what was probably meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgegossip.core import errors
+from edgegossip.core.errors import EdgeGossipError, unknown_name
+
+
+def test_a_near_miss_is_hinted_at() -> None:
+    text = unknown_name("recipe", "quikstart", {"quickstart": 1, "mnist": 2})
+    assert text.startswith("unknown recipe 'quikstart'; choose one of 'mnist', 'quickstart'")
+    assert text.endswith("(did you mean 'quickstart'?)")
+
+
+def test_a_far_miss_is_not() -> None:
+    assert "did you mean" not in unknown_name("recipe", "zzz", ["quickstart"])
+
+
+def test_there_may_be_nothing_to_choose_from() -> None:
+    assert "unknown recipe 'x'" in unknown_name("recipe", "x", [])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.UsageError,
+        errors.DataError,
+        errors.TrainingError,
+        errors.RunFolderError,
+        errors.LocalProtocolError,
+    ],
+)
+def test_all_our_errors_can_be_caught_as_one(kind: type[EdgeGossipError]) -> None:
+    assert issubclass(kind, EdgeGossipError)
+    assert not issubclass(kind, ValueError)

@@ -1,0 +1,88 @@
+"""The compute pool runs every task once, wherever it runs it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import count
+
+import pytest
+import torch
+
+from edgegossip.sim.pool import ComputePool
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_every_task_gives_its_own_result(num_threads: int) -> None:
+    with ComputePool(num_threads) as pool:
+        pending = [pool.submit(lambda k=k: k * k) for k in range(20)]  # type: ignore[misc]
+        assert [one.result() for one in reversed(pending)] == [k * k for k in range(20)][::-1]
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_task_runs_once_however_often_it_is_asked(num_threads: int) -> None:
+    calls = count()
+    with ComputePool(num_threads) as pool:
+        pending = pool.submit(lambda: next(calls))
+        assert [pending.result() for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_task_that_fails_fails_again_the_same_way(num_threads: int) -> None:
+    calls = count()
+
+    def fail() -> None:
+        raise RuntimeError(f"call {next(calls)}")
+
+    with ComputePool(num_threads) as pool:
+        pending = pool.submit(fail)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="call 0"):
+                pending.result()
+
+
+def test_without_threads_a_task_waits_until_it_is_asked_for() -> None:
+    started: list[str] = []
+    pool = ComputePool(0)
+    pending = pool.submit(lambda: started.append(threading.current_thread().name))
+    assert started == []
+    pending.result()
+    assert started == [threading.current_thread().name]
+
+
+def test_tasks_run_side_by_side() -> None:
+    both = threading.Barrier(2, timeout=10)
+    with ComputePool(2) as pool:
+        for one in [pool.submit(both.wait), pool.submit(both.wait)]:
+            one.result()
+
+
+def test_threads_compute_on_one_core_each() -> None:
+    with ComputePool(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 1
+
+
+def test_a_closed_pool_forgets_what_has_not_begun() -> None:
+    has_begun = threading.Event()
+    ran: list[int] = []
+
+    def first() -> None:
+        has_begun.set()
+        time.sleep(0.02)
+
+    with ComputePool(1) as pool:
+        pool.submit(first)
+        for k in range(5):
+            pool.submit(lambda k=k: ran.append(k))  # type: ignore[misc]
+        has_begun.wait()
+    assert ran == []
+
+
+def test_by_default_there_is_a_thread_a_core() -> None:
+    with ComputePool() as pool:
+        assert pool.num_threads >= 1
+
+
+def test_a_negative_number_of_threads_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_threads must be at least 0, got -1"):
+        ComputePool(-1)

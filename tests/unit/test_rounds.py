@@ -1,0 +1,481 @@
+"""One worker of a round-based algorithm, driven by hand: events in, effects out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import SYNCHRONOUS
+from torch import Tensor
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.protocol import (
+    Effect,
+    Epochs,
+    Event,
+    Finish,
+    Message,
+    Received,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+)
+from edgegossip.core.topology import (
+    complete,
+    directed_ring,
+    from_edges,
+    from_edges_by_round,
+    ring,
+)
+
+RING = Gossip(topology=ring(4), num_rounds=3)  # worker 0 hears from 1 and 3
+PATIENT = Gossip(topology=ring(4), num_rounds=3, timeout=10.0)
+
+
+class Worker:
+    """Worker 0 of an algorithm, and what it has answered last."""
+
+    def __init__(self, algorithm: Gossip, start: float = 0.0) -> None:
+        self.algorithm = algorithm
+        self.state: RoundState = algorithm.init(0, torch.full((2,), start))
+
+    def on(self, event: Event, now: float = 0.0) -> list[Effect]:
+        return self.algorithm.handle(self.state, event, now)
+
+    def trains_to(self, value: float, now: float = 0.0) -> list[Effect]:
+        return self.on(trained(value, self.state.params), now)
+
+    def hears(self, sender: int, round: int, value: float, now: float = 0.0) -> list[Effect]:
+        return self.on(heard(sender, round, value), now)
+
+    @property
+    def value(self) -> float:
+        return float(self.state.params[0])
+
+
+def trained(value: float, before: Tensor) -> Trained:
+    after = torch.full_like(before, value)
+    return Trained(after, before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0)
+
+
+def heard(sender: int, round: int, value: float, kind: str = "params") -> Received:
+    return Received(sender, Message(kind, round, {"params": torch.full((2,), value)}))
+
+
+def kinds(effects: list[Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects]
+
+
+def sends(effects: list[Effect]) -> list[tuple[int, str, int]]:
+    """(receiver, kind, round) of each message."""
+    return [
+        (effect.receiver, effect.message.kind, effect.message.round)
+        for effect in effects
+        if isinstance(effect, Send)
+    ]
+
+
+# A round.
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "work"),
+    [
+        (Gossip(topology=ring(4), num_rounds=1, local_steps=7), Steps(7)),
+        (EpochGossip(topology=ring(4), num_rounds=1), Epochs()),
+    ],
+)
+def test_trains_before_it_exchanges(algorithm: Gossip, work: object) -> None:
+    [effect] = Worker(algorithm).on(Started())
+    assert isinstance(effect, Train)
+    assert effect.work == work
+
+
+def test_trains_from_a_snapshot_that_mixing_does_not_write_to() -> None:
+    worker = Worker(RING)
+    [train] = worker.on(Started())
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=6.0)
+    worker.hears(3, round=0, value=9.0)
+    assert isinstance(train, Train)
+    assert train.params.tolist() == [0.0, 0.0]
+
+
+def test_sends_to_its_neighbors_only_what_it_has_after_training() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    effects = worker.trains_to(3.0)
+    assert sends(effects) == [(1, "params", 0), (3, "params", 0)]
+    assert all(
+        effect.message.payload["params"].tolist() == [3.0, 3.0]
+        for effect in effects
+        if isinstance(effect, Send)
+    )
+
+
+def test_waits_for_all_neighbors_then_mixes_and_trains_again() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.trains_to(3.0)
+    assert worker.hears(3, round=0, value=6.0) == []
+    [train] = worker.hears(1, round=0, value=9.0)
+    assert isinstance(train, Train)
+    assert worker.value == pytest.approx((3 + 6 + 9) / 3)
+    assert worker.state.round == 1
+
+
+def test_message_that_comes_during_training_waits() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    assert worker.hears(1, round=0, value=6.0) == []
+    assert worker.hears(3, round=0, value=9.0) == []
+    assert worker.value == 0.0
+    assert kinds(worker.trains_to(3.0)) == ["Send", "Send", "Train"]
+    assert worker.value == pytest.approx(6.0)
+
+
+def test_message_early_by_a_round_waits_for_its_round() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.trains_to(3.0)
+    assert worker.hears(1, round=1, value=100.0) == []
+    worker.hears(1, round=0, value=3.0)
+    worker.hears(3, round=0, value=3.0)
+    assert worker.value == pytest.approx(3.0)
+    worker.trains_to(10.0)
+    worker.hears(3, round=1, value=10.0)
+    assert worker.value == pytest.approx(40.0)
+
+
+def test_message_of_an_earlier_round_is_ignored() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=3.0)
+    worker.hears(3, round=0, value=3.0)
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=1000.0)
+    worker.hears(3, round=0, value=1000.0)
+    assert worker.state.round == 1
+    assert worker.state.inbox == {}
+    assert worker.value == 3.0
+
+
+def test_arrival_order_does_not_matter() -> None:
+    def mix(order: list[int]) -> Tensor:
+        algorithm = Gossip(topology=complete(4), num_rounds=1)
+        worker = Worker(algorithm)
+        worker.on(Started())
+        worker.trains_to(0.1)
+        for sender in order:
+            worker.hears(sender, round=0, value=0.7**sender * 1e3)
+        return worker.state.params
+
+    assert torch.equal(mix([1, 2, 3]), mix([3, 2, 1]))
+    assert torch.equal(mix([1, 2, 3]), mix([2, 3, 1]))
+
+
+def test_finishes_after_its_rounds_and_stays_finished() -> None:
+    worker = Worker(Gossip(topology=ring(2), num_rounds=1, timeout=1.0))
+    worker.on(Started())
+    worker.trains_to(1.0)
+    assert kinds(worker.hears(1, round=0, value=3.0)) == ["Finish"]
+    assert worker.hears(1, round=0, value=9.0) == []
+    assert worker.on(TimerFired("round"), now=1.0) == []
+    assert worker.on(WorkerLost(1)) == []
+    assert worker.value == pytest.approx(2.0)
+
+
+def test_worker_without_neighbors_goes_from_round_to_round() -> None:
+    worker = Worker(Gossip(topology=ring(1), num_rounds=2))
+    worker.on(Started())
+    assert kinds(worker.trains_to(1.0)) == ["Train"]
+    assert kinds(worker.trains_to(2.0)) == ["Finish"]
+    assert worker.value == 2.0
+
+
+def test_topology_may_change_from_round_to_round() -> None:
+    topology = from_edges_by_round(3, [[(0, 1)], [(0, 2)], [(1, 2)]])
+    worker = Worker(Gossip(topology=topology, num_rounds=3))
+    worker.on(Started())
+    assert sends(worker.trains_to(2.0)) == [(1, "params", 0)]
+    worker.hears(1, round=0, value=4.0)
+    assert worker.value == pytest.approx(3.0)
+    assert sends(worker.trains_to(2.0)) == [(2, "params", 1)]
+    worker.hears(2, round=1, value=6.0)
+    assert worker.value == pytest.approx(4.0)
+    # Nobody to hear from in round 2: it goes on at once.
+    assert kinds(worker.trains_to(8.0)) == ["Finish"]
+
+
+# Waiting no longer than the timeout.
+
+
+def test_sets_a_timer_when_it_starts_to_wait() -> None:
+    worker = Worker(PATIENT)
+    worker.on(Started(), now=1.0)
+    effects = worker.trains_to(3.0, now=5.0)
+    assert [effect for effect in effects if isinstance(effect, SetTimer)] == [
+        SetTimer("round", 15.0)
+    ]
+
+
+def test_timeout_goes_on_with_what_has_arrived() -> None:
+    worker = Worker(PATIENT)
+    worker.on(Started())
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=9.0)
+    assert kinds(worker.on(TimerFired("round"), now=10.0)) == ["Train"]
+    # The weight of the neighbor that is missing goes to the worker itself.
+    assert worker.value == pytest.approx((2 * 3 + 9) / 3)
+    assert worker.hears(3, round=0, value=1000.0) == []
+    assert worker.state.inbox == {}
+
+
+def test_timer_of_an_earlier_round_does_no_harm_to_training() -> None:
+    worker = Worker(PATIENT)
+    worker.on(Started())
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=3.0)
+    worker.hears(3, round=0, value=3.0)
+    assert worker.on(TimerFired("round"), now=10.0) == []
+    assert worker.state.round == 1
+
+
+# Losing neighbors.
+
+
+def test_lost_neighbors_weight_goes_to_oneself() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.on(WorkerLost(3))
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=9.0)
+    assert worker.value == pytest.approx((2 * 3 + 9) / 3)
+
+
+def test_loss_ends_the_waiting() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=3.0)
+    assert kinds(worker.on(WorkerLost(3))) == ["Train"]
+
+
+def test_last_words_of_a_lost_neighbor_count() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.hears(3, round=0, value=6.0)
+    worker.on(WorkerLost(3))
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=9.0)
+    assert worker.value == pytest.approx(6.0)
+
+
+def test_last_words_of_a_lost_neighbor_do_not_make_it_waited_for() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.on(WorkerLost(3))
+    worker.hears(3, round=0, value=6.0)  # was long under way
+    worker.trains_to(3.0)
+    assert kinds(worker.hears(1, round=0, value=9.0)) == ["Train"]
+    worker.trains_to(3.0)
+    assert kinds(worker.hears(1, round=1, value=9.0)) == ["Train"]
+
+
+def test_all_neighbors_lost_leaves_a_worker_to_itself() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.on(WorkerLost(1))
+    worker.on(WorkerLost(3))
+    assert kinds(worker.trains_to(3.0)) == ["Send", "Send", "Train"]
+    assert worker.value == 3.0
+
+
+# Coming back.
+
+
+def test_neighbor_that_joins_gets_parameters_and_the_next_round_it_will_hear() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.on(WorkerLost(3))
+    [training] = worker.on(WorkerJoined(3))
+    worker.trains_to(3.0)
+    [exchanging] = worker.on(WorkerJoined(3))
+    assert sends([training, exchanging]) == [(3, "catch-up", 0), (3, "catch-up", 1)]
+    assert isinstance(exchanging, Send)
+    assert exchanging.message.payload["params"].tolist() == [3.0, 3.0]
+
+
+def test_stranger_that_joins_gets_nothing() -> None:
+    assert Worker(RING).on(WorkerJoined(2)) == []
+
+
+def test_joined_neighbor_is_waited_for_from_the_round_it_names() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.on(WorkerLost(3))
+    worker.on(WorkerJoined(3))
+    worker.on(heard(3, 1, 0.0, kind="catch-up"))
+    worker.trains_to(3.0)
+    assert kinds(worker.hears(1, round=0, value=3.0)) == ["Train"]
+    worker.trains_to(3.0)
+    assert worker.hears(1, round=1, value=3.0) == []
+    assert kinds(worker.hears(3, round=1, value=3.0)) == ["Train"]
+
+
+def test_rejoining_worker_takes_over_the_neighbor_that_is_furthest() -> None:
+    worker = Worker(Gossip(topology=ring(4), num_rounds=9))
+    assert worker.on(Started(has_rejoined=True)) == []
+    assert worker.on(heard(3, 5, 50.0, kind="catch-up")) == []
+    effects = worker.on(heard(1, 4, 40.0, kind="catch-up"))
+    assert worker.state.round == 5
+    assert worker.value == 50.0
+    # It tells everybody from which round on it sends.
+    assert sends(effects) == [(1, "catch-up", 5), (3, "catch-up", 5)]
+    assert isinstance(effects[-1], Train)
+
+
+def test_rejoining_worker_waits_for_neighbors_from_where_they_are() -> None:
+    worker = Worker(Gossip(topology=ring(4), num_rounds=9))
+    worker.on(Started(has_rejoined=True))
+    worker.hears(3, round=5, value=7.0)  # overtakes the catch-up message
+    worker.hears(1, round=2, value=1000.0)
+    worker.on(heard(1, 4, 1.0, kind="catch-up"))
+    worker.on(heard(3, 5, 1.0, kind="catch-up"))
+    worker.trains_to(7.0)
+    assert worker.state.round == 5
+    assert kinds(worker.hears(1, round=5, value=7.0)) == ["Train"]
+    assert worker.value == pytest.approx(7.0)
+
+
+def test_rejoining_at_the_end_finishes_at_once() -> None:
+    worker = Worker(Gossip(topology=ring(2), num_rounds=3))
+    worker.on(Started(has_rejoined=True))
+    assert kinds(worker.on(heard(1, 3, 8.0, kind="catch-up"))) == ["Send", "Finish"]
+    assert worker.value == 8.0
+
+
+def test_rejoining_with_all_neighbors_lost_starts_over() -> None:
+    worker = Worker(RING)
+    worker.on(WorkerLost(1))
+    worker.on(WorkerLost(3))
+    assert kinds(worker.on(Started(has_rejoined=True))) == ["Train"]
+    assert worker.state.round == 0
+
+
+def test_loss_of_a_neighbor_ends_the_waiting_for_its_answer() -> None:
+    worker = Worker(RING)
+    worker.on(Started(has_rejoined=True))
+    assert worker.on(heard(1, 2, 4.0, kind="catch-up")) == []
+    assert kinds(worker.on(WorkerLost(3))) == ["Send", "Train"]
+    assert worker.state.round == 2
+
+
+def test_timeout_ends_the_waiting_for_answers() -> None:
+    worker = Worker(PATIENT)
+    assert worker.on(Started(has_rejoined=True), now=5.0) == [SetTimer("round", 15.0)]
+    worker.on(heard(1, 2, 4.0, kind="catch-up"), now=6.0)
+    assert "Train" in kinds(worker.on(TimerFired("round"), now=15.0))
+    assert worker.state.round == 2
+
+
+def test_worker_that_is_catching_up_helps_another_only_once_it_has_caught_up() -> None:
+    # Were it to answer with round 0 and then go on in round 2, the other would wait for
+    # messages of rounds that were never sent.
+    worker = Worker(RING)
+    worker.on(WorkerLost(3))
+    worker.on(Started(has_rejoined=True))
+    assert worker.on(WorkerJoined(3)) == []
+    effects = worker.on(heard(1, 2, 4.0, kind="catch-up"))
+    assert (3, "catch-up", 2) in sends(effects)
+
+
+def test_two_that_catch_up_do_not_wait_for_each_other_whatever_they_hear() -> None:
+    worker = Worker(RING)
+    worker.on(Started(has_rejoined=True))
+    worker.on(WorkerLost(3))
+    worker.on(WorkerJoined(3))
+    worker.hears(3, round=0, value=1.0)  # from before it was lost
+    assert "Train" in kinds(worker.on(heard(1, 2, 4.0, kind="catch-up")))
+
+
+def test_old_catch_up_message_does_not_undo_a_newer_one() -> None:
+    # A worker that comes back twice may be announced in the wrong order. Waiting too little
+    # does no harm; waiting for rounds that it never sends would last for ever.
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.on(WorkerLost(3))
+    worker.on(WorkerJoined(3))
+    worker.on(heard(3, 1, 0.0, kind="catch-up"))
+    worker.on(heard(3, 0, 0.0, kind="catch-up"))
+    worker.trains_to(3.0)
+    assert kinds(worker.hears(1, round=0, value=3.0)) == ["Train"]
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Gossip(topology=ring(4), num_rounds=0), r"num_rounds .* at least 1, got 0"),
+        (
+            lambda: Gossip(topology=ring(4), num_rounds=1, timeout=0.0),
+            r"timeout must be positive or None, got 0.0",
+        ),
+        (
+            lambda: Gossip(topology=ring(4), num_rounds=1, timeout=math.nan),
+            r"timeout must be positive or None, got nan",
+        ),
+        (
+            lambda: Gossip(topology=ring(4), num_rounds=1, local_steps=0),
+            r"local_steps must be at least 1, got 0",
+        ),
+        (
+            lambda: Gossip(topology=directed_ring(4), num_rounds=1),
+            r"Gossip needs an undirected topology, got a directed one.*push-sum",
+        ),
+        (
+            lambda: EpochGossip(topology=directed_ring(4), num_rounds=1),
+            r"EpochGossip needs an undirected topology",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("algorithm", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+def test_every_rank_trains_and_is_evaluated(algorithm: Gossip) -> None:
+    assert {algorithm.role(rank).name for rank in range(5)} == {"worker"}
+
+
+def test_star_gives_the_middle_what_theory_says() -> None:
+    # Metropolis-Hastings on a path 1 - 0 - 2: all weights 1/3.
+    worker = Worker(Gossip(topology=from_edges(3, [(0, 1), (0, 2)]), num_rounds=1))
+    worker.on(Started())
+    worker.trains_to(1.0)
+    worker.hears(1, round=0, value=2.0)
+    assert kinds(worker.hears(2, round=0, value=6.0)) == ["Finish"]
+    assert worker.value == pytest.approx(3.0)
+
+
+def test_finish_is_said_once() -> None:
+    worker = Worker(Gossip(topology=ring(2), num_rounds=1))
+    worker.on(Started())
+    worker.trains_to(1.0)
+    effects = worker.hears(1, round=0, value=1.0)
+    assert effects == [Finish()]

@@ -1,0 +1,58 @@
+"""`docs/run-folder.md` names every type of event and every field that a run writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import edgegossip as eg
+
+PAGE = Path(__file__).parents[2] / "docs" / "run-folder.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of one run in which everything happens that has a line of its own."""
+    out = tmp_path_factory.mktemp("runs") / "out"
+    task = eg.Task(
+        dataset=eg.digits(),
+        model=partial(eg.mlp, input_shape=(1, 8, 8), num_classes=10, hidden=()),
+    )
+    script = (eg.Crash(at=0.3, rank=1), eg.Recover(at=0.4, rank=1), eg.Drop(probability=0.1))
+    experiment = eg.Experiment(
+        task=task,
+        algorithm=eg.Gossip(topology=eg.ring(3), num_rounds=8, timeout=0.1),
+        platforms=eg.uneven(3),
+        faults=eg.Faults(script=script, detection_time=0.01),
+    )
+    eg.compare(eg.Comparison(experiments={"gossip": experiment}, baseline="gossip"), out=out)
+    return out
+
+
+def documented() -> set[str]:
+    return set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
+
+
+def test_every_type_and_field_of_the_events_is_documented(folder: Path) -> None:
+    lines = (folder / "gossip" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    types = {event["type"] for event in events}
+    assert types == {
+        *("experiment", "trained", "sent", "lost", "evaluated", "ended"),
+        *("crashed", "recovered", "finished"),
+    }
+    assert types <= documented()
+    assert {field for event in events for field in event} <= documented()
+
+
+@pytest.mark.parametrize(
+    "file", ["summary.json", "gossip/summary.json", "gossip/experiment.json"]
+)
+def test_every_field_of_the_json_files_is_documented(folder: Path, file: str) -> None:
+    content = json.loads((folder / file).read_text())
+    assert set(content) <= documented()
+    assert set(content.get("runs", {}).get("gossip", {})) <= documented()

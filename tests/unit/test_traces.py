@@ -1,0 +1,123 @@
+"""Platforms drawn from files of measurements, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from edgegossip.core.errors import DataError
+from edgegossip.sim.traces import gpus, phones
+
+PHONES = [
+    {"Model": "fast", "CPU_F_AI_Score": 200.0},
+    {"Model": "middling", "CPU_F_AI_Score": "100"},
+    {"Model": "slow", "CPU_F_AI_Score": 50},
+]
+JOB = "ResNet-18 (batch size 64)"
+GPUS = {
+    "v100": {f"('{JOB}', 1)": {"null": 10.0}, "('LM (batch size 5)', 1)": {"null": 3.0}},
+    "k80": {f"('{JOB}', 1)": {"null": 2.5}},
+    "k80_unconsolidated": {f"('{JOB}', 1)": {"null": 99.0}},
+}
+
+
+def write(path: Path, content: object) -> Path:
+    data = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["phones.json", "phones.json.gz"])
+def test_the_fastest_phone_has_the_throughput_and_others_their_share(
+    tmp_path: Path, name: str
+) -> None:
+    drawn = phones(write(tmp_path / name, PHONES), num_workers=50, throughput=400.0)
+    speeds = {platform.name: platform.throughput for platform in drawn}
+    assert speeds == {"fast": 400.0, "middling": 200.0, "slow": 100.0}
+
+
+def test_draws_repeat_and_follow_the_seed(tmp_path: Path) -> None:
+    path = write(tmp_path / "phones.json", PHONES)
+    assert phones(path, 20, 1.0, seed=1) == phones(path, 20, 1.0, seed=1)
+    assert phones(path, 20, 1.0, seed=1) != phones(path, 20, 1.0, seed=2)
+    assert phones(path, 30, 1.0)[:20] == phones(path, 20, 1.0)
+
+
+def test_a_gpu_takes_its_steps_times_the_batch(tmp_path: Path) -> None:
+    drawn = gpus(write(tmp_path / "gpus.json", GPUS), num_workers=30)
+    speeds = {platform.name: platform.throughput for platform in drawn}
+    assert speeds == {"v100": 640.0, "k80": 160.0}
+
+
+def test_an_unknown_job_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "gpus.json", GPUS)
+    with pytest.raises(DataError, match=r"unknown job 'ResNet-18 \(batch size 65\)'.*mean"):
+        gpus(path, 1, job="ResNet-18 (batch size 65)")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        [],
+        [{"Model": "a"}],
+        [{"Model": "a", "CPU_F_AI_Score": None}],
+        [{"Model": "a", "CPU_F_AI_Score": "fast"}],
+        [{"Model": "a", "CPU_F_AI_Score": -1.0}],
+        [{"Model": "a", "CPU_F_AI_Score": 0.0}],
+        [1, 2],
+        "text",
+        3,
+    ],
+    ids=repr,
+)
+def test_a_file_that_is_no_list_of_phones_is_refused(tmp_path: Path, content: object) -> None:
+    with pytest.raises(DataError, match="expected a list of"):
+        phones(write(tmp_path / "phones.json", content), 4, 1.0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        [],
+        {"v100": {}},
+        {"v100": []},
+        {"v100": {"not python": {"null": 1.0}}},
+        {"v100": {f"('{JOB}', 1)": {}}},
+        {"v100": {f"('{JOB}', 1)": {"null": None}}},
+        {"v100": {f"('{JOB}', 1)": {"null": 0.0}}},
+        {"v100": {"3": {"null": 1.0}}},
+    ],
+    ids=repr,
+)
+def test_a_file_that_is_no_table_of_gpus_is_refused(tmp_path: Path, content: object) -> None:
+    with pytest.raises(DataError):
+        gpus(write(tmp_path / "gpus.json", content), 4)
+
+
+def test_a_job_without_a_batch_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="job 'A3C'"):
+        gpus(write(tmp_path / "gpus.json", GPUS), 1, job="A3C")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\x00", gzip.compress(b"[]")[:-4]])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="cannot read the trace"):
+        phones(path, 4, 1.0)
+
+
+def test_a_missing_file_is_named_with_what_should_be_in_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no trace .*/none\.json; expected a list"):
+        phones(tmp_path / "none.json", 4, 1.0)
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read the trace"):
+        phones(tmp_path, 4, 1.0)

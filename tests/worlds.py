@@ -1,0 +1,156 @@
+"""Small simulated worlds: workers on quadratics, each pulled towards a random target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tests.algorithms import NUM_WORKERS
+from torch import Tensor
+
+from edgegossip.core.protocol import (
+    Algorithm,
+    Effect,
+    Event,
+    Message,
+    Rank,
+    Role,
+    Seconds,
+    Trained,
+    WorkerState,
+)
+from edgegossip.core.randomness import generator
+from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.sim.fault import Faults
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import Platform, uneven
+from edgegossip.sim.pool import ComputePool
+from edgegossip.sim.schedule import Observer
+from edgegossip.sim.simulator import Simulator
+
+NUM_PARAMS = 7
+# Random, not round, numbers: sums of round numbers come out equal in any order.
+TARGETS = torch.randn(16, NUM_PARAMS, generator=generator(0, "targets"))
+INITIAL = torch.randn(16, NUM_PARAMS, generator=generator(0, "initial"))
+EVEN = tuple(Platform(throughput=1.0) for _ in range(NUM_WORKERS))
+UNEVEN = uneven(NUM_WORKERS, throughput=1.0)
+
+
+def make_world(
+    algorithm: Algorithm[Any],
+    *,
+    platforms: Sequence[Platform] = EVEN,
+    initial: Tensor | None = None,
+    lr: float = 0.1,
+    links: Links | None = None,
+    faults: Faults | None = None,
+    observer: Observer | None = None,
+    pool: ComputePool | None = None,
+    wire: bool = False,
+) -> Simulator[Any]:
+    """A simulator in which worker i has f(x) = 1/2 ||x - TARGETS[i]||^2.
+
+    All start from 0, or each from its row of `initial`, [num_workers, num_params].
+    """
+    num_params = NUM_PARAMS if initial is None else initial.shape[1]
+    simulator = Simulator(
+        algorithm,
+        platforms,
+        torch.zeros(num_params),
+        lambda rank, _: QuadraticTrainer(TARGETS[rank, :num_params], lr),
+        links=links,
+        faults=faults,
+        observer=observer,
+        pool=pool,
+        wire=wire,
+    )
+    if initial is not None:
+        for state, row in zip(simulator.states, initial, strict=True):
+            state.params = row.clone()
+    return simulator
+
+
+def final_params(simulator: Simulator[Any]) -> Tensor:
+    """Run to the end and give all workers' parameters, [num_workers, num_params]."""
+    assert simulator.run()
+    return torch.stack([state.estimate for state in simulator.states])
+
+
+def mix_only(algorithm: Algorithm[Any], initial: Tensor) -> Tensor:
+    """Where the algorithm takes `initial` ([num_workers, num_params]) without any training."""
+    platforms = [Platform(throughput=1.0)] * len(initial)
+    return final_params(make_world(algorithm, platforms=platforms, initial=initial, lr=0.0))
+
+
+Check = Callable[[WorkerState, Event, Seconds], None]
+
+
+def _nothing(state: WorkerState, event: Event, now: Seconds) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Watched:
+    """An algorithm that calls `before` and `after` around each event that it handles."""
+
+    inner: Algorithm[Any]
+    before: Check = _nothing
+    after: Check = _nothing
+
+    def init(self, rank: Rank, params: Tensor) -> WorkerState:
+        state: WorkerState = self.inner.init(rank, params)
+        return state
+
+    def role(self, rank: Rank) -> Role:
+        return self.inner.role(rank)
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        self.before(state, event, now)
+        effects = self.inner.handle(state, event, now)
+        self.after(state, event, now)
+        return effects
+
+
+@dataclass
+class Recorder:
+    """An observer that keeps a trace, and each message with a copy of its payload when sent."""
+
+    trace: list[tuple[Seconds, Rank, str]] = field(default_factory=list)
+    messages: list[tuple[Message, dict[str, Tensor]]] = field(default_factory=list)
+    undelivered: list[Message] = field(default_factory=list)
+
+    def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
+        self.trace.append((now, rank, "trained"))
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        num_bytes: int,
+        uplink: tuple[Seconds, Seconds],
+    ) -> None:
+        self.trace.append((now, rank, f"sent {num_bytes} bytes to {receiver}"))
+        copies = {name: tensor.clone() for name, tensor in message.payload.items()}
+        self.messages.append((message, copies))
+
+    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+        self.trace.append((now, rank, f"received from {sender}"))
+
+    def lost(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
+    ) -> None:
+        self.trace.append((now, rank, f"{reason} from {sender}"))
+        self.undelivered.append(message)
+
+    def changed(self, now: Seconds, rank: Rank, what: str) -> None:
+        self.trace.append((now, rank, what))
+
+    def require_unchanged_payloads(self) -> None:
+        """Fail if anybody has written to what was sent."""
+        for message, copies in self.messages:
+            for name, copy in copies.items():
+                assert torch.equal(message.payload[name], copy), f"{message} was written to"
