@@ -229,6 +229,9 @@ from .sim.platform import (
     Platform as Platform,
 )
 from .sim.platform import (
+    Sensitivity as Sensitivity,
+)
+from .sim.platform import (
     paper as paper,
 )
 from .sim.platform import (
@@ -282,6 +285,7 @@ __all__ = [
     "Recover",
     "Results",
     "RunFolderError",
+    "Sensitivity",
     "Simulator",
     "Task",
     "Topology",

@@ -1,4 +1,4 @@
-"""What `docs/contract.md` leaves out of its four systems: imports, states, fields, `init`, `role`.
+"""What `docs/contract.md` leaves out of its systems: imports, states, fields, `init`, `role`.
 
 `test_contract_page.py` puts the page's blocks of code, in their order, where this file says
 so. It is a module of its own so that formatter, lint and types look at it too.

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.averaging import NeighborAveraging
 from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Epochs, Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochGossip(Gossip):
+class EpochGossip(NeighborAveraging):
     r"""Every epoch: train on all local data, exchange by the mixing matrix, wait for the rest.
 
     As the EdgeGossip paper describes its base algorithm, in each epoch worker :math:`i`
 
     1. runs mini-batch SGD over its local data,
     2. sends its parameters to the other participants according to the mixing matrix,
-    3. receives theirs and merges: :math:`x_i \leftarrow \sum_j W_{ij} x_j`.
+    3. receives theirs and merges:
+       :math:`x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j`.
 
     On the complete graph this is a barrier over all workers: everybody waits for the slowest.
 
@@ -26,6 +27,9 @@ class EpochGossip(Gossip):
         num_rounds: Epochs.
         mixing: Rule that makes the rows of :math:`W`.
         timeout: See `RoundBased`.
+
+    Raises:
+        ValueError: If the topology is directed, or a number is out of range.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -57,6 +58,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
         "out": out,
         "resume": options.resume,
         "recipe": name,
+        "command": _repeatable(command, arguments),
         "num_threads": options.threads,
     }
     try:
@@ -73,6 +75,18 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     _print_table(results)
     print(f"report: {write_report(out)}")
     return 0
+
+
+def _repeatable(command: str, arguments: list[str]) -> str:
+    """The command less the options that do not matter for its results."""
+    kept: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument in ("--out", "--threads"):
+            next(remaining, None)
+        elif not argument.startswith(("--out=", "--threads=", "--resume", "--no-resume")):
+            kept.append(argument)
+    return shlex.join(["edgegossip", command, *kept])
 
 
 def report_command(arguments: list[str]) -> int:

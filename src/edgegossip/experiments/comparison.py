@@ -20,6 +20,7 @@ def compare(
     out: Path | str,
     resume: bool = False,
     recipe: str | None = None,
+    command: str | None = None,
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Results]:
@@ -32,6 +33,7 @@ def compare(
         out: Made if need be.
         resume: Read the runs in `out` that are over, go on with the one that is not.
         recipe: Name of the recipe, for the record.
+        command: That would run it again, for the record.
         num_threads: Of the compute pool; None for one a core.
         progress: A live view.
 
@@ -52,6 +54,7 @@ def compare(
             out=out / name,
             resume=resume and (out / name).is_dir(),
             recipe=recipe,
+            command=command,
             num_threads=num_threads,
             progress=progress,
         )

@@ -40,6 +40,7 @@ def run(
     out: Path | str,
     resume: bool = False,
     recipe: str | None = None,
+    command: str | None = None,
     num_threads: int | None = None,
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
@@ -52,6 +53,7 @@ def run(
         resume: Go on from the checkpoint in `out`, to the very result that an uninterrupted
             run gives. A finished run is read, not run again.
         recipe: Name of the recipe, for the record.
+        command: That would run it again, for the record.
         num_threads: Of the compute pool; None for one a core. No effect on the result.
         checkpoint_seconds: Wall seconds between checkpoints.
         progress: A live view.
@@ -65,7 +67,9 @@ def run(
     if results := folder.finished_results():
         return results
     with one_intra_op_thread(), ComputePool(num_threads) as pool:
-        running = _Run(experiment, folder, pool, progress or Silent(), checkpoint_seconds)
+        running = _Run(
+            experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
+        )
         with stop_on_signal(running.simulator):
             return running.execute()
 
@@ -110,6 +114,7 @@ class _Run:
         self,
         experiment: Experiment,
         folder: RunFolder,
+        command: str | None,
         pool: ComputePool,
         progress: Progress,
         checkpoint_seconds: float,
@@ -141,7 +146,9 @@ class _Run:
         if checkpoint:
             self._restore(checkpoint)
         else:
-            self._log.write("experiment", **folder.header, wall_started=folder.started)
+            self._log.write(
+                "experiment", **folder.header, command=command, wall_started=folder.started
+            )
         self._samples_before = self._log.samples_processed
 
     def execute(self) -> Results:

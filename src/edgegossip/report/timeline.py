@@ -94,7 +94,8 @@ def _styles(color: str) -> dict[str, dict[str, Any]]:
     edge = {"edgecolor": "white", "linewidth": 0.4}
     return {
         "training": {"facecolor": color, **edge},
-        "sending": {"facecolor": SENDING, "linewidth": 0},
+        # The edge keeps messages visible that take less than a pixel.
+        "sending": {"facecolor": SENDING, "edgecolor": SENDING, "linewidth": 0.8},
         "waiting": {"facecolor": WAITING, "linewidth": 0},
         "unfinished": {"facecolor": WAITING, "hatch": "////", "linewidth": 0},
         "crashed": {"facecolor": "white", "edgecolor": INK, "hatch": "xxxx", "linewidth": 0.8},

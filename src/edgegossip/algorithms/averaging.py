@@ -1,0 +1,57 @@
+"""Averaging with the neighbors by a mixing matrix: what all synchronous gossip shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.algorithms.rounds import RoundBased, RoundState
+from edgegossip.core.mixing import MetropolisHastings, MixingRule
+from edgegossip.core.protocol import Payload, Rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborAveraging(RoundBased[RoundState]):
+    r"""Base of algorithms that send their parameters to the neighbors and average what comes.
+
+    .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
+
+    The workers' mean is unchanged by it as long as :math:`W` is doubly stochastic, which
+    Metropolis-Hastings weights are on any undirected topology. The weight of a neighbor that
+    was lost or too late goes to the worker itself.
+
+    Args:
+        topology: Undirected communication graph; may vary in time.
+        num_rounds: See `RoundBased`.
+        mixing: Rule that makes the rows of :math:`W`.
+        timeout: See `RoundBased`.
+
+    Raises:
+        ValueError: If the topology is directed, or a number is out of range.
+    """
+
+    mixing: MixingRule = MetropolisHastings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topology.is_directed:
+            raise ValueError(
+                f"{type(self).__name__} needs an undirected topology, got a directed one; "
+                "directed graphs need push-sum weights to keep the mean"
+            )
+
+    def init(self, rank: Rank, params: Tensor) -> RoundState:
+        return RoundState(rank=rank, params=params)
+
+    def outgoing(self, state: RoundState, receiver: Rank) -> Payload:
+        return {"params": state.params}
+
+    def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
+        weights = self.mixing.weights(self.topology, state.rank, state.round)
+        own_weight = 1 - sum(weights[j] for j in inbox)
+        mixed = own_weight * state.params
+        for j, payload in inbox.items():
+            mixed.add_(payload["params"], alpha=weights[j])
+        state.params = mixed

@@ -1,0 +1,220 @@
+"""Small worlds for the four systems of `docs/contract.md`: what they train, send, suffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.protocol import (
+    Algorithm,
+    Epochs,
+    Payload,
+    Rank,
+    Seconds,
+    Steps,
+    Trained,
+    Trainer,
+    TrainingResult,
+    Work,
+)
+from edgegossip.core.randomness import generator
+from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.sim.fault import Fault, Faults
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+from edgegossip.sim.schedule import Observer
+from edgegossip.sim.simulator import Simulator
+
+NUM_PARAMS = 12
+TARGETS = torch.randn(8, NUM_PARAMS, generator=generator(0, "targets"), dtype=torch.float64)
+
+
+def simulate(
+    algorithm: Algorithm[Any],
+    speeds: Sequence[float],
+    script: Sequence[Fault],
+    make_trainer: Callable[[Rank], Trainer],
+    *,
+    seed: int = 0,
+    observer: Observer | None = None,
+    evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
+) -> Simulator[Any]:
+    """A simulator in which all start from 0 and every message takes 0.1 s, through the codec."""
+    return Simulator(
+        algorithm,
+        [Platform(throughput=speed) for speed in speeds],
+        torch.zeros(NUM_PARAMS, dtype=torch.float64),
+        lambda rank, _: make_trainer(rank),
+        links=Links(default=Link(latency=0.1)),
+        faults=Faults(script=tuple(script), seed=seed),
+        observer=observer,
+        evaluate=evaluate,
+        wire=True,
+    )
+
+
+class Identity:
+    """The compressor that does nothing."""
+
+    def compress(self, tensor: Tensor) -> Payload:
+        return {"values": tensor}
+
+    def decompress(self, payload: Payload) -> Tensor:
+        return payload["values"]
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Keeps the largest entries by magnitude."""
+
+    num_kept: int
+
+    def compress(self, tensor: Tensor) -> Payload:
+        indices = tensor.abs().topk(self.num_kept).indices
+        return {"values": tensor[indices], "indices": indices}
+
+    def decompress(self, payload: Payload) -> Tensor:
+        dense = torch.zeros(NUM_PARAMS, dtype=payload["values"].dtype)
+        dense[payload["indices"]] = payload["values"]
+        return dense
+
+
+class EpochAllReduce(AllReduce):
+    """Exact averaging after each epoch."""
+
+    def work(self, state: RoundState) -> Work | None:
+        return None if state.round % 2 else Epochs()
+
+
+@dataclass(frozen=True)
+class ShardTrainer:
+    """Passes over a shard, in batches of 5; each batch is one step on a quadratic."""
+
+    target: Tensor
+    num_samples: int
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        assert isinstance(work, Epochs)
+        return 5 * round(work.share * self.num_samples / 5)
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        num_samples = int(self.cost(work, inputs))
+        steps = Steps(num_samples // 5)
+        result = QuadraticTrainer(self.target, lr=0.002).train(params, steps, inputs)
+        return TrainingResult(result.params, num_samples, steps.num_steps, result.loss)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+@dataclass
+class Recorder:
+    """Keeps who trained from when to when."""
+
+    trained_at: list[tuple[Rank, Seconds, Seconds]] = field(default_factory=list)
+
+    def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
+        self.trained_at.append((rank, start, now))
+
+    def sent(self, *_: object) -> None:
+        pass
+
+    def received(self, *_: object) -> None:
+        pass
+
+    def lost(self, *_: object) -> None:
+        pass
+
+    def changed(self, *_: object) -> None:
+        pass
+
+
+BATCH_SIZE = 16
+NUM_INPUTS, NUM_LABELS = 6, 3
+LABELLING = 0.4 * torch.randn(NUM_INPUTS, NUM_LABELS, generator=generator(0, "labelling"))
+WIDTHS = ((NUM_INPUTS, 12), (12, 12), (12, NUM_LABELS))
+"""Entries in and out, by stage."""
+
+
+@dataclass
+class StageTrainer:
+    """One of three layers, and a linear guess at the gradient at its output.
+
+    The guess is made from output and labels, and begins as zero, as in the paper.
+
+    Args:
+        rank: Of the stage.
+        losses: Where the last stage puts its loss after each step.
+    """
+
+    rank: Rank
+    losses: list[float]
+    num_samples: ClassVar[int] = 10_000
+
+    def __post_init__(self) -> None:
+        num_in, num_out = WIDTHS[self.rank]
+        self.draws = generator(0, "stage", self.rank)
+        self.layer = torch.nn.Linear(num_in, num_out)
+        self.guess = torch.nn.Linear(num_out + NUM_LABELS, num_out)
+        self.parameters = [*self.layer.parameters(), *self.guess.parameters()]
+        for parameter in self.parameters:
+            torch.nn.init.zeros_(parameter)
+        torch.nn.init.normal_(self.layer.weight, std=num_in**-0.5, generator=self.draws)
+
+    @property
+    def params(self) -> Tensor:
+        return torch.nn.utils.parameters_to_vector(self.parameters).detach()
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        return BATCH_SIZE / (12 if "gradient" in inputs else 3)
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        torch.nn.utils.vector_to_parameters(params.clone(), self.parameters)
+        optimizer = torch.optim.SGD(self.parameters, lr=0.1)
+        optimizer.zero_grad()
+        if "gradient" in inputs:
+            outputs = {}
+            guess = self.guess_gradient(inputs["activations"], inputs["labels"])
+            (guess - inputs["gradient"]).square().sum(1).mean().backward()
+        elif self.rank == 0:
+            samples = torch.randn(BATCH_SIZE, NUM_INPUTS, generator=self.draws)
+            outputs = self.train_layer(samples, samples @ LABELLING)
+        else:
+            outputs = self.train_layer(inputs["activations"], inputs["labels"])
+        optimizer.step()
+        return TrainingResult(self.params, BATCH_SIZE, 1, 0.0, outputs)
+
+    def train_layer(self, below: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        below = below.clone().requires_grad_()
+        above = self.layer(below)
+        if self.rank == 2:
+            loss = (above - labels).square().sum(1).mean()
+            self.losses.append(loss.item())
+        else:
+            above = above.tanh()
+            guess = self.guess_gradient(above.detach(), labels).detach()
+            # Gradients are per sample, and the loss is the mean of theirs.
+            loss = (above * guess).sum(1).mean()
+        loss.backward()
+        assert below.grad is not None
+        gradient = BATCH_SIZE * below.grad
+        return {"activations": above.detach(), "labels": labels, "gradient": gradient}
+
+    def guess_gradient(self, activations: Tensor, labels: Tensor) -> Tensor:
+        guess: Tensor = self.guess(torch.cat([activations, labels], 1))
+        return guess
+
+    def state_dict(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError

@@ -1,0 +1,105 @@
+"""Which samples come next: all of them, in whole batches, in orders that repeat."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgegossip.core.protocol import Epochs, Steps
+from edgegossip.learning.batches import BatchStream
+
+
+def stream(num_samples: int = 10, batch_size: int = 3, rank: int = 0) -> BatchStream:
+    return BatchStream(
+        shard=torch.arange(100, 100 + num_samples), batch_size=batch_size, key=(0, rank, 0)
+    )
+
+
+def flat(batches: list[torch.Tensor]) -> list[int]:
+    return [index for batch in batches for index in batch.tolist()]
+
+
+@given(num_samples=st.integers(1, 40), batch_size=st.integers(1, 50))
+def test_an_epoch_visits_every_sample_once(num_samples: int, batch_size: int) -> None:
+    some = stream(num_samples, batch_size)
+    orders = [flat(some.take(Epochs())) for _ in range(2)]
+    for order in orders:
+        assert sorted(order) == list(range(100, 100 + num_samples))
+    assert num_samples < 8 or orders[0] != orders[1]
+
+
+@given(
+    num_samples=st.integers(1, 40),
+    batch_size=st.integers(1, 50),
+    share=st.floats(0.01, 1),
+    before=st.integers(0, 5),
+)
+def test_a_share_of_an_epoch_is_as_many_samples_as_announced(
+    num_samples: int, batch_size: int, share: float, before: int
+) -> None:
+    some = stream(num_samples, batch_size)
+    some.take(Steps(before))
+    announced = some.num_samples(Epochs(share))
+    got = flat(some.take(Epochs(share)))
+    assert len(got) == len(set(got)) == announced
+    batch = min(batch_size, num_samples)
+    assert share * num_samples - 1e-9 <= announced < share * num_samples + batch
+
+
+@given(
+    num_samples=st.integers(1, 40),
+    batch_size=st.integers(1, 50),
+    parts=st.lists(st.integers(0, 9)),
+)
+def test_steps_are_whole_batches_and_go_on_where_they_ended(
+    num_samples: int, batch_size: int, parts: list[int]
+) -> None:
+    whole, pieces = stream(num_samples, batch_size), stream(num_samples, batch_size)
+    got = [batch for part in parts for batch in pieces.take(Steps(part))]
+    assert flat(got) == flat(whole.take(Steps(sum(parts))))
+    assert {len(batch) for batch in got} <= {min(batch_size, num_samples)}
+    assert whole.num_samples(Steps(7)) == 7 * min(batch_size, num_samples)
+
+
+def test_within_a_pass_no_sample_comes_twice() -> None:
+    got = flat(stream(10, 3).take(Steps(3)))
+    assert len(set(got)) == 9
+
+
+def test_the_rest_of_a_pass_is_left_out_by_steps() -> None:
+    some = stream(10, 3)
+    some.take(Steps(4))
+    assert (some.epoch, some.position) == (2, 3)
+
+
+def test_a_second_epoch_begins_anew_after_a_share() -> None:
+    some = stream(10, 5)
+    some.take(Epochs(0.5))
+    assert sorted(flat(some.take(Epochs()))) == list(range(100, 110))
+
+
+def test_orders_repeat_and_belong_to_the_rank() -> None:
+    assert flat(stream().take(Epochs())) == flat(stream().take(Epochs()))
+    assert flat(stream().take(Epochs())) != flat(stream(rank=1).take(Epochs()))
+
+
+@given(st.lists(st.sampled_from([Steps(1), Steps(5), Epochs(), Epochs(0.4)]), max_size=6))
+def test_a_restored_stream_goes_on_as_the_original(work: list[Steps | Epochs]) -> None:
+    original, other = stream(), stream()
+    for one in work:
+        original.take(one)
+    other.load_state_dict(original.state_dict())
+    for one in (Steps(3), Epochs(0.7), Steps(2)):
+        assert flat(other.take(one)) == flat(original.take(one))
+
+
+def test_an_empty_shard_is_refused() -> None:
+    with pytest.raises(ValueError, match="shard is empty; use fewer workers or more data"):
+        stream(0)
+
+
+def test_a_batch_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        stream(batch_size=0)

@@ -1,0 +1,115 @@
+"""One vector holds the model: what is done to it is done to the layers, and back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.small_runs import small_model
+from torch import Tensor, nn
+
+from edgegossip.learning.flat import FlatModel
+
+
+def seeded_model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return small_model()
+
+
+def pictures() -> Tensor:
+    return torch.rand(5, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_vector_holds_what_the_model_held() -> None:
+    module = seeded_model()
+    before = copy.deepcopy(module.state_dict())
+    flat = FlatModel(module)
+    assert flat.num_params == sum(t.numel() for t in before.values() if t.is_floating_point())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("has_buffers", [True, False])
+def test_a_flat_model_computes_the_same(has_buffers: bool) -> None:
+    plain, x = seeded_model().eval(), pictures()
+    flat = FlatModel(copy.deepcopy(plain), has_buffers=has_buffers)
+    torch.testing.assert_close(flat.module.eval()(x), plain(x))
+
+
+def test_writing_to_the_vector_writes_to_every_layer_and_back() -> None:
+    flat = FlatModel(seeded_model())
+    flat.params.fill_(2.0)
+    for tensor in [*flat.module.parameters(), *flat.module.buffers()]:
+        assert not tensor.is_floating_point() or bool((tensor == 2).all())
+    with torch.no_grad():
+        flat.module[0].bias.zero_()  # type: ignore[index]
+    assert int((flat.params == 0).sum()) == 4
+
+
+def test_the_backward_pass_fills_one_gradient() -> None:
+    flat, plain = FlatModel(seeded_model()), seeded_model()
+    y = torch.tensor([0, 1, 2, 0, 1])
+    for module in (flat.module.eval(), plain.eval()):
+        F.cross_entropy(module(pictures()), y).backward()  # type: ignore[no-untyped-call]
+    expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    assert flat.trained.grad is not None
+    torch.testing.assert_close(
+        flat.trained.grad.sort().values, expected.sort().values, rtol=1e-4, atol=1e-6
+    )
+    flat.zero_grad()
+    assert all(not p.grad.any() for p in flat.module.parameters() if p.grad is not None)
+
+
+def test_without_buffers_they_stay_with_the_module() -> None:
+    flat = FlatModel(seeded_model(), has_buffers=False)
+    assert flat.num_params == flat.trained.numel()
+    flat.params.zero_()
+    assert flat.module[1].running_var.tolist() == [1.0] * 4  # type: ignore[index]
+
+
+def test_counters_never_travel() -> None:
+    flat = FlatModel(seeded_model())
+    flat.module.train()(pictures())
+    assert int(flat.module[1].num_batches_tracked) == 1  # type: ignore[index]
+    assert flat.num_params - flat.trained.numel() == 8  # running mean and variance of 4
+
+
+def test_a_copy_shares_nothing() -> None:
+    flat = FlatModel(seeded_model())
+    other = FlatModel(copy.deepcopy(flat.module))
+    assert torch.equal(other.params, flat.params)
+    other.params.zero_()
+    assert bool(flat.params.any())
+
+
+def test_tied_weights_are_held_once() -> None:
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    flat = FlatModel(nn.Sequential(first, second))
+    assert flat.num_params == 9
+    flat.params.copy_(torch.eye(3).flatten())
+    assert torch.equal(second.weight, torch.eye(3))
+
+
+def test_frozen_parameters_stay_out_of_the_vector() -> None:
+    first = nn.Linear(2, 3)
+    for parameter in first.parameters():
+        parameter.requires_grad_(False)
+    before = first.weight.clone()
+    flat = FlatModel(nn.Sequential(first, nn.Linear(3, 1)))
+    assert flat.num_params == 4
+    flat.params.zero_()
+    assert torch.equal(first.weight, before)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), nn.Sequential(nn.ReLU())],
+    ids=["two types", "nothing to train"],
+)
+def test_a_model_that_is_no_vector_of_one_type_is_refused(module: nn.Module) -> None:
+    with pytest.raises(ValueError, match="one flat vector needs a single"):
+        FlatModel(module)

@@ -1,0 +1,306 @@
+"""One worker's training is what plain PyTorch does, repeats, and resumes to the last bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.small_runs import SHAPE, adam, dataset, small_model, small_task
+from torch import Tensor, nn
+
+from edgegossip.core.errors import LocalProtocolError, TrainingError
+from edgegossip.core.protocol import Epochs, Steps
+from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.batches import BatchStream
+from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.learner import Learner
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.learning.task import Task, Workload
+from edgegossip.sim.pool import ComputePool
+
+Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+DATA = dataset()
+SHARD = torch.arange(0, 64, 2)
+
+
+def amsgrad(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01, amsgrad=True)
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(lr=0.05),
+    "nesterov": SGD(lr=0.05, nesterov=True, weight_decay=0.01),
+    "adam by groups": adam,
+    "amsgrad": amsgrad,
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.001, momentum=0.5),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
+}
+
+
+def seeded(make: Callable[[], nn.Module] = small_model) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
+def learner(**changes: Any) -> Learner:  # noqa: ANN401
+    settings: dict[str, Any] = {
+        "model": seeded(),
+        "loss": F.cross_entropy,
+        "optimizer": adam,
+        "dataset": DATA,
+        "shard": SHARD,
+        "batch_size": 8,
+        "augmentation": partial(flip_and_crop, padding=1),
+    }
+    return Learner(**settings | changes)
+
+
+def start(some: Learner) -> Tensor:
+    return some.model.params.clone()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_is_what_plain_pytorch_does(optimizer: Optimizer) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.Flatten(), nn.LazyLinear(3)
+        )
+
+    model = seeded(make)
+    model(torch.zeros(2, *SHAPE))  # gives the lazy layer its size
+    # No bias before batch norm: its gradient is rounding noise, which Adam blows up.
+    some = learner(model=model, optimizer=optimizer, augmentation=None)
+    result = some.train(start(some), Steps(6), {})
+
+    plain = copy.deepcopy(model).train()
+    theirs = optimizer(plain.parameters())
+    losses = []
+    for batch in BatchStream(shard=SHARD, batch_size=8, key=(0, 0, 0)).take(Steps(6)):
+        x, y = DATA.train.batch(batch)
+        theirs.zero_grad()
+        loss = F.cross_entropy(plain(DATA.prepare(x)), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        theirs.step()
+        losses.append(float(loss.detach()))
+    assert result.loss == pytest.approx(sum(losses) / 6, rel=1e-4)
+    assert (result.num_steps, result.num_samples) == (6, 48)
+    expected = plain.state_dict()
+    for name, tensor in some.model.module.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_what_was_handed_over_is_not_written_to() -> None:
+    some = learner()
+    params = start(some)
+    before = params.clone()
+    first = some.train(params, Steps(2), {})
+    kept = first.params.clone()
+    some.train(first.params, Steps(2), {})
+    assert torch.equal(params, before)
+    assert torch.equal(first.params, kept)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("has_buffers", [True, False])
+def test_a_restored_learner_goes_on_to_the_last_bit(
+    optimizer: Optimizer, has_buffers: bool
+) -> None:
+    original = learner(optimizer=optimizer, has_buffers=has_buffers)
+    other = learner(optimizer=optimizer, has_buffers=has_buffers)
+    middle = original.train(start(original), Steps(3), {})
+    other.load_state_dict(assemble(*dismantle(original.state_dict())))
+    for work in (Steps(5), Epochs(), Steps(3)):
+        results = [one.train(middle.params, work, {}) for one in (original, other)]
+        assert torch.equal(results[0].params, results[1].params)
+        assert results[0].loss == results[1].loss
+
+
+def test_learners_in_threads_give_the_bits_of_learners_one_after_the_other() -> None:
+    def train_all(num_threads: int) -> list[Tensor]:
+        learners = [learner(rank=rank) for rank in range(4)]
+        with ComputePool(num_threads) as pool:
+            pending = [
+                pool.submit(partial(one.train, start(one), Steps(10), {})) for one in learners
+            ]
+            return [one.result().params for one in pending]
+
+    one_by_one = train_all(0)
+    for _ in range(3):
+        assert all(map(torch.equal, train_all(4), one_by_one))
+
+
+def test_the_global_generator_is_neither_read_nor_written() -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        some = learner()
+        found.append(some.train(start(some), Steps(3), {}).params)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("key", [{"seed": 1}, {"rank": 1}, {"incarnation": 1}], ids=str)
+def test_another_key_is_another_course(key: dict[str, int]) -> None:
+    some, other = learner(), learner(**key)
+    one = some.train(start(some), Steps(2), {}).params
+    assert not torch.equal(one, other.train(start(some), Steps(2), {}).params)
+
+
+def test_cost_is_the_number_of_samples_that_will_be_taken() -> None:
+    some = learner()
+    for work in (Steps(3), Epochs(), Epochs(0.3)):
+        cost = some.cost(work, {})
+        assert some.train(start(some), work, {}).num_samples == cost
+    assert some.num_samples == 32
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    model = seeded()
+    frozen = model[0].weight.requires_grad_(False)  # type: ignore[index]
+    for optimizer in (SGD(lr=0.1, weight_decay=0.1), adam):
+        some = learner(model=model, optimizer=optimizer)
+        some.train(start(some), Steps(3), {})
+        assert torch.equal(some.model.module[0].weight, frozen)  # type: ignore[index]
+
+
+class TwoOutputs(nn.Module):
+    """A user's own model: outputs of its own, dropout by layer, no Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(36, 8)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.body(x.flatten(1)))
+        return self.head(self.dropout(hidden)), hidden
+
+
+def test_a_users_model_and_loss_are_trained() -> None:
+    def loss(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        logits, hidden = outputs
+        return F.cross_entropy(logits, y) + 0.001 * hidden.square().mean()
+
+    some = learner(model=seeded(TwoOutputs), loss=loss, augmentation=None)
+    params = start(some)
+    losses = []
+    for _ in range(8):
+        result = some.train(params, Epochs(), {})
+        params = result.params
+        losses.append(result.loss)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+# What goes wrong.
+
+
+def test_a_loss_that_is_not_finite_names_the_worker_and_the_step() -> None:
+    calls = iter([1.0, 1.0, 1.0, 1.0, float("nan"), 1.0])
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y) * next(calls)
+
+    some = learner(loss=loss, rank=3)
+    params = some.train(start(some), Steps(2), {}).params
+    with pytest.raises(TrainingError, match=r"loss of worker 3 became nan in its step 5"):
+        some.train(params, Steps(4), {})
+
+
+def test_an_exploding_loss_is_noticed() -> None:
+    some = learner(optimizer=SGD(lr=1e30), model=seeded(TwoOutputs), loss=_first_output)
+    with pytest.raises(TrainingError, match=r"of worker 0 became (nan|inf) in its step"):
+        some.train(start(some), Steps(10), {})
+
+
+def _first_output(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs[0], y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, r"lr must be in \[0, inf\), got -1"),
+        ({"lr": float("nan")}, "lr must be"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"weight_decay": -0.1}, "weight_decay must be"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum"),
+    ],
+)
+def test_an_optimizer_out_of_range_is_refused_at_once(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        SGD(**settings)
+
+
+@pytest.mark.parametrize("torch_device", ["gpu", "cuda:99", "nonsense:0"])
+def test_a_device_that_is_not_there_is_refused_at_once(torch_device: str) -> None:
+    with pytest.raises(ValueError, match=f"torch_device '{torch_device}' cannot be used"):
+        small_task(torch_device=torch_device)
+
+
+def test_a_batch_size_below_one_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        small_task(batch_size=0)
+
+
+# A task made ready.
+
+
+def test_workers_start_from_one_model_that_follows_the_seed() -> None:
+    one, same, other = (Workload(small_task(), range(3), seed) for seed in (1, 1, 2))
+    assert torch.equal(one.initial_params, same.initial_params)
+    assert not torch.equal(one.initial_params, other.initial_params)
+    for rank in range(3):
+        assert torch.equal(one.make_trainer(rank).model.params, one.initial_params)
+
+
+def test_making_a_model_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    Workload(small_task(), range(2), seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_only_ranks_with_data_have_a_trainer() -> None:
+    workload = Workload(small_task(), [1, 3], seed=0)
+    assert set(workload.shards) == {1, 3}
+    assert sum(map(len, workload.shards.values())) == 64
+    with pytest.raises(LocalProtocolError, match="worker 0 asked to Train"):
+        workload.make_trainer(0)
+
+
+def test_a_trainer_keeps_nothing_of_the_one_before_it() -> None:
+    workload = Workload(small_task(), range(2), seed=0)
+    first = workload.make_trainer(0)
+    first.train(workload.initial_params, Steps(3), {})
+    assert torch.equal(workload.make_trainer(0, 1).model.params, workload.initial_params)
+
+
+# The standard problem of theory.
+
+
+def test_quadratic_steps_are_exact() -> None:
+    trainer = QuadraticTrainer(target=torch.tensor([4.0, 0.0]), lr=0.5)
+    result = trainer.train(torch.zeros(2), Steps(3), {})
+    assert result.params.tolist() == [3.5, 0.0]
+    assert result.loss == 8.0
+    assert trainer.cost(Steps(3), {}) == 3
+    assert trainer.train(torch.zeros(2), Epochs(), {}).params.tolist() == [2.0, 0.0]
+
+
+def test_pictures_of_one_color_only_are_still_data() -> None:
+    split = ArraySplit(torch.zeros(4, 1, 6, 6, dtype=torch.uint8), torch.zeros(4).long())
+    plain = Dataset("plain", split, split, num_classes=3, input_shape=SHAPE)
+    task = Task(dataset=plain, model=small_model, batch_size=4)
+    trainer = Workload(task, [0], seed=0).make_trainer(0)
+    assert trainer.train(trainer.model.params.clone(), Epochs(), {}).num_steps == 1
