@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import resource
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -164,6 +165,17 @@ def ctrl_c_at(num_events: int, algorithm: object, times: int = 1) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "handle", interrupted)
         yield
+
+
+@contextmanager
+def small_disk(max_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond `max_bytes`: what a full disk does, without one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class Recorder:

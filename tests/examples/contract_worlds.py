@@ -45,7 +45,7 @@ def simulate(
     observer: Observer | None = None,
     evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
 ) -> Simulator[Any]:
-    """A simulator in which all start from 0 and every message takes 0.1 s, through the codec."""
+    """A simulator in which all start from 0 and a message takes 0.1 s, through the codec."""
     return Simulator(
         algorithm,
         [Platform(throughput=speed) for speed in speeds],
@@ -118,12 +118,14 @@ class ShardTrainer:
 
 @dataclass
 class Recorder:
-    """Keeps who trained from when to when."""
+    """Keeps who trained from when to when, and to what effect."""
 
     trained_at: list[tuple[Rank, Seconds, Seconds]] = field(default_factory=list)
+    deltas: list[Tensor] = field(default_factory=list)
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self.trained_at.append((rank, start, now))
+        self.deltas.append(event.delta)
 
     def sent(self, *_: object) -> None:
         pass
@@ -141,7 +143,8 @@ class Recorder:
 BATCH_SIZE = 16
 NUM_INPUTS, NUM_LABELS = 6, 3
 LABELLING = 0.4 * torch.randn(NUM_INPUTS, NUM_LABELS, generator=generator(0, "labelling"))
-WIDTHS = ((NUM_INPUTS, 12), (12, 12), (12, NUM_LABELS))
+# The last layer is narrow: it cannot make up for what the others have not learnt.
+WIDTHS = ((NUM_INPUTS, 12), (12, 3), (3, NUM_LABELS))
 """Entries in and out, by stage."""
 
 
@@ -184,7 +187,8 @@ class StageTrainer:
         if "gradient" in inputs:
             outputs = {}
             guess = self.guess_gradient(inputs["activations"], inputs["labels"])
-            (guess - inputs["gradient"]).square().sum(1).mean().backward()
+            loss = (guess - inputs["gradient"]).square().sum(1).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
         elif self.rank == 0:
             samples = torch.randn(BATCH_SIZE, NUM_INPUTS, generator=self.draws)
             outputs = self.train_layer(samples, samples @ LABELLING)

@@ -160,7 +160,7 @@ class Checks(Recorder):
     """Looks at every worker after every event, and at every message."""
 
     simulator: Simulator[Any] = field(init=False)
-    in_flight: dict[int, Message] = field(default_factory=dict)
+    in_flight: list[Message] = field(default_factory=list)
     crashed: set[Rank] = field(default_factory=set)
     waking: set[Rank] = field(default_factory=set)  # recovered, not yet started
     lost_weight: float = 0.0
@@ -172,7 +172,7 @@ class Checks(Recorder):
         self.require_total_weight()  # now that the last event's messages are on their way
         self.round_before = state.round
         if isinstance(event, Received):
-            del self.in_flight[id(event.message)]
+            self.in_flight.remove(event.message)
         if isinstance(event, Started):
             self.waking.discard(state.rank)
 
@@ -191,7 +191,7 @@ class Checks(Recorder):
     def total_weight(self) -> float:
         """Of all workers, of the messages under way, and of what crashes and loss took."""
         online = [state for state in self.simulator.states if state.rank not in self.crashed]
-        under_way = sum(map(weight_of, self.in_flight.values()))
+        under_way = sum(map(weight_of, self.in_flight))
         return sum(map(self.weight_held_by, online)) + under_way + self.lost_weight
 
     def weight_held_by(self, state: GoSGDState) -> float:
@@ -208,13 +208,14 @@ class Checks(Recorder):
         uplink: tuple[Seconds, Seconds],
     ) -> None:
         super().sent(now, rank, receiver, message, num_bytes, uplink)
-        self.in_flight[id(message)] = message
+        self.in_flight.append(message)
 
     def lost(
         self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
     ) -> None:
         super().lost(now, rank, sender, message, reason)
-        self.lost_weight += weight_of(self.in_flight.pop(id(message)))
+        self.in_flight.remove(message)
+        self.lost_weight += weight_of(message)
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         super().changed(now, rank, what)

@@ -30,7 +30,7 @@ class Ledger(Recorder):
     """Adds up weight, and weight times parameters, before each event."""
 
     simulator: Simulator[Any] = field(init=False)
-    in_flight: dict[int, Message] = field(default_factory=dict)
+    in_flight: list[Message] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     moments: list[Tensor] = field(default_factory=list)
 
@@ -43,16 +43,16 @@ class Ledger(Recorder):
         num_bytes: int,
         uplink: tuple[Seconds, Seconds],
     ) -> None:
-        self.in_flight[id(message)] = message
+        self.in_flight.append(message)
 
     def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
         self.add_up()
         if isinstance(event, Received):
-            del self.in_flight[id(event.message)]
+            self.in_flight.remove(event.message)
 
     def add_up(self) -> None:
         queued = [message for s in self.simulator.states for _, message in s.queue]
-        under_way = [message.payload for message in (*self.in_flight.values(), *queued)]
+        under_way = [message.payload for message in (*self.in_flight, *queued)]
         held = [(s.weight, s.params) for s in self.simulator.states]
         held += [(float(payload["weight"]), payload["params"]) for payload in under_way]
         self.weights.append(sum(weight for weight, _ in held))

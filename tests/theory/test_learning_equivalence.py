@@ -1,4 +1,4 @@
-"""Real training against the plain loop that it must equal: digits, a small MLP, PyTorch's SGD."""
+"""Real training against the plain loop that it must equal: digits, a small MLP, SGD."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.worlds import (
     TARGETS,
     UNEVEN,
     Recorder,
+    Watched,
     final_params,
     make_world,
 )
@@ -30,11 +32,20 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.rounds import RoundBased
-from edgegossip.core.protocol import Effect, Event, Rank, Role, Seconds, Steps, WorkerState
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Rank,
+    Role,
+    Seconds,
+    Steps,
+    WorkerJoined,
+    WorkerState,
+)
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.core.topology import Topology, complete, ring
 from edgegossip.learning.quadratic import QuadraticTrainer
-from edgegossip.sim.fault import Crash, Faults, Recover
+from edgegossip.sim.fault import Crash, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.pool import ComputePool
@@ -253,6 +264,39 @@ def test_neighbors_that_catch_up_after_a_common_crash_do_not_wait_for_each_other
     world = make_world(algorithm, platforms=platforms, faults=faults, links=links)
     assert world.run()
     assert {state.round for state in world.states} == {12}
+
+
+@each_synchronous
+@pytest.mark.parametrize(
+    "partition",
+    [
+        Partition(start=1.2, end=1.4, group=(1,)),  # over before anybody could notice it
+        Partition(start=1.2, end=9.0, group=(1,)),
+    ],
+    ids=["short", "long"],
+)
+def test_return_behind_a_partition_is_noticed_once_it_is_over(
+    algorithm: RoundBased[Any], partition: Partition
+) -> None:
+    script = (Crash(at=1.1, rank=1), partition, Recover(at=1.3, rank=1))
+    joined: list[tuple[Rank, WorkerJoined]] = []
+
+    def note(state: WorkerState, event: Event, now: Seconds) -> None:
+        if isinstance(event, WorkerJoined):
+            joined.append((state.rank, event))
+
+    longer = Watched(replace(algorithm, num_rounds=20), before=note)
+    world = make_world(longer, faults=Faults(script=script))
+    assert world.run()
+    # The others have forgotten nothing; it has.
+    meets = [(1, WorkerJoined(j)) for j in (0, 2, 3, 4)]
+    is_met = [(j, WorkerJoined(1, has_restarted=True)) for j in (0, 2, 3, 4)]
+    assert sorted(joined, key=repr) == sorted(meets + is_met, key=repr)
+    for state in world.states:
+        assert not state.lost
+        # All neighbors are waited for again.
+        for j in algorithm.topology.all_in_neighbors(state.rank):
+            assert math.isfinite(state.first_round.get(j, 0))
 
 
 @pytest.mark.parametrize("topology", [ring(2), ring(3), complete(2)], ids=repr)

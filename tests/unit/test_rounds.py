@@ -354,6 +354,7 @@ def test_rejoining_worker_waits_for_neighbors_from_where_they_are() -> None:
     worker.hears(1, round=2, value=1000.0)
     worker.on(heard(1, 4, 1.0, kind="catch-up"))
     worker.on(heard(3, 5, 1.0, kind="catch-up"))
+    assert list(worker.state.inbox) == [5]
     worker.trains_to(7.0)
     assert worker.state.round == 5
     assert kinds(worker.hears(1, round=5, value=7.0)) == ["Train"]

@@ -202,13 +202,14 @@ class RoundBased(ABC, Generic[S]):
     # Coming back.
 
     def _help_to_catch_up(self, state: S, rank: Rank) -> list[Effect]:
-        # Who is catching up itself answers afterwards, from a round that it will keep to.
-        if state.catch_up is not None or rank not in self.topology.all_out_neighbors(
-            state.rank
-        ):
-            return []
+        if state.catch_up is not None:
+            return []  # answers once it has caught up itself, in a round that it will keep to
+        is_neighbor = rank in self.topology.all_out_neighbors(state.rank)
+        return [Send(rank, self._catch_up_message(state))] if is_neighbor else []
+
+    def _catch_up_message(self, state: S) -> Message:
         next_sent = state.round + state.is_exchanging
-        return [Send(rank, Message("catch-up", next_sent, {"params": state.params}))]
+        return Message("catch-up", next_sent, {"params": state.params})
 
     def _rejoin(self, state: S, now: Seconds) -> list[Effect]:
         state.catch_up = {}
@@ -238,10 +239,7 @@ class RoundBased(ABC, Generic[S]):
             state.params = answers[furthest].payload["params"]
             state.round = answers[furthest].round
             state.inbox = {r: box for r, box in state.inbox.items() if r >= state.round}
-        announcements = [
-            effect
-            for j in self.topology.all_out_neighbors(state.rank)
-            if j not in state.lost
-            for effect in self._help_to_catch_up(state, j)
-        ]
-        return announcements + self._begin_round(state, now)
+        message = self._catch_up_message(state)
+        receivers = self.topology.all_out_neighbors(state.rank)
+        announcements = [Send(j, message) for j in receivers if j not in state.lost]
+        return [*announcements, *self._begin_round(state, now)]

@@ -92,7 +92,7 @@ def _load_file(path: Path) -> ModuleType:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(path)]
+        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == spec.origin]
         where = f"{path}{lines[-1] if lines else ''}"
         raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
     return module
@@ -105,7 +105,7 @@ def _find(path: Path, function: str) -> Recipe:
         own = [
             name
             for name, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module.__name__
+            if getattr(value, "__module__", None) == module.__name__ and name[0] != "_"
         ]
         raise UsageError(unknown_name(f"recipe in {path.name}", function, own))
     return found

@@ -63,7 +63,7 @@ class RunFolder:
     def _require_same_experiment(self) -> None:
         kept = read_json(self._experiment)
         now = json.loads(json.dumps(self.header))
-        for name in now.keys() | kept.keys():
+        for name in {**now, **kept}:
             if kept.get(name) != now.get(name):
                 raise RunFolderError(
                     f"{self.path} holds another experiment: its {name} is "

@@ -20,12 +20,13 @@ class Membership:
     Attributes:
         is_online: By rank.
         partitions: All of the run's partitions.
-        believed_lost: Pairs (who believes, who is believed lost), as keys in order.
+        believed_lost: Pairs (who believes, who is believed lost) in order, and whether the lost
+            one has restarted since.
     """
 
     is_online: list[bool]
     partitions: tuple[Partition, ...] = ()
-    believed_lost: dict[tuple[Rank, Rank], None] = field(default_factory=dict)
+    believed_lost: dict[tuple[Rank, Rank], bool] = field(default_factory=dict)
 
     def are_separated(self, one: Rank, other: Rank, now: Seconds) -> bool:
         """Say whether a partition lies between two workers."""
@@ -33,7 +34,8 @@ class Membership:
 
     def crash(self, rank: Rank) -> None:
         self.is_online[rank] = False
-        self.believed_lost = {pair: None for pair in self.believed_lost if pair[0] != rank}
+        known = self.believed_lost.items()
+        self.believed_lost = {pair: back for pair, back in known if pair[0] != rank}
 
     def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
         """Bring `rank` back; it is told who is lost, the others that it has joined."""
@@ -44,8 +46,8 @@ class Membership:
                 continue
             if (other, rank) not in self.believed_lost:
                 # It came back before anyone noticed, but what it held is gone all the same.
-                self.believed_lost[other, rank] = None
                 yield other, WorkerLost(rank)
+            self.believed_lost[other, rank] = True
             if not self.are_separated(other, rank, now):
                 del self.believed_lost[other, rank]
                 yield other, WorkerJoined(rank, has_restarted=True)
@@ -59,7 +61,7 @@ class Membership:
             for other, is_online in enumerate(self.is_online):
                 is_lost = not is_online or self.are_separated(one, other, now)
                 if other != one and is_lost and (one, other) not in self.believed_lost:
-                    self.believed_lost[one, other] = None
+                    self.believed_lost[one, other] = False
                     yield one, WorkerLost(other)
 
     def heal(self, now: Seconds) -> Iterator[Notice]:
@@ -67,5 +69,5 @@ class Membership:
         for one, other in list(self.believed_lost):
             can_reach = self.is_online[one] and self.is_online[other]
             if can_reach and not self.are_separated(one, other, now):
-                del self.believed_lost[one, other]
-                yield one, WorkerJoined(other)
+                has_restarted = self.believed_lost.pop((one, other))
+                yield one, WorkerJoined(other, has_restarted)

@@ -153,9 +153,8 @@ class Simulator(Generic[State]):
     @property
     def is_over(self) -> bool:
         """Everyone who is online has finished, and nothing is in flight."""
-        if self._num_open:
-            return False
-        return any(self._membership.is_online) or self._num_recoveries == 0
+        is_anyone_online = any(self._membership.is_online)
+        return not self._num_open and (is_anyone_online or self._num_recoveries == 0)
 
     def run(self, until: Seconds = math.inf) -> bool:
         """Process events up to and including time `until`; say whether the run is over.
@@ -193,8 +192,7 @@ class Simulator(Generic[State]):
     def _handle(self, rank: Rank, event: Event) -> None:
         if not self._membership.is_online[rank]:
             return
-        effects = self._algorithm.handle(self.states[rank], event, self.now)
-        for effect in effects:
+        for effect in self._algorithm.handle(self.states[rank], event, self.now):
             self._carry_out[type(effect)](rank, effect)
 
     def _report_hang(self) -> None:
@@ -253,8 +251,7 @@ class Simulator(Generic[State]):
         cost = trainer.cost(effect.work, effect.inputs)
         duration = self._platforms[rank].duration(self.now, cost)
         task = partial(trainer.train, effect.params, effect.work, effect.inputs)
-        training = Training(self.now, effect.params, self._pool.submit(task))
-        record.training = training
+        training = record.training = Training(self.now, effect.params, self._pool.submit(task))
         self._num_open += 1
         self._push(self.now + duration, rank, training)
 
@@ -368,11 +365,9 @@ class Simulator(Generic[State]):
         self._membership.crash(rank)
         self._trainers.pop(rank, None)
         self._records[rank] = WorkerRecord(incarnation=record.incarnation + 1)
-        # What it was doing and about to hear is gone with it. In place: the loop holds the list.
+        # What it was doing and about to hear goes with it. In place: the loop holds the list.
         kept = (Crash, Recover, Delivery)
-        self._queue[:] = [
-            entry for entry in self._queue if entry[2] != rank or isinstance(entry[3], kept)
-        ]
+        self._queue[:] = [e for e in self._queue if e[2] != rank or isinstance(e[3], kept)]
         heapq.heapify(self._queue)
         for _, _, _, item in self._queue:
             if isinstance(item, Delivery) and item.sender == rank and item.sent_end > self.now:

@@ -1,0 +1,177 @@
+"""The log has a line for everything that happened, the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.small_runs import small_disk
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Message, Trained
+from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.experiments.event_log import EventLog
+
+
+def note(round: int = 0, kind: str = "note") -> Message:
+    return Message(kind, round)
+
+
+def trained(num_samples: int = 8, loss: float = 0.5) -> Trained:
+    params = torch.zeros(1)
+    return Trained(params, params, num_samples, num_steps=2, seconds=1.0, loss=loss)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def lines_of(content: bytes) -> list[str]:
+    return [json.loads(line)["type"] for line in content.splitlines()]
+
+
+def test_each_happening_is_a_line_with_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.write("experiment", name="x")
+    log.trained(2.0, 1, 1.0, trained())
+    log.received(2.5, 0, 1, staleness=3)
+    log.lost(3.0, 0, 1, note(), "dropped")
+    log.changed(4.0, 1, "crashed")
+    log.close()
+    assert lines(path) == [
+        {"type": "experiment", "name": "x"},
+        {
+            "type": "trained",
+            "time": 2.0,
+            "start": 1.0,
+            "rank": 1,
+            "num_steps": 2,
+            "num_samples": 8,
+            "loss": 0.5,
+        },
+        {
+            "type": "lost",
+            "time": 3.0,
+            "rank": 0,
+            "sender": 1,
+            "kind": "note",
+            "reason": "dropped",
+        },
+        {"type": "crashed", "time": 4.0, "rank": 1},
+    ]
+    assert (log.samples_processed, log.num_received, log.total_staleness) == (8, 1, 3)
+    assert log.num_lost == 1
+
+
+def test_a_message_to_many_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for receiver, start in ((1, 2.0), (2, 3.0), (3, 4.0)):
+        log.sent(2.0, 0, receiver, note(5), 100, (start, start + 1))
+    log.close()
+    [line] = lines(path)
+    assert line["receivers"] == [1, 2, 3]
+    assert (line["num_bytes"], line["start"], line["end"]) == (300, 2.0, 5.0)
+    assert log.bytes_sent == 300
+
+
+@pytest.mark.parametrize(
+    ("time", "rank", "message"),
+    [(2.0, 1, note()), (2.5, 0, note()), (2.0, 0, note(1)), (2.0, 0, note(kind="other"))],
+)
+def test_messages_that_differ_in_more_than_the_receiver_have_lines_of_their_own(
+    tmp_path: Path, time: float, rank: int, message: Message
+) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.sent(2.0, 0, 2, note(), 100, (2.0, 3.0))
+    log.sent(time, rank, 3, message, 100, (3.0, 4.0))
+    log.close()
+    assert [line["receivers"] for line in lines(path)] == [[2], [3]]
+
+
+def test_a_send_is_logged_before_what_follows_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.sent(2.0, 0, 1, note(), 100, (2.0, 3.0))
+    log.lost(2.0, 1, 0, note(), "dropped")
+    log.close()
+    assert [line["type"] for line in lines(path)] == ["sent", "lost"]
+
+
+def test_numbers_that_are_not_finite_are_null_for_every_reader(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.write("evaluated", loss=math.nan, consensus_distance=math.inf, accuracy=0.5)
+    log.close()
+    assert "NaN" not in path.read_text()
+    assert lines(path)[0] == {
+        "type": "evaluated",
+        "loss": None,
+        "consensus_distance": None,
+        "accuracy": 0.5,
+    }
+
+
+def test_a_log_cut_anywhere_and_resumed_is_the_whole_log(tmp_path: Path) -> None:
+    def record(log: EventLog, at: int) -> None:
+        """Two sends to one line, a training, and so on."""
+        match at % 4:
+            case 0 | 1:
+                log.sent(at // 4, 0, at % 4 + 1, note(), 100 + at, (at, at + 1.0))
+            case 2:
+                log.trained(at // 4, 1, 0.0, trained(at))
+            case 3:
+                log.received(at // 4, 0, 1, staleness=at)
+
+    whole = EventLog(tmp_path / "whole")
+    for at in range(12):
+        record(whole, at)
+    whole.close()
+    for cut in range(1, 12):
+        path = tmp_path / f"cut-{cut}"
+        first = EventLog(path)
+        for at in range(cut):
+            record(first, at)
+        size, kept = first.flush(), assemble(*dismantle(first.state_dict()))
+        record(first, cut)
+        first.write("ended")
+        first.close()
+        second = EventLog(path, offset=size)
+        second.load_state_dict(kept)
+        for at in range(cut, 12):
+            record(second, at)
+        second.close()
+        assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+        assert second.state_dict() == whole.state_dict()
+
+
+def test_a_log_shorter_than_its_checkpoint_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"12345")
+    with pytest.raises(RunFolderError, match="has 5 bytes, but its checkpoint goes on after 9"):
+        EventLog(path, offset=9)
+    with pytest.raises(RunFolderError, match="has 0 bytes"):
+        EventLog(tmp_path / "none.jsonl", offset=9)
+
+
+def test_a_log_that_cannot_be_opened_is_an_error_for_people(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"cannot write .*Is a directory"):
+        EventLog(tmp_path)
+
+
+def test_a_full_disk_is_an_error_for_people_and_the_log_can_be_let_go(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    with small_disk(5000):
+        log.write("experiment", name="x")
+        size = log.flush()
+        log.write("padding", text="x" * 5000)
+        with pytest.raises(RunFolderError, match=r"File too large; free some space or choose"):
+            log.close()
+    log.abandon()
+    assert lines_of((tmp_path / "events.jsonl").read_bytes()[:size]) == ["experiment"]

@@ -1,0 +1,115 @@
+"""Files are written whole or not at all, whatever the disk does."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments.files import (
+    load_checkpoint,
+    save_checkpoint,
+    write_atomically,
+    write_json,
+)
+
+
+def disk_full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old and long")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("what", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    owner: Any = os if what == "fsync" else Path
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, what, disk_full)
+        with pytest.raises(RunFolderError, match=r"cannot write .*/file: No space left"):
+            write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("place", ["no/such/folder/file", "a-file/file", "a-folder"])
+def test_a_place_that_cannot_be_written_is_an_error_for_people(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "a-file").write_bytes(b"x")
+    (tmp_path / "a-folder").mkdir()
+    with pytest.raises(RunFolderError, match=r"cannot write .*; free some space or choose"):
+        write_atomically(tmp_path / place, b"new")
+    assert sorted(os.listdir(tmp_path)) == ["a-file", "a-folder"]
+
+
+def test_json_is_for_every_reader(tmp_path: Path) -> None:
+    content = {"loss": math.nan, "more": [1, (2.5, -math.inf)], "text": "ü"}
+    write_json(tmp_path / "x.json", content)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    read = json.loads((tmp_path / "x.json").read_text(), parse_constant=refuse)
+    assert read == {"loss": None, "more": [1, [2.5, None]], "text": "ü"}
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    save_checkpoint(path, {"x": torch.arange(3.0), "deep": [(1, math.inf)], 5: None})
+    back = load_checkpoint(path)
+    assert back["x"].tolist() == [0.0, 1.0, 2.0]
+    assert back["deep"] == [(1, math.inf)]
+    assert list(back) == ["x", "deep", 5]
+
+
+def test_a_checkpoint_without_tensors_comes_back(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoint", [1, 2])
+    assert load_checkpoint(tmp_path / "checkpoint") == [1, 2]
+
+
+def test_what_cannot_be_kept_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    save_checkpoint(path, [1])
+    with pytest.raises(TypeError, match="cannot keep a set"):
+        save_checkpoint(path, [{1}])
+    assert load_checkpoint(path) == [1]
+
+
+def test_a_damaged_checkpoint_is_an_error_for_people(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    save_checkpoint(path, {"x": torch.arange(3.0)})
+    whole = path.read_bytes()
+    for size in (0, 5, 20, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(RunFolderError, match="is not a checkpoint of this program"):
+            load_checkpoint(path)
+    path.write_bytes(whole.replace(b"dict", b"cidt"))
+    assert load_checkpoint(path) != {"x": 0}
+
+
+def test_a_file_of_another_kind_is_no_checkpoint(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, tmp_path / "params")
+    with pytest.raises(RunFolderError, match="is not a checkpoint"):
+        load_checkpoint(tmp_path / "params")
+    with pytest.raises(RunFolderError, match="is not a checkpoint"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(RunFolderError, match="is not there; --resume needs"):
+        load_checkpoint(tmp_path / "none")

@@ -1,0 +1,99 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from edgegossip.experiments.progress import Status
+from edgegossip.experiments.results import Evaluation
+from edgegossip.report.live import COLUMNS, LiveView, cells
+
+EVALUATION = Evaluation(
+    time=2.0,
+    epochs=1.25,
+    accuracy=0.5,
+    loss=0.7,
+    consensus_distance=0.1,
+    bytes_sent=1_500_000,
+    samples_processed=80,
+)
+STATUS = Status(
+    name="gossip",
+    time=2.0,
+    share=0.25,
+    evaluation=EVALUATION,
+    wall_seconds=3.0,
+    samples_per_second=1234.0,
+)
+
+
+def plain(text: str) -> str:
+    return text.replace("\u00a0", " ")
+
+
+def view(*, is_terminal: bool, line_seconds: float = 5.0) -> tuple[LiveView, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=is_terminal, width=120)
+    return LiveView(console, line_seconds), out
+
+
+def test_a_row_has_a_cell_for_each_column() -> None:
+    row = dict(zip(COLUMNS, map(plain, cells(STATUS)), strict=True))
+    assert row == {
+        "run": "gossip",
+        "done": "25%",
+        "virtual time": "2 s",
+        "epochs": "1.2",
+        "accuracy": "50.00%",
+        "sent": "1.5 MB",
+        "samples/s": "1,234",
+        "left": "9 s",
+    }
+
+
+def test_before_anything_is_known_cells_are_empty() -> None:
+    row = cells(replace(STATUS, evaluation=None, share=0.0))
+    assert row[3:6] == ["", "", ""]
+    assert row[-1] == ""
+
+
+def test_the_time_left_follows_from_the_share_done() -> None:
+    assert STATUS.seconds_left == pytest.approx(9.0)
+    assert replace(STATUS, share=1.0).seconds_left == 0.0
+    assert replace(STATUS, share=0.0).seconds_left is None
+
+
+def test_off_a_terminal_there_is_a_line_every_few_seconds_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "monotonic", map(float, itertools.count()).__next__)
+    live, out = view(is_terminal=False, line_seconds=4.0)
+    with live:
+        for share in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0):
+            live.update(replace(STATUS, share=share))
+    lines = out.getvalue().splitlines()
+    assert [line.split()[3] for line in lines] == ["0%", "40%", "100%"]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_on_a_terminal_there_is_a_table_with_a_row_a_run() -> None:
+    live, out = view(is_terminal=True)
+    with live:
+        for name in ("gossip", "gosgd", "gossip"):
+            live.update(replace(STATUS, name=name))
+        assert live._table().row_count == 2
+    assert "gosgd" in out.getvalue()
+
+
+def test_a_view_is_closed_whatever_happens() -> None:
+    live, _ = view(is_terminal=True)
+    with pytest.raises(KeyboardInterrupt), live:
+        raise KeyboardInterrupt
+    assert live._live is not None
+    assert not live._live.is_started

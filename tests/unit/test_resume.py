@@ -1,0 +1,335 @@
+"""A run that was stopped goes on to the very result that an uninterrupted one gives."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from tests.small_runs import (
+    ALGORITHMS,
+    FAULTS,
+    Recorder,
+    ctrl_c_at,
+    events,
+    parameters,
+    repeatable_events,
+    small_disk,
+    small_run,
+    small_task,
+    summary,
+    tensors,
+)
+
+from edgegossip.core.errors import RunFolderError, TrainingError
+from edgegossip.experiments import runner
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.progress import Status
+from edgegossip.experiments.run_folder import load_results
+from edgegossip.experiments.runner import Interrupted, run
+from edgegossip.report.folder import read_folder
+from edgegossip.sim.fault import Faults
+
+
+def faulty(name: str) -> Experiment:
+    return small_run(name, faults=FAULTS)
+
+
+@lru_cache
+def whole(name: str, faults: Faults = FAULTS) -> tuple[bytes, bytes]:
+    """Events and parameters of the uninterrupted run."""
+    with TemporaryDirectory() as folder:
+        run(small_run(name, faults=faults), out=folder, num_threads=0)
+        return repeatable_events(Path(folder)), parameters(Path(folder))
+
+
+def left(folder: Path) -> tuple[bytes, bytes]:
+    return repeatable_events(folder), parameters(folder)
+
+
+@pytest.mark.parametrize("at", [1, 12, 30])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_stopped_by_ctrl_c_and_resumed_is_the_whole_run(
+    tmp_path: Path, name: str, at: int
+) -> None:
+    experiment = faulty(name)
+    with ctrl_c_at(at, experiment.algorithm), pytest.raises(Interrupted, match="--resume"):
+        run(experiment, out=tmp_path, num_threads=2)
+    results = run(experiment, out=tmp_path, num_threads=1, resume=True)
+    assert left(tmp_path) == whole(name)
+    assert results.reason == "finished"
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("faults", [Faults(), FAULTS], ids=["calm", "faulty"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_stopped_at_any_event_and_resumed_is_the_whole_run(
+    tmp_path: Path, name: str, faults: Faults, num_threads: int
+) -> None:
+    experiment = small_run(name, faults=faults)
+    for at in range(1, 10_000):
+        out = tmp_path / str(at)
+        try:
+            with ctrl_c_at(at, experiment.algorithm):
+                run(experiment, out=out, num_threads=num_threads)
+        except Interrupted:
+            run(experiment, out=out, num_threads=num_threads, resume=True)
+            assert left(out) == whole(name, faults), f"stopped at event {at}"
+        else:
+            break
+    assert at > 40
+
+
+def test_a_run_stopped_again_and_again_is_the_whole_run(tmp_path: Path) -> None:
+    experiment = faulty("gosgd")
+    num_stops = 0
+    while True:
+        try:
+            with ctrl_c_at(16, experiment.algorithm):
+                run(experiment, out=tmp_path, num_threads=2, resume=num_stops > 0)
+        except Interrupted:
+            num_stops += 1
+        else:
+            break
+    assert num_stops > 2
+    assert left(tmp_path) == whole("gosgd")
+
+
+class SignalAtUpdate:
+    """A live view that sends this process a signal at its n-th update."""
+
+    def __init__(self, at: int, number: int = signal.SIGINT) -> None:
+        self._left, self._number = at, number
+
+    def update(self, status: Status) -> None:
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(self._number)
+
+
+@pytest.mark.parametrize("at", [1, 4, 8, 9])
+def test_a_run_stopped_while_it_evaluates_is_the_whole_run(tmp_path: Path, at: int) -> None:
+    experiment = faulty("gosgd")
+    num_evaluations = whole("gosgd")[0].count(b'"type":"evaluated"')
+    assert num_evaluations == 8
+    if at > num_evaluations:
+        run(experiment, out=tmp_path, num_threads=0, progress=SignalAtUpdate(at))
+    else:
+        with pytest.raises(Interrupted):
+            run(experiment, out=tmp_path, num_threads=0, progress=SignalAtUpdate(at))
+        run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert left(tmp_path) == whole("gosgd")
+
+
+def test_a_termination_stops_as_gently_as_ctrl_c(tmp_path: Path) -> None:
+    experiment = faulty("gosgd")
+    with pytest.raises(Interrupted):
+        run(
+            experiment,
+            out=tmp_path,
+            num_threads=0,
+            progress=SignalAtUpdate(3, signal.SIGTERM),
+        )
+    run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert left(tmp_path) == whole("gosgd")
+
+
+def test_an_interrupted_folder_is_valid(tmp_path: Path) -> None:
+    experiment = faulty("gossip")
+    with ctrl_c_at(40, experiment.algorithm), pytest.raises(Interrupted) as error:
+        run(experiment, out=tmp_path, num_threads=0)
+    assert str(tmp_path) in str(error.value)
+    lines = events(tmp_path)
+    assert lines[0]["type"] == "experiment"
+    assert lines[-1]["reason"] == summary(tmp_path)["reason"] == "interrupted"
+    assert tensors(tmp_path)["0.weight"].shape == (4, 1, 3, 3)
+    assert load_results(tmp_path).reason == "interrupted"
+    assert not read_folder(tmp_path).runs[0].is_complete
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "checkpoint.safetensors",
+        "events.jsonl",
+        "experiment.json",
+        "params.safetensors",
+        "summary.json",
+    }
+
+
+def test_asked_twice_a_run_stops_at_once_and_goes_on_from_its_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    experiment = faulty("gossip")
+    with ctrl_c_at(50, experiment.algorithm, times=2), pytest.raises(Interrupted):
+        run(experiment, out=tmp_path, num_threads=0, checkpoint_seconds=0)
+    assert summary(tmp_path)["reason"] == "interrupted"
+    run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert left(tmp_path) == whole("gossip")
+
+
+class Killed(BaseException):
+    """Nobody catches it, as nobody catches SIGKILL."""
+
+
+class KillAtUpdate(SignalAtUpdate):
+    def update(self, status: Status) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 1000.0], ids=["kept", "nothing kept"])
+@pytest.mark.parametrize("tail", [b"", b'{"type":"tra', b'{"type":"finished"}\n'])
+def test_a_killed_run_goes_on_from_its_last_checkpoint_or_from_the_start(
+    tmp_path: Path, tail: bytes, checkpoint_seconds: float
+) -> None:
+    experiment = faulty("gossip")
+    with pytest.raises(Killed):
+        run(
+            experiment,
+            out=tmp_path,
+            num_threads=0,
+            checkpoint_seconds=checkpoint_seconds,
+            progress=KillAtUpdate(4),
+        )
+    assert (tmp_path / "checkpoint.safetensors").exists() == (checkpoint_seconds == 0)
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(tail)
+    (tmp_path / "summary.json.part").write_bytes(b'{"rea')
+    run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert left(tmp_path) == whole("gossip")
+
+
+def test_checkpoints_change_nothing(tmp_path: Path) -> None:
+    run(faulty("gosgd"), out=tmp_path, num_threads=2, checkpoint_seconds=0)
+    assert left(tmp_path) == whole("gosgd")
+
+
+def test_wall_seconds_add_up_over_the_parts(tmp_path: Path) -> None:
+    experiment = faulty("gosgd")
+    with ctrl_c_at(30, experiment.algorithm), pytest.raises(Interrupted):
+        run(experiment, out=tmp_path, num_threads=0)
+    before = summary(tmp_path)["wall_seconds"]
+    results = run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert results.wall_seconds > 0.9 * before
+
+
+# What is resumed.
+
+
+def test_a_finished_run_is_read_and_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(faulty("gossip"), out=tmp_path, num_threads=0)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.delattr(runner, "Workload")
+    again = run(faulty("gossip"), out=tmp_path, num_threads=0, resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert again.history == first.history
+    assert again.summary() == first.summary()
+    assert again.params.keys() == first.params.keys()
+    assert all(torch.equal(again.params[name], first.params[name]) for name in first.params)
+
+
+def test_a_run_at_its_time_limit_is_finished(tmp_path: Path) -> None:
+    experiment = small_run(max_seconds=0.3)
+    run(experiment, out=tmp_path, num_threads=0)
+    assert run(experiment, out=tmp_path, resume=True).reason == "time limit"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda e: replace(e, seed=4), "its seed is 3, now 4"),
+        (lambda e: replace(e, algorithm=ALGORITHMS["gosgd"]), "its name is"),
+        (lambda e: replace(e, max_seconds=1.0), "its max_seconds is null, now 1.0"),
+        (lambda e: replace(e, evaluation_interval=1.0), "its evaluation_interval is 0.1"),
+        (lambda e: replace(e, task=small_task(batch_size=4)), r"its task is .*\.\.\."),
+    ],
+)
+def test_another_experiment_is_refused_and_nothing_touched(
+    tmp_path: Path, change: Callable[[Experiment], Experiment], message: str
+) -> None:
+    experiment = faulty("gossip")
+    with ctrl_c_at(9, experiment.algorithm), pytest.raises(Interrupted):
+        run(experiment, out=tmp_path, num_threads=0)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RunFolderError, match=f"holds another experiment: {message}"):
+        run(change(experiment), out=tmp_path, num_threads=0, resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"there is no folder .* to resume"):
+        run(faulty("gossip"), out=tmp_path / "tpyo", resume=True)
+    assert not (tmp_path / "tpyo").exists()
+
+
+def test_a_folder_with_nothing_in_it_yet_is_begun(tmp_path: Path) -> None:
+    run(faulty("gossip"), out=tmp_path, num_threads=0, resume=True)
+    assert left(tmp_path) == whole("gossip")
+
+
+def test_a_damaged_checkpoint_is_refused_and_without_it_all_begins_anew(
+    tmp_path: Path,
+) -> None:
+    experiment = faulty("gossip")
+    with ctrl_c_at(20, experiment.algorithm), pytest.raises(Interrupted):
+        run(experiment, out=tmp_path, num_threads=0)
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    with pytest.raises(RunFolderError, match=r"not a checkpoint .* delete it, and --resume"):
+        run(experiment, out=tmp_path, num_threads=0, resume=True)
+    checkpoint.unlink()
+    run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert left(tmp_path) == whole("gossip")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    def experiment(width: int) -> Experiment:
+        def model() -> torch.nn.Module:
+            layers = torch.nn.Linear(36, width), torch.nn.Linear(width, 3)
+            return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+        return small_run(task=small_task(model=model))
+
+    with ctrl_c_at(20, ALGORITHMS["gossip"]), pytest.raises(Interrupted):
+        run(experiment(5), out=tmp_path, num_threads=0)
+    with pytest.raises(RunFolderError, match="does not fit this experiment"):
+        run(experiment(6), out=tmp_path, num_threads=0, resume=True)
+
+
+# Stopped by what goes wrong.
+
+
+def test_a_disk_that_fills_up_costs_no_more_than_since_the_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    experiment = faulty("all-reduce")
+    recorder = Recorder()
+    size = len(whole("all-reduce")[0])
+    with (
+        small_disk(size * 2 // 3),
+        pytest.raises(RunFolderError, match="File too large; free some space or choose"),
+    ):
+        run(experiment, out=tmp_path, num_threads=0, checkpoint_seconds=0, progress=recorder)
+    for path in tmp_path.iterdir():
+        assert path.suffix != ".part"
+    run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert left(tmp_path) == whole("all-reduce")
+
+
+def test_work_that_will_fail_does_not_keep_a_run_from_being_stopped(tmp_path: Path) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.sum() * float("nan")
+
+    experiment = small_run(task=small_task(loss=loss))
+    with ctrl_c_at(4, experiment.algorithm), pytest.raises(Interrupted):
+        run(experiment, out=tmp_path, num_threads=0)
+    with pytest.raises(TrainingError, match="of worker 0 became nan in its step 1;"):
+        run(experiment, out=tmp_path, num_threads=0, resume=True)

@@ -1,0 +1,416 @@
+"""A run repeats to the last byte, and whatever goes wrong leaves what was computed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.small_runs import (
+    ALGORITHMS,
+    FAULTS,
+    NUM_WORKERS,
+    Recorder,
+    ctrl_c_at,
+    dataset,
+    events,
+    parameters,
+    repeatable_events,
+    small_model,
+    small_run,
+    small_task,
+    summary,
+    tensors,
+    with_rounds,
+)
+from torch import Tensor, nn
+
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.errors import LocalProtocolError, RunFolderError, TrainingError
+from edgegossip.core.topology import ring
+from edgegossip.experiments.comparison import compare
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.experiments.run_folder import load_results
+from edgegossip.experiments.runner import Interrupted, run
+from edgegossip.learning.optimizer import SGD
+from edgegossip.report.folder import read_folder
+from edgegossip.sim.fault import Drop, Faults
+from edgegossip.sim.platform import Platform
+
+
+def quick(name: str = "gosgd", **changes: Any) -> Experiment:  # noqa: ANN401
+    return with_rounds(small_run(name, **changes), 3)
+
+
+# The same every time.
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_repeats_byte_for_byte_on_any_number_of_threads(
+    tmp_path: Path, name: str
+) -> None:
+    for num_threads in (0, 1, 2):
+        out = tmp_path / str(num_threads)
+        run(small_run(name, faults=FAULTS), out=out, num_threads=num_threads)
+        assert repeatable_events(out) == repeatable_events(tmp_path / "0")
+        assert parameters(out) == parameters(tmp_path / "0")
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        run(quick(seed=seed), out=tmp_path / str(seed), num_threads=0)
+    assert parameters(tmp_path / "1") != parameters(tmp_path / "2")
+
+
+def test_only_fields_of_the_wall_clock_differ(tmp_path: Path) -> None:
+    for name in "ab":
+        run(quick(), out=tmp_path / name, num_threads=0)
+    for one, other in zip(events(tmp_path / "a"), events(tmp_path / "b"), strict=True):
+        differing = {key for key in one if one[key] != other[key]}
+        assert all(key.startswith("wall_") for key in differing)
+
+
+# What comes out.
+
+
+def test_the_folder_holds_what_the_results_say(tmp_path: Path) -> None:
+    results = run(small_run(), out=tmp_path, num_threads=0)
+    kept = load_results(tmp_path)
+    assert kept.history == results.history
+    assert kept.summary() == results.summary()
+    assert kept.worker_accuracies == results.worker_accuracies
+    assert len(results.worker_accuracies) == NUM_WORKERS
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "events.jsonl",
+        "experiment.json",
+        "params.safetensors",
+        "summary.json",
+    }
+
+
+@pytest.mark.parametrize("has_buffers", [True, False])
+def test_the_parameters_kept_score_the_accuracy_reported(
+    tmp_path: Path, has_buffers: bool
+) -> None:
+    results = run(
+        small_run("epoch-gossip", task=small_task(has_buffers=has_buffers)),
+        out=tmp_path,
+        num_threads=0,
+    )
+    model = small_model()
+    model.load_state_dict(tensors(tmp_path))
+    x, y = dataset().test.batch(torch.arange(24))
+    outputs = model.eval()(dataset().prepare(x))
+    assert float((outputs.argmax(1) == y).float().mean()) == pytest.approx(
+        results.final_accuracy
+    )
+
+
+def test_totals_are_those_of_the_events(tmp_path: Path) -> None:
+    results = run(small_run(faults=FAULTS), out=tmp_path, num_threads=0)
+    last = results.history[-1]
+    assert last.bytes_sent == sum(e["num_bytes"] for e in events(tmp_path, "sent"))
+    assert last.samples_processed == sum(e["num_samples"] for e in events(tmp_path, "trained"))
+    assert last.epochs == last.samples_processed / 64
+    times = [event.get("time", 0.0) for event in events(tmp_path)]
+    assert times == sorted(times)
+
+
+def test_the_model_is_evaluated_on_the_grid_and_at_the_end(tmp_path: Path) -> None:
+    results = run(small_run(evaluation_interval=0.125), out=tmp_path, num_threads=0)
+    *grid, end = [evaluation.time for evaluation in results.history]
+    assert grid == [k * 0.125 for k in range(len(grid))]
+    assert grid[-1] < end == results.virtual_seconds <= grid[-1] + 0.125
+    assert events(tmp_path)[-1]["time"] == end
+
+
+def test_by_default_there_are_four_evaluations_in_the_slowest_epoch(tmp_path: Path) -> None:
+    results = run(quick(evaluation_interval=None), out=tmp_path, num_threads=0)
+    # 16 samples at 100 samples/s.
+    assert results.history[1].time == pytest.approx(0.16 / 4)
+
+
+def test_a_run_is_cut_off_at_its_time_limit(tmp_path: Path) -> None:
+    results = run(small_run(max_seconds=0.33), out=tmp_path, num_threads=0)
+    assert results.reason == summary(tmp_path)["reason"] == "time limit"
+    assert results.virtual_seconds == results.history[-1].time == 0.33
+    assert [e.time for e in results.history[:-1]] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert max(event.get("time", 0.0) for event in events(tmp_path)) == 0.33
+    assert results.history[-1].samples_processed > 0
+
+
+def test_a_time_limit_on_the_grid_is_evaluated_once(tmp_path: Path) -> None:
+    experiment = small_run(max_seconds=0.5, evaluation_interval=0.25)
+    results = run(experiment, out=tmp_path, num_threads=0)
+    assert [evaluation.time for evaluation in results.history] == [0.0, 0.25, 0.5]
+
+
+def test_a_run_that_ends_before_its_limit_is_finished(tmp_path: Path) -> None:
+    assert run(quick(max_seconds=1e6), out=tmp_path, num_threads=0).reason == "finished"
+
+
+def test_a_worker_alone_trains_like_anybody(tmp_path: Path) -> None:
+    alone = replace(
+        quick(),
+        platforms=(Platform(throughput=100.0),),
+        algorithm=Gossip(topology=ring(1), num_rounds=3),
+    )
+    results = run(alone, out=tmp_path, num_threads=0)
+    assert results.history[-1].bytes_sent == 0
+    assert results.worker_accuracies == [results.final_accuracy]
+
+
+def test_a_live_view_is_told_how_far_it_is(tmp_path: Path) -> None:
+    recorder = Recorder()
+    results = run(small_run(), out=tmp_path, num_threads=0, progress=recorder)
+    assert [s.time for s in recorder.statuses] == [e.time for e in results.history]
+    shares = [status.share for status in recorder.statuses]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert recorder.statuses[0].seconds_left is None
+    assert recorder.statuses[-1].seconds_left == 0.0
+    assert recorder.statuses[-1].evaluation == results.history[-1]
+
+
+# What a run leaves alone.
+
+
+def test_signals_and_threads_are_as_they_were_afterwards(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    torch.set_num_threads(2)
+    try:
+        run(quick(), out=tmp_path / "a", num_threads=1)
+        assert torch.get_num_threads() == 2
+        with (
+            ctrl_c_at(5, ALGORITHMS["gosgd"]),
+            pytest.raises(Interrupted),
+        ):
+            run(quick(), out=tmp_path / "b", num_threads=1)
+    finally:
+        torch.set_num_threads(1)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_run_may_be_in_any_thread(tmp_path: Path) -> None:
+    found: list[str] = []
+    thread = threading.Thread(
+        target=lambda: found.append(run(quick(), out=tmp_path, num_threads=0).reason)
+    )
+    thread.start()
+    thread.join()
+    assert found == ["finished"]
+
+
+# What goes wrong.
+
+
+def strict_json(path: Path) -> list[Any]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+def test_a_loss_that_explodes_is_told_and_what_was_computed_is_kept(tmp_path: Path) -> None:
+    experiment = small_run(task=small_task(optimizer=SGD(lr=1e20), augmentation=None))
+    with pytest.raises(TrainingError, match=r"worker \d became (nan|inf) in its step \d"):
+        run(experiment, out=tmp_path, num_threads=0)
+    kept = summary(tmp_path)
+    assert kept["reason"] == "failed"
+    assert "try a smaller learning rate" in kept["error"]
+    last = strict_json(tmp_path / "events.jsonl")[-1]
+    assert (last["type"], last["reason"], last["error"]) == ("ended", "failed", kept["error"])
+    strict_json(tmp_path / "summary.json")
+    assert events(tmp_path, "evaluated")
+    assert tensors(tmp_path).keys() == small_model().state_dict().keys()
+    assert load_results(tmp_path).reason == "failed"
+    assert not read_folder(tmp_path).runs[0].is_complete
+
+
+def test_the_worker_and_its_step_are_named(tmp_path: Path) -> None:
+    calls = 0
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal calls
+        calls += len(targets) == 8  # and not evaluations, of 24
+        value = F.cross_entropy(outputs, targets)
+        return value * float("nan") if calls == 6 else value
+
+    # Alone, so that the sixth batch is its sixth step.
+    alone = replace(
+        quick(task=small_task(loss=loss)),
+        platforms=(Platform(throughput=100.0),),
+        algorithm=Gossip(topology=ring(1), num_rounds=9),
+    )
+    with pytest.raises(TrainingError, match="worker 0 became nan in its step 6;"):
+        run(alone, out=tmp_path, num_threads=0)
+    assert len(events(tmp_path, "trained")) == 5
+
+
+def test_an_error_in_a_users_model_keeps_what_was_computed(tmp_path: Path) -> None:
+    class Moody(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            Moody.calls += 1
+            if Moody.calls > 12:
+                raise RuntimeError("not today")
+            return super().forward(x.flatten(1))
+
+    experiment = quick(task=small_task(model=lambda: Moody(36, 3)))
+    with pytest.raises(RuntimeError, match="not today"):
+        run(experiment, out=tmp_path, num_threads=0)
+    assert len(events(tmp_path, "trained")) > 3
+
+
+def test_workers_that_wait_for_ever_are_told_and_kept(tmp_path: Path) -> None:
+    waiting = Gossip(topology=ring(NUM_WORKERS), num_rounds=3)
+    lossy = Faults(script=(Drop(probability=1.0),))
+    experiment = replace(small_run(faults=lossy), algorithm=waiting)
+    with pytest.raises(LocalProtocolError, match=r"workers \[0, 1, 2, 3\] have not finished"):
+        run(experiment, out=tmp_path, num_threads=0)
+    assert "give the algorithm a timeout" in summary(tmp_path)["error"]
+
+
+def test_more_workers_than_samples_are_refused(tmp_path: Path) -> None:
+    many = 65
+    experiment = replace(
+        quick(),
+        platforms=(Platform(throughput=1.0),) * many,
+        algorithm=Gossip(topology=ring(many), num_rounds=1),
+    )
+    with pytest.raises(ValueError, match=r"num_workers must be in 1 \.\. 64, .* got 65"):
+        run(experiment, out=tmp_path, num_threads=0)
+    run(quick(), out=tmp_path / "after", num_threads=0)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nothing", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_an_error_for_people(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(RunFolderError, match=r"cannot make .*; choose another --out"):
+        run(quick(), out=tmp_path / place, num_threads=0)
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
+    run(quick(), out=tmp_path, num_threads=0)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RunFolderError, match="already holds a run; choose another --out"):
+        run(quick(), out=tmp_path, num_threads=0)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def _cut_params(folder: Path) -> None:
+    path = folder / "params.safetensors"
+    path.write_bytes(path.read_bytes()[:50])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no parameters": lambda folder: (folder / "params.safetensors").unlink(),
+    "torn parameters": _cut_params,
+    "no events": lambda folder: (folder / "events.jsonl").unlink(),
+    "torn events": lambda folder: (folder / "events.jsonl").write_text('{"type":'),
+    "other events": lambda folder: (folder / "events.jsonl").write_text('{"type":"evaluated"}'),
+    "an empty summary": lambda folder: (folder / "summary.json").write_text("{}"),
+    "a list": lambda folder: (folder / "summary.json").write_text("[]"),
+    "a torn summary": lambda folder: (folder / "summary.json").write_text('{"name'),
+    "no summary": lambda folder: (folder / "summary.json").unlink(),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    run(quick(), out=folder, num_threads=0)
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_folder_is_an_error_for_people(
+    tmp_path: Path, finished: Path, damage: Callable[[Path], object]
+) -> None:
+    for path in finished.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    damage(tmp_path)
+    with pytest.raises(RunFolderError, match=r"is missing|cannot read|damaged|no JSON object"):
+        load_results(tmp_path)
+
+
+# Comparisons.
+
+
+def comparison(**changes: Any) -> Comparison:  # noqa: ANN401
+    names = ("epoch-gossip", "gosgd")
+    settings: dict[str, Any] = {"baseline": "epoch-gossip"} | changes
+    return Comparison(experiments={name: quick(name) for name in names}, **settings)
+
+
+def test_a_comparison_sets_its_runs_side_by_side(tmp_path: Path) -> None:
+    results = compare(comparison(target_accuracy=0.4), out=tmp_path, num_threads=0)
+    kept = json.loads((tmp_path / "summary.json").read_text())
+    assert list(results) == list(kept["runs"]) == ["epoch-gossip", "gosgd"]
+    for name, result in results.items():
+        assert parameters(tmp_path / name)
+        time = kept["runs"][name]["time_to_target"]
+        assert time == result.time_to(0.4)
+        if time:
+            reference = results["epoch-gossip"].time_to(0.4)
+            assert reference is not None
+            assert kept["runs"][name]["speedup"] == reference / time
+    assert kept["throughput_bound"] == pytest.approx(950 / 400)
+    assert len(read_folder(tmp_path).runs) == 2
+
+
+def test_a_target_follows_the_baseline_where_none_is_given(tmp_path: Path) -> None:
+    results = compare(comparison(target_gap=0.25), out=tmp_path, num_threads=0)
+    kept = json.loads((tmp_path / "summary.json").read_text())
+    assert kept["target_accuracy"] == results["epoch-gossip"].best_accuracy - 0.25
+
+
+def test_a_comparison_stopped_in_its_second_run_goes_on_there(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    compare(comparison(), out=whole, num_threads=0)
+    with ctrl_c_at(7, ALGORITHMS["gosgd"]), pytest.raises(Interrupted):
+        compare(comparison(), out=stopped, num_threads=0)
+    first = {p: p.read_bytes() for p in (stopped / "epoch-gossip").iterdir()}
+    assert json.loads((stopped / "summary.json").read_text())["runs"].keys() == {"epoch-gossip"}
+    results = compare(comparison(), out=stopped, num_threads=0, resume=True)
+    assert {p: p.read_bytes() for p in (stopped / "epoch-gossip").iterdir()} == first
+    for name in results:
+        assert repeatable_events(stopped / name) == repeatable_events(whole / name)
+        assert parameters(stopped / name) == parameters(whole / name)
+
+
+def test_a_comparison_stopped_in_its_first_run_begins_no_second(tmp_path: Path) -> None:
+    class Last(Recorder):
+        def update(self, status: Any) -> None:  # noqa: ANN401
+            if status.share == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        compare(comparison(), out=tmp_path, num_threads=0, progress=Last())
+    assert not (tmp_path / "gosgd").exists()
+    compare(comparison(), out=tmp_path, num_threads=0, resume=True)
+    assert len(read_folder(tmp_path).runs) == 2
+
+
+def test_folders_of_runs_and_comparisons_are_not_mixed_up(tmp_path: Path) -> None:
+    run(quick(), out=tmp_path / "run", num_threads=0)
+    with pytest.raises(RunFolderError, match="holds a single run; choose another --out"):
+        compare(comparison(), out=tmp_path / "run", num_threads=0)
+    compare(comparison(), out=tmp_path / "comparison", num_threads=0)
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        run(quick(), out=tmp_path / "comparison", num_threads=0)
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        compare(comparison(), out=tmp_path / "comparison", num_threads=0)
+    with pytest.raises(RunFolderError, match=r"there is no folder .* to resume"):
+        compare(comparison(), out=tmp_path / "none", num_threads=0, resume=True)
