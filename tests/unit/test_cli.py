@@ -75,8 +75,8 @@ def test_help_and_list_import_no_torch() -> None:
         "from edgegossip.cli.main import main\n"
         "codes = [main([]), main(['--help']), main(['list']), main(['--version'])]\n"
         "codes.append(main(['lst']))\n"
-        "heavy = {'torch', 'numpy', 'matplotlib', 'tyro', 'sklearn', 'rich'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'sklearn', 'tyro', 'rich'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "assert codes == [2, 0, 0, 0, 2], codes\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -120,7 +120,7 @@ def test_without_a_command_the_usage_is_printed_as_an_error(
         (["compare", "quickstart", "--only", "gosgd"], "compare runs everything"),
         (["run", "quickstart", "--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["run", "quickstart", "--num-epochs", "0"], "num_epochs must be at least 1, got 0"),
-        (["run", "quickstart", "--num-workers", "0"], "num_workers must be at least 1, got 0"),
+        (["run", "quickstart", "--num-workers", "0"], r"num_workers must be in 1 \.\. 1437"),
         (["run", "quickstart", "--num-workers", "5000"], r"num_workers must be in 1 \.\. 1437"),
         (["run", "quickstart", "--lr", "-1"], r"lr must be in \[0, inf\), got -1"),
         (["run", "quickstart", "--threads", "-1"], "threads must be at least 0, got -1"),

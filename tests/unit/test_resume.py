@@ -70,11 +70,11 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_is_the_whole_run(
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("faults", [Faults(), FAULTS], ids=["calm", "faulty"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_run_stopped_at_any_event_and_resumed_is_the_whole_run(
+def test_a_run_stopped_at_many_events_and_resumed_is_the_whole_run(
     tmp_path: Path, name: str, faults: Faults, num_threads: int
 ) -> None:
     experiment = small_run(name, faults=faults)
-    for at in range(1, 10_000):
+    for at in range(1, 10_000, 5):
         out = tmp_path / str(at)
         try:
             with ctrl_c_at(at, experiment.algorithm):

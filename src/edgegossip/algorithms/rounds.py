@@ -146,9 +146,10 @@ class RoundBased(ABC, Generic[S]):
 
     def _exchange(self, state: S, now: Seconds) -> list[Effect]:
         state.is_exchanging = True
-        receivers = self.topology.out_neighbors(state.rank, state.round)
         effects: list[Effect] = [
-            Send(j, Message("params", state.round, self.outgoing(state, j))) for j in receivers
+            Send(j, Message("params", state.round, self.outgoing(state, j)))
+            for j in self.topology.out_neighbors(state.rank, state.round)
+            if j not in state.lost
         ]
         if self.timeout is not None:
             effects.append(SetTimer("round", now + self.timeout))

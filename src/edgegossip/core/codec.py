@@ -22,7 +22,7 @@ def encode(message: Message) -> bytes:
 
     >>> import torch
     >>> len(encode(Message("params", 3, {"params": torch.zeros(10)})))
-    144
+    160
     """
     tensors = {name: tensor.contiguous() for name, tensor in message.payload.items()}
     header = {"kind": message.kind, "round": str(message.round)}

@@ -352,8 +352,11 @@ class Simulator(Generic[State]):
         if not record.has_finished:
             record.has_finished = True
             self._num_open -= 1
-            if self._observer is not None:
-                self._observer.changed(self.now, rank, "finished")
+            self._report_change(rank, "finished")
+
+    def _report_change(self, rank: Rank, what: str) -> None:
+        if self._observer is not None:
+            self._observer.changed(self.now, rank, what)
 
     # Faults.
 
@@ -372,8 +375,7 @@ class Simulator(Generic[State]):
         for _, _, _, item in self._queue:
             if isinstance(item, Delivery) and item.sender == rank and item.sent_end > self.now:
                 item.is_cut_off = True
-        if self._observer is not None:
-            self._observer.changed(self.now, rank, "crashed")
+        self._report_change(rank, "crashed")
         self._push(self.now + self._faults.detection_time, -1, Detection())
 
     def _recover(self, rank: Rank, fault: Recover) -> None:
@@ -382,12 +384,13 @@ class Simulator(Generic[State]):
             return
         self._num_open += 1
         self.states[rank] = self._algorithm.init(rank, self._initial_params)
-        if self._observer is not None:
-            self._observer.changed(self.now, rank, "recovered")
+        self._report_change(rank, "recovered")
         notices = list(self._membership.recover(rank, self.now))
-        # The worker itself first learns who is lost, then starts.
-        self._tell(notice for notice in notices if notice[0] == rank)
-        self._push(self.now, rank, Start(has_rejoined=True))
+        # At once, before any message that is due now: it learns who is lost, then starts.
+        for receiver, event in notices:
+            if receiver == rank:
+                self._handle(rank, event)
+        self._start(rank, Start(has_rejoined=True))
         self._tell(notice for notice in notices if notice[0] != rank)
 
     def _detect(self, rank: Rank, detection: Detection) -> None:

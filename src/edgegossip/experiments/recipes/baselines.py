@@ -54,7 +54,12 @@ def compare_baselines(
         augmentation: Of the training batches.
         link: Every link.
         target_accuracy: See `Comparison`.
+
+    Raises:
+        ValueError: If a setting is out of range.
     """
+    if settings.num_epochs < 1:
+        raise ValueError(f"num_epochs must be at least 1, got {settings.num_epochs}")
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
     task = Task(
         dataset=dataset,
