@@ -196,11 +196,8 @@ class Simulator(Generic[State]):
             self._carry_out[type(effect)](rank, effect)
 
     def _report_hang(self) -> None:
-        waiting = [
-            rank
-            for rank, record in enumerate(self._records)
-            if not record.has_finished and self._membership.is_online[rank]
-        ]
+        ranks = (rank for rank, record in enumerate(self._records) if not record.has_finished)
+        waiting = [rank for rank in ranks if self._membership.is_online[rank]]
         raise LocalProtocolError(
             f"at {self.now:g} s nothing is left to happen, but workers {waiting[:8]} have not "
             "finished: they wait for ever. Where messages can be lost, give the algorithm a "
