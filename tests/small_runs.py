@@ -130,6 +130,11 @@ def with_rounds(experiment: Experiment, num_rounds: int) -> Experiment:
     return replace(experiment, algorithm=replace(algorithm, num_rounds=num_rounds))
 
 
+def quick(name: str = "gosgd", **changes: Any) -> Experiment:  # noqa: ANN401
+    """A run of a tenth of a second or less."""
+    return with_rounds(small_run(name, **changes), 3)
+
+
 def repeatable_events(folder: Path) -> bytes:
     """The events without their fields of wall-clock origin, byte for byte."""
     text = (folder / "events.jsonl").read_text()

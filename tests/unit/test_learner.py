@@ -123,6 +123,29 @@ def test_a_restored_learner_goes_on_to_the_last_bit(
         assert results[0].loss == results[1].loss
 
 
+class Warming(nn.Linear):
+    """A user's own layer that counts its steps, and goes by the count."""
+
+    num_seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(36, 3)
+        self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_seen += self.training
+        warmth: float = 1 - 0.5 ** float(self.num_seen)
+        return super().forward(x.flatten(1)) * warmth
+
+
+def test_a_restored_learner_goes_on_from_what_its_layers_counted() -> None:
+    original, other = learner(model=seeded(Warming)), learner(model=seeded(Warming))
+    middle = original.train(start(original), Steps(2), {}).params
+    other.load_state_dict(assemble(*dismantle(original.state_dict())))
+    results = [one.train(middle, Steps(1), {}).params for one in (original, other)]
+    assert torch.equal(*results)
+
+
 def test_learners_in_threads_give_the_bits_of_learners_one_after_the_other() -> None:
     def train_all(num_threads: int) -> list[Tensor]:
         learners = [learner(rank=rank) for rank in range(4)]
@@ -214,6 +237,14 @@ def test_a_loss_that_is_not_finite_names_the_worker_and_the_step() -> None:
     params = some.train(start(some), Steps(2), {}).params
     with pytest.raises(TrainingError, match=r"loss of worker 3 became nan in its step 5"):
         some.train(params, Steps(4), {})
+
+
+def test_steps_are_counted_on_by_a_restored_learner() -> None:
+    original, other = learner(), learner(loss=lambda outputs, _: outputs.sum() * float("nan"))
+    middle = original.train(start(original), Steps(6), {}).params
+    other.load_state_dict(original.state_dict())
+    with pytest.raises(TrainingError, match="became nan in its step 7;"):
+        other.train(middle, Steps(1), {})
 
 
 def test_an_exploding_loss_is_noticed() -> None:

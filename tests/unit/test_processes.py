@@ -33,7 +33,7 @@ try:
 except Interrupted as error:
     sys.exit(130)
 """
-ROUNDS = {"all-reduce": "60", "epoch-gossip": "60", "gosgd": "200", "gossip": "150"}
+ROUNDS = {"all-reduce": "150", "epoch-gossip": "60", "gosgd": "200", "gossip": "150"}
 
 
 def start(name: str, out: Path, *more: str) -> subprocess.Popen[bytes]:
@@ -69,8 +69,15 @@ def check_whole(out: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("all-reduce", signal.SIGINT),
+        ("epoch-gossip", signal.SIGTERM),
+        ("gosgd", signal.SIGKILL),
+        ("gossip", signal.SIGKILL),
+    ],
+)
 def test_a_process_ended_at_any_moment_leaves_a_folder_that_goes_on(
     tmp_path: Path, name: str, number: signal.Signals
 ) -> None:
@@ -79,14 +86,15 @@ def test_a_process_ended_at_any_moment_leaves_a_folder_that_goes_on(
     moments = random.Random(f"{name} {number}")
     process = start(name, stopped)
     num_ends = 0
-    for _ in range(4):
+    for _ in range(3):
         wait_for_a_checkpoint(stopped, process)
         time.sleep(moments.uniform(0, 0.3))
         process.send_signal(number)
         code = process.wait(timeout=60)
         if code == 0:
             break  # it was done before
-        assert code == (-number if number == signal.SIGKILL else 130)
+        # Between the end of the run and that of the process nobody handles signals.
+        assert code == -number or (number != signal.SIGKILL and code == 130)
         num_ends += 1
         check_whole(stopped)
         process = start(name, stopped, "--resume")

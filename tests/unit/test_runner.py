@@ -22,32 +22,25 @@ from tests.small_runs import (
     dataset,
     events,
     parameters,
+    quick,
     repeatable_events,
     small_model,
     small_run,
     small_task,
     summary,
     tensors,
-    with_rounds,
 )
 from torch import Tensor, nn
 
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.errors import LocalProtocolError, RunFolderError, TrainingError
 from edgegossip.core.topology import ring
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import Interrupted, run
 from edgegossip.learning.optimizer import SGD
 from edgegossip.report.folder import read_folder
 from edgegossip.sim.fault import Drop, Faults
 from edgegossip.sim.platform import Platform
-
-
-def quick(name: str = "gosgd", **changes: Any) -> Experiment:  # noqa: ANN401
-    return with_rounds(small_run(name, **changes), 3)
-
 
 # The same every time.
 
@@ -343,74 +336,3 @@ def test_a_damaged_folder_is_an_error_for_people(
     damage(tmp_path)
     with pytest.raises(RunFolderError, match=r"is missing|cannot read|damaged|no JSON object"):
         load_results(tmp_path)
-
-
-# Comparisons.
-
-
-def comparison(**changes: Any) -> Comparison:  # noqa: ANN401
-    names = ("epoch-gossip", "gosgd")
-    settings: dict[str, Any] = {"baseline": "epoch-gossip"} | changes
-    return Comparison(experiments={name: quick(name) for name in names}, **settings)
-
-
-def test_a_comparison_sets_its_runs_side_by_side(tmp_path: Path) -> None:
-    results = compare(comparison(target_accuracy=0.4), out=tmp_path, num_threads=0)
-    kept = json.loads((tmp_path / "summary.json").read_text())
-    assert list(results) == list(kept["runs"]) == ["epoch-gossip", "gosgd"]
-    for name, result in results.items():
-        assert parameters(tmp_path / name)
-        time = kept["runs"][name]["time_to_target"]
-        assert time == result.time_to(0.4)
-        if time:
-            reference = results["epoch-gossip"].time_to(0.4)
-            assert reference is not None
-            assert kept["runs"][name]["speedup"] == reference / time
-    assert kept["throughput_bound"] == pytest.approx(950 / 400)
-    assert len(read_folder(tmp_path).runs) == 2
-
-
-def test_a_target_follows_the_baseline_where_none_is_given(tmp_path: Path) -> None:
-    results = compare(comparison(target_gap=0.25), out=tmp_path, num_threads=0)
-    kept = json.loads((tmp_path / "summary.json").read_text())
-    assert kept["target_accuracy"] == results["epoch-gossip"].best_accuracy - 0.25
-
-
-def test_a_comparison_stopped_in_its_second_run_goes_on_there(tmp_path: Path) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    compare(comparison(), out=whole, num_threads=0)
-    with ctrl_c_at(7, ALGORITHMS["gosgd"]), pytest.raises(Interrupted):
-        compare(comparison(), out=stopped, num_threads=0)
-    first = {p: p.read_bytes() for p in (stopped / "epoch-gossip").iterdir()}
-    assert json.loads((stopped / "summary.json").read_text())["runs"].keys() == {"epoch-gossip"}
-    results = compare(comparison(), out=stopped, num_threads=0, resume=True)
-    assert {p: p.read_bytes() for p in (stopped / "epoch-gossip").iterdir()} == first
-    for name in results:
-        assert repeatable_events(stopped / name) == repeatable_events(whole / name)
-        assert parameters(stopped / name) == parameters(whole / name)
-
-
-def test_a_comparison_stopped_in_its_first_run_begins_no_second(tmp_path: Path) -> None:
-    class Last(Recorder):
-        def update(self, status: Any) -> None:  # noqa: ANN401
-            if status.share == 1:
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        compare(comparison(), out=tmp_path, num_threads=0, progress=Last())
-    assert not (tmp_path / "gosgd").exists()
-    compare(comparison(), out=tmp_path, num_threads=0, resume=True)
-    assert len(read_folder(tmp_path).runs) == 2
-
-
-def test_folders_of_runs_and_comparisons_are_not_mixed_up(tmp_path: Path) -> None:
-    run(quick(), out=tmp_path / "run", num_threads=0)
-    with pytest.raises(RunFolderError, match="holds a single run; choose another --out"):
-        compare(comparison(), out=tmp_path / "run", num_threads=0)
-    compare(comparison(), out=tmp_path / "comparison", num_threads=0)
-    with pytest.raises(RunFolderError, match="already holds a run"):
-        run(quick(), out=tmp_path / "comparison", num_threads=0)
-    with pytest.raises(RunFolderError, match="already holds a run"):
-        compare(comparison(), out=tmp_path / "comparison", num_threads=0)
-    with pytest.raises(RunFolderError, match=r"there is no folder .* to resume"):
-        compare(comparison(), out=tmp_path / "none", num_threads=0, resume=True)

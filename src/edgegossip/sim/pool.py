@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,23 @@ class Pending(Protocol[T_co]):
 
     def result(self) -> T_co:
         """Wait for it; raises what the task raised."""
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc keep what training frees, instead of giving it back to the kernel each time.
+
+    A step frees and takes megabytes of activations. By default glibc maps and unmaps every
+    block above 128 KiB, and the page faults took a quarter of the time of LeNet-5 on two
+    threads (docs/performance.md). Does nothing where there is no glibc.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
+            libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 class _Deferred(Generic[T]):
@@ -67,6 +85,8 @@ class ComputePool:
         if num_threads < 0:
             raise ValueError(f"num_threads must be at least 0, got {num_threads}")
         self.num_threads = num_threads
+        if num_threads:
+            _keep_freed_memory()
         self._executor = (
             ThreadPoolExecutor(num_threads, "compute", torch.set_num_threads, (1,))
             if num_threads
