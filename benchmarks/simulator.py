@@ -21,7 +21,9 @@ import resource
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -108,24 +110,17 @@ def raw_speed(kind: str, num_steps: int) -> float:
         for job in jobs:
             job.join()
         return NUM_CORES * num_steps * BATCH_SIZE / (time.perf_counter() - start)
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    processes = [
-        context.Process(target=_timed_raw_loop, args=(queue, *work)) for _ in range(NUM_CORES)
-    ]
-    for process in processes:
-        process.start()
-    spans = [queue.get() for _ in processes]
-    for process in processes:
-        process.join()
+    with processes(NUM_CORES) as pool:
+        spans = list(pool.map(timed_raw_loop, *zip(*[work] * NUM_CORES, strict=True)))
     seconds: float = max(end for _, end in spans) - min(begin for begin, _ in spans)
     return NUM_CORES * num_steps * BATCH_SIZE / seconds
 
 
-def _timed_raw_loop(queue: Any, num_steps: int, memory_format: torch.memory_format) -> None:  # noqa: ANN401
+def timed_raw_loop(num_steps: int, memory_format: torch.memory_format) -> tuple[float, float]:
+    """When it began and ended, on the clock that all processes share."""
     begin = time.perf_counter()
     raw_loop(num_steps, memory_format)
-    queue.put((begin, time.perf_counter()))
+    return begin, time.perf_counter()
 
 
 # Simulated training.
@@ -247,52 +242,48 @@ def many_workers(num_workers: int) -> None:
         ).run()
 
 
-def peak_rss_mb(work: Callable[[], None]) -> float:
-    """Peak memory in MB of a process of its own that does `work`."""
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
+# Measuring.
 
-    def measure() -> None:
-        work()
-        queue.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
 
-    process = context.Process(target=measure)
-    process.start()
-    peak: float = queue.get()
-    process.join()
-    return peak
+def processes(num_processes: int) -> ProcessPoolExecutor:
+    """Fresh processes, so that no measurement changes what the next one finds."""
+    return ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"))
+
+
+def alone(work: Callable[..., float], *arguments: object) -> float:
+    """What `work` returns, called in a process of its own."""
+    with processes(1) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def peak_rss_mb(num_workers: int) -> float:
+    """Peak memory of this process, in MB, after it trained `num_workers` workers."""
+    many_workers(num_workers)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 
 
 def measure(num_repeats: int, num_steps: int, num_events: int) -> dict[str, float]:
-    """All figures; those of training are medians over alternating runs."""
-    kinds = [
-        f"{how} {layout}"
-        for how in ("threads", "processes")
-        for layout in ("contiguous", "channels-last")
-    ]
+    """All figures: medians of `num_repeats` alternating runs, each in a process of its own."""
+    layouts = ("contiguous", "channels-last")
+    kinds = [f"{runner} {layout}" for runner in ("threads", "processes") for layout in layouts]
     num_samples = NUM_CORES * num_steps * BATCH_SIZE
-    speeds: dict[str, list[float]] = {}
-    # Processes are forked, so memory of many workers is measured before threads are started.
-    peak = peak_rss_mb(partial(many_workers, 10_000))
+    runs: dict[str, list[float]] = defaultdict(list)
     for _ in range(num_repeats):
         for kind in kinds:
-            speeds.setdefault(kind, []).append(raw_speed(kind, num_steps))
+            runs[kind].append(alone(raw_speed, kind, num_steps))
         for num_workers in (4, 64):
-            speed = simulated_speed(num_workers, num_samples // 2)
-            speeds.setdefault(f"{num_workers} workers", []).append(speed)
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
+            runs[f"{num_workers}"].append(alone(simulated_speed, num_workers, num_samples // 2))
+        for num_workers in (100, 10_000):
+            runs[f"events {num_workers}"].append(alone(event_speed, num_workers, num_events))
+    medians = {name: statistics.median(values) for name, values in runs.items()}
     raw = max(medians[kind] for kind in kinds)
     return {
         "raw_samples_per_second": raw,
-        "ratio_4_workers": medians["4 workers"] / raw,
-        "ratio_64_workers": medians["64 workers"] / raw,
-        "events_per_second": statistics.median(
-            event_speed(100, num_events) for _ in range(num_repeats)
-        ),
-        "events_per_second_10000_workers": statistics.median(
-            event_speed(10_000, num_events) for _ in range(num_repeats)
-        ),
-        "peak_rss_mb_10000_workers": peak,
+        "ratio_4_workers": medians["4"] / raw,
+        "ratio_64_workers": medians["64"] / raw,
+        "events_per_second": medians["events 100"],
+        "events_per_second_10000_workers": medians["events 10000"],
+        "peak_rss_mb_10000_workers": alone(peak_rss_mb, 10_000),
     }
 
 
