@@ -34,6 +34,7 @@ from edgegossip.core.protocol import (
     Trainer,
 )
 from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
+from edgegossip.sim.garbage import rare_collections
 from edgegossip.sim.link import Links
 from edgegossip.sim.membership import Membership, Notice
 from edgegossip.sim.network import Network
@@ -156,6 +157,7 @@ class Simulator(Generic[State]):
         is_anyone_online = any(self._membership.is_online)
         return not self._num_open and (is_anyone_online or self._num_recoveries == 0)
 
+    @rare_collections()
     def run(self, until: Seconds = math.inf) -> bool:
         """Process events up to and including time `until`; say whether the run is over.
 
