@@ -52,6 +52,11 @@ class Membership:
                 del self.believed_lost[other, rank]
                 yield other, WorkerJoined(rank, has_restarted=True)
 
+    def changes(self, now: Seconds) -> Iterator[Notice]:
+        """Tell everyone what is new: who cannot be reached any more, who can be again."""
+        yield from self.detect(now)
+        yield from self.heal(now)
+
     def detect(self, now: Seconds, of: Rank | None = None) -> Iterator[Notice]:
         """Tell every worker (or only worker `of`) whom it cannot reach and does not know of."""
         observers = range(len(self.is_online)) if of is None else [of]

@@ -393,8 +393,7 @@ class Simulator(Generic[State]):
         self._tell(notice for notice in notices if notice[0] != rank)
 
     def _detect(self, rank: Rank, detection: Detection) -> None:
-        self._tell(self._membership.detect(self.now))
-        self._tell(self._membership.heal(self.now))
+        self._tell(self._membership.changes(self.now))
 
     def _tell(self, notices: Iterable[Notice]) -> None:
         for rank, event in notices:
