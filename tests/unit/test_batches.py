@@ -34,7 +34,7 @@ def test_an_epoch_visits_every_sample_once(num_samples: int, batch_size: int) ->
     num_samples=st.integers(1, 40),
     batch_size=st.integers(1, 50),
     share=st.floats(0.01, 1),
-    before=st.integers(0, 5),
+    before=st.integers(1, 5),
 )
 def test_a_share_of_an_epoch_is_as_many_samples_as_announced(
     num_samples: int, batch_size: int, share: float, before: int
@@ -51,7 +51,7 @@ def test_a_share_of_an_epoch_is_as_many_samples_as_announced(
 @given(
     num_samples=st.integers(1, 40),
     batch_size=st.integers(1, 50),
-    parts=st.lists(st.integers(0, 9)),
+    parts=st.lists(st.integers(1, 9), min_size=1),
 )
 def test_steps_are_whole_batches_and_go_on_where_they_ended(
     num_samples: int, batch_size: int, parts: list[int]

@@ -66,13 +66,14 @@ def test_delays_are_drawn_for_each_message_on_its_own() -> None:
     assert 1.7 < max(times) < 2
 
 
-def test_a_message_that_arrives_during_a_partition_is_lost() -> None:
+def test_a_message_under_way_while_a_partition_lasts_is_lost() -> None:
     sends: list[Effect] = [Send(1, message()), Send(2, message())]
     inside: list[Effect] = [Send(1, message())]
     partition = Partition(start=1.0, end=1.5, group=(0,))
     result = world(on_start({0: sends, 2: inside}), 3, partition, links=SECOND).run()
-    assert result.watcher.losses == [(1.25, 1, 0, "partitioned")]
-    assert [(now, rank) for now, rank, *_ in result.watcher.arrivals] == [(1.25, 1), (2.25, 2)]
+    # The one to worker 2 is due after the end, but was under way when the partition began.
+    assert result.watcher.losses == [(1.25, 1, 0, "partitioned"), (2.25, 2, 0, "partitioned")]
+    assert [(now, rank) for now, rank, *_ in result.watcher.arrivals] == [(1.25, 1)]
 
 
 def test_a_message_to_a_crashed_worker_is_lost() -> None:

@@ -54,7 +54,11 @@ class AllReduce(RoundBased[RoundState]):
         super().__post_init__()
         if self.local_steps < 1:
             raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
-        degrees = {len(self.topology.out_neighbors(i, 0)) for i in range(self.num_workers)}
+        degrees = {
+            self.topology.out_degree(rank, round)
+            for round in range(self.topology.period)
+            for rank in range(self.num_workers)
+        }
         if degrees != {self.num_workers - 1}:
             raise ValueError("AllReduce needs the complete topology: complete(num_workers)")
 

@@ -29,7 +29,8 @@ class NeighborAveraging(RoundBased[RoundState]):
         timeout: See `RoundBased`.
 
     Raises:
-        ValueError: If the topology is directed, or a number is out of range.
+        ValueError: If the topology is directed, the rule does not average, or a number is out
+            of range.
     """
 
     mixing: MixingRule = MetropolisHastings()
@@ -40,6 +41,12 @@ class NeighborAveraging(RoundBased[RoundState]):
             raise ValueError(
                 f"{type(self).__name__} needs an undirected topology, got a directed one; "
                 "directed graphs need push-sum weights to keep the mean"
+            )
+
+        if not self.mixing.has_averaging_rows:
+            raise ValueError(
+                f"{type(self).__name__} averages: rows of its mixing matrix must add up to 1; "
+                f"{self.mixing} is for push-sum, choose MetropolisHastings() or Uniform()"
             )
 
     def init(self, rank: Rank, params: Tensor) -> RoundState:

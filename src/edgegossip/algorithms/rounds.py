@@ -123,7 +123,7 @@ class RoundBased(ABC, Generic[S]):
                 return self._receive_catch_up(state, event.sender, event.message, now)
             case Received():
                 return self._receive(state, event.sender, event.message, now)
-            case TimerFired():
+            case TimerFired("round"):
                 return self._time_out(state, now)
             case WorkerLost():
                 state.lost[event.rank] = None

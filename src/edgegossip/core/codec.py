@@ -11,6 +11,7 @@ from typing import TypeAlias
 import safetensors
 import safetensors.torch
 
+from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Message
 
 _Signature: TypeAlias = tuple[object, ...]
@@ -24,7 +25,9 @@ def encode(message: Message) -> bytes:
     >>> len(encode(Message("params", 3, {"params": torch.zeros(10)})))
     160
     """
-    tensors = {name: tensor.contiguous() for name, tensor in message.payload.items()}
+    # Copies, because the format refuses tensors that share their memory.
+    tensors = {name: tensor.detach().clone() for name, tensor in message.payload.items()}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     header = {"kind": message.kind, "round": str(message.round)}
     return safetensors.torch.save(tensors, metadata=header)
 
@@ -64,7 +67,7 @@ def num_bytes(message: Message) -> int:
         len(str(message.round)),
         *[(name, tensor.shape, tensor.dtype) for name, tensor in payload.items()],
     )
-    content = sum(tensor.nbytes for tensor in payload.values())
+    content = payload_num_bytes(payload)
     overhead = _overheads.get(signature)
     if overhead is None:
         overhead = _overheads[signature] = len(encode(message)) - content

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,13 @@ from edgegossip.core.topology import Topology
 
 
 class MixingRule(ABC):
-    """How a worker weighs its neighbors; implementations are frozen dataclasses."""
+    """How a worker weighs its neighbors; implementations are frozen dataclasses.
+
+    Attributes:
+        has_averaging_rows: Each row adds up to 1, so that workers that agree stay as they are.
+    """
+
+    has_averaging_rows: ClassVar[bool] = True
 
     def weights(self, topology: Topology, rank: int, round: int) -> Mapping[int, float]:
         """Row `rank` of the mixing matrix in `round`: ranks, ascending, and their weights.
@@ -113,6 +120,8 @@ class ColumnStochastic(MixingRule):
     >>> dict(ColumnStochastic().weights(star(4), rank=3, round=0))
     {0: 0.25, 3: 0.5}
     """
+
+    has_averaging_rows = False
 
     def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
         ranks = [*topology.in_neighbors(rank, round), rank]

@@ -42,9 +42,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`num_steps` SGD steps of one batch each; an epoch may end in between."""
+    """`num_steps` SGD steps of one batch each, at least 1; an epoch may end in between."""
 
     num_steps: int
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1, got {self.num_steps}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class Epochs:
     """
 
     share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
 
 
 Work: TypeAlias = Steps | Epochs

@@ -32,7 +32,7 @@ def describe(value: object) -> Any:  # noqa: ANN401
         case float():
             return value if math.isfinite(value) else None
         case Topology():
-            return repr(value)
+            return value.name
         case Dataset():
             return _describe_dataset(value)
         case Tensor():

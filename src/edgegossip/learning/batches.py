@@ -18,7 +18,8 @@ class BatchStream:
 
     `Steps` go on where the last work ended and always take whole batches: the rest of a pass
     that is too short for one is left out (another one each pass). `Epochs` begin a new pass
-    and take all of it, the last batch being smaller if need be.
+    and take all of it, the last batch being smaller if need be (but not a single sample, which
+    joins the batch before).
 
     Args:
         shard: [n] indices into the training data, at least one.
@@ -27,7 +28,7 @@ class BatchStream:
 
     >>> stream = BatchStream(shard=torch.arange(5), batch_size=2, key=(0, 0, 0))
     >>> [len(batch) for batch in stream.take(Epochs())]
-    [2, 2, 1]
+    [2, 3]
     """
 
     shard: Tensor
@@ -51,7 +52,9 @@ class BatchStream:
             case Steps():
                 return work.num_steps * self.batch_size
             case Epochs():
-                num_batches = math.ceil(work.share * len(self.shard) / self.batch_size)
+                # 0.07 * 100 is a hair above 7; that is no eighth sample.
+                num_due = work.share * len(self.shard) - 1e-9
+                num_batches = math.ceil(num_due / self.batch_size)
                 return min(len(self.shard), num_batches * self.batch_size)
 
     def take(self, work: Work) -> list[Tensor]:
@@ -61,7 +64,11 @@ class BatchStream:
         if self.position:
             self._begin_pass()
         self.position = self.num_samples(work)
-        return list(torch.split(self.order[: self.position], self.batch_size))
+        batches = list(torch.split(self.order[: self.position], self.batch_size))
+        if len(batches) > 1 and len(batches[-1]) == 1:
+            # Batch normalisation cannot train on one sample alone.
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return batches
 
     def _next_batch(self) -> Tensor:
         if self.position + self.batch_size > len(self.shard):

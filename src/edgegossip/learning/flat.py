@@ -37,9 +37,7 @@ class FlatModel:
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
-        module.to(torch_device)
-        # PyTorch's own annotations lack this overload.
-        self.module: nn.Module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module = module.to(torch_device)
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         buffers = list(_floating_buffers(self.module)) if has_buffers else []
         num_trained = sum(parameter.numel() for parameter in parameters)
@@ -86,6 +84,8 @@ def _view(flat: Tensor, like: Tensor, offset: int) -> Tensor:
 
 
 def _move(tensor: Tensor, flat: Tensor, offset: int) -> Tensor:
+    if tensor.ndim == 4:
+        tensor = tensor.contiguous(memory_format=torch.channels_last)
     view = _view(flat, tensor, offset)
     view.copy_(tensor)
     return view

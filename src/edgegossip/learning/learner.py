@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -100,7 +101,15 @@ class Learner:
         self.model.params.copy_(params)
         self.model.module.train()
         batches = self.batches.take(work)
+        before = torch.get_rng_state()
         losses = [self._step(batch) for batch in batches]
+        if not torch.equal(before, torch.get_rng_state()):
+            warnings.warn(
+                "training draws from PyTorch's global generator, so this run may not repeat to "
+                "the last bit; use nn.Dropout modules instead of functions, and `augmentation` "
+                "instead of random transforms",
+                stacklevel=2,
+            )
         loss = self._mean_loss(losses)
         self._num_steps += len(batches)
         num_samples = sum(map(len, batches))

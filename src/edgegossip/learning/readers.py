@@ -229,7 +229,7 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "imagenet8x8": downsampled_imagenet,
     "har": har,
 }
-"""Each data set that can be named on the command line: reads it from the data folder."""
+"""Each data set by name: reads it from the data folder."""
 
 
 @contextmanager

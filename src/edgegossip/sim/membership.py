@@ -28,9 +28,15 @@ class Membership:
     partitions: tuple[Partition, ...] = ()
     believed_lost: dict[tuple[Rank, Rank], bool] = field(default_factory=dict)
 
-    def are_separated(self, one: Rank, other: Rank, now: Seconds) -> bool:
-        """Say whether a partition lies between two workers."""
-        return any(p.start <= now < p.end and p.separates(one, other) for p in self.partitions)
+    def are_separated(
+        self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
+    ) -> bool:
+        """Say whether a partition lies between two workers now, or did `since` then."""
+        since = now if since is None else since
+        return any(
+            p.start <= now and since < p.end and p.separates(one, other)
+            for p in self.partitions
+        )
 
     def crash(self, rank: Rank) -> None:
         self.is_online[rank] = False
@@ -59,12 +65,15 @@ class Membership:
 
     def detect(self, now: Seconds, of: Rank | None = None) -> Iterator[Notice]:
         """Tell every worker (or only worker `of`) whom it cannot reach and does not know of."""
-        observers = range(len(self.is_online)) if of is None else [of]
-        for one in observers:
+        everyone = range(len(self.is_online))
+        is_divided = any(p.start <= now < p.end for p in self.partitions)
+        # Of thousands of workers few are offline at a time, so not all pairs are looked at.
+        offline = [rank for rank in everyone if not self.is_online[rank]]
+        for one in everyone if of is None else [of]:
             if not self.is_online[one]:
                 continue
-            for other, is_online in enumerate(self.is_online):
-                is_lost = not is_online or self.are_separated(one, other, now)
+            for other in everyone if is_divided else offline:
+                is_lost = not self.is_online[other] or self.are_separated(one, other, now)
                 if other != one and is_lost and (one, other) not in self.believed_lost:
                     self.believed_lost[one, other] = False
                     yield one, WorkerLost(other)

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from edgegossip.core.protocol import Message, Rank, Seconds, Trained, TrainingResult
+from edgegossip.sim.network import Transfer
 from edgegossip.sim.pool import Pending
 
 
@@ -65,17 +66,27 @@ class Training:
     before: Tensor
     pending: Pending[TrainingResult]
 
+    def finish(self, now: Seconds) -> Trained:
+        """What the worker is told when virtual time reaches the end."""
+        result = self.pending.result()
+        return Trained(
+            result.params,
+            self.before,
+            result.num_samples,
+            result.num_steps,
+            now - self.start,
+            result.loss,
+            result.outputs,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A message under way.
-
-    Its last byte leaves `sender` at `sent_end`; `is_cut_off` if the sender crashed before.
-    """
+    """A message under way; `is_cut_off` if its sender crashed before the last byte left."""
 
     sender: Rank
     message: Message
-    sent_end: Seconds
+    transfer: Transfer
     is_cut_off: bool = False
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgegossip.core import codec
 from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.metrics import staleness
 from edgegossip.core.protocol import (
     Algorithm,
     Evaluate,
@@ -30,7 +31,6 @@ from edgegossip.core.protocol import (
     State,
     TimerFired,
     Train,
-    Trained,
     Trainer,
 )
 from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
@@ -258,19 +258,9 @@ class Simulator(Generic[State]):
         record = self._records[rank]
         record.training = None
         self._num_open -= 1
-        result = training.pending.result()
-        seconds = self.now - training.start
-        if seconds > 0:
-            record.last_throughput = result.num_samples / seconds
-        event = Trained(
-            result.params,
-            training.before,
-            result.num_samples,
-            result.num_steps,
-            seconds,
-            result.loss,
-            result.outputs,
-        )
+        event = training.finish(self.now)
+        if event.seconds > 0:
+            record.last_throughput = event.num_samples / event.seconds
         if self._observer is not None:
             self._observer.trained(self.now, rank, training.start, event)
         self._handle(rank, event)
@@ -313,19 +303,21 @@ class Simulator(Generic[State]):
             self._order += 1
             return
         self._num_open += 1
-        self._push(transfer.arrival, receiver, Delivery(rank, message, transfer.end))
+        self._push(transfer.arrival, receiver, Delivery(rank, message, transfer))
 
     def _deliver(self, rank: Rank, delivery: Delivery) -> None:
         self._num_open -= 1
         sender, message = delivery.sender, delivery.message
         if delivery.is_cut_off or not self._membership.is_online[rank]:
             self._lose(rank, sender, message, "crashed")
-        elif self._membership.are_separated(sender, rank, self.now):
+        elif self._membership.are_separated(
+            sender, rank, self.now, since=delivery.transfer.start
+        ):
             self._lose(rank, sender, message, "partitioned")
         else:
             if self._observer is not None:
-                staleness = max(0, self.states[rank].round - message.round)
-                self._observer.received(self.now, rank, sender, staleness)
+                age = staleness(self.states[rank].round, message.round)
+                self._observer.received(self.now, rank, sender, age)
             self._handle(rank, Received(sender, message))
 
     def _lose(self, rank: Rank, sender: Rank, message: Message, reason: str) -> None:
@@ -372,7 +364,11 @@ class Simulator(Generic[State]):
         self._queue[:] = [e for e in self._queue if e[2] != rank or isinstance(e[3], kept)]
         heapq.heapify(self._queue)
         for _, _, _, item in self._queue:
-            if isinstance(item, Delivery) and item.sender == rank and item.sent_end > self.now:
+            if (
+                isinstance(item, Delivery)
+                and item.sender == rank
+                and item.transfer.end > self.now
+            ):
                 item.is_cut_off = True
         self._report_change(rank, "crashed")
         self._push(self.now + self._faults.detection_time, -1, Detection())

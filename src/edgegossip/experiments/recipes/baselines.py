@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.protocol import Algorithm, Seconds
+from edgegossip.core.protocol import Algorithm, Payload, Seconds, TrainingResult, Work
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.experiments.recipes.settings import Settings
@@ -21,9 +21,10 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import IID, Partition
-from edgegossip.learning.task import Task
+from edgegossip.learning.task import Task, Workload
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.sim.simulator import Simulator
 
 UNTIL_CUT_OFF = 10**9
 """Rounds of an algorithm that goes on until the time limit."""
@@ -107,18 +108,34 @@ def _baselines(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
 def epoch_gossip_seconds(
     task: Task, platforms: tuple[Platform, ...], link: Link, settings: Settings
 ) -> Seconds:
-    """Virtual seconds that EpochGossip takes: the slowest worker's epochs, and one exchange.
-
-    While the slowest worker trains, the others' messages arrive; its own of the last epoch are
-    what the others still wait for.
-    """
-    shards = task.partition(task.dataset, len(platforms), settings.seed)
-    training = max(
-        platform.duration(0.0, len(shard))
-        for platform, shard in zip(platforms, shards, strict=True)
+    """Virtual seconds that EpochGossip takes: simulated, with nothing really trained."""
+    num_workers = len(platforms)
+    workload = Workload(task, range(num_workers), settings.seed)
+    simulator = Simulator(
+        EpochGossip(topology=complete(num_workers), num_rounds=settings.num_epochs),
+        platforms,
+        workload.initial_params,
+        lambda rank, incarnation: Rehearsal(len(workload.shards[rank])),
+        links=Links(default=link),
     )
-    with torch.device("meta"):
-        num_params = sum(tensor.numel() for tensor in task.model().parameters())
-    num_messages = len(platforms) - 1
-    exchange = link.latency + num_messages * 4 * num_params / link.bandwidth
-    return settings.num_epochs * training + exchange
+    simulator.run()
+    return simulator.now
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A trainer that only says what an epoch of `num_samples` would cost."""
+
+    num_samples: int
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        return self.num_samples
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        return TrainingResult(params, self.num_samples, 1, 0.0)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass

@@ -39,7 +39,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg11": vgg11,
     "vgg16": vgg16,
 }
-"""Each model that can be named on the command line: ``build(input_shape=, num_classes=)``.
+"""Each model by name: ``build(input_shape=, num_classes=)``.
 
 All draw their initial weights from PyTorch's global generator: seed it within
 ``torch.random.fork_rng()``.
