@@ -103,3 +103,24 @@ def test_an_empty_shard_is_refused() -> None:
 def test_a_batch_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         stream(batch_size=0)
+
+
+def test_a_single_last_sample_joins_the_batch_before() -> None:
+    assert [len(batch) for batch in stream(65, 64).take(Epochs())] == [65]
+    assert [len(batch) for batch in stream(1, 64).take(Epochs())] == [1]
+
+
+def test_a_share_is_not_rounded_up_for_float_noise() -> None:
+    assert 0.07 * 100 > 7
+    assert stream(100, 1).num_samples(Epochs(0.07)) == 7
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got"):
+        Epochs(share)
+
+
+def test_no_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
+        Steps(0)

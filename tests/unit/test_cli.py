@@ -176,7 +176,7 @@ def test_an_option_that_cannot_be_read_is_explained(
             r"unknown recipe in own\.py 'sinlge'.*did you mean 'single'",
         ),
         (["run", "none.py:single"], r"there is no Python file none\.py"),
-        (["run", "own.py"], r"for one of your own, give FILE\.py:NAME"),
+        (["run", "own.py"], r"say which function of own\.py is the recipe: own\.py:NAME"),
         (["run", "own.py:number"], "gave 3; it must return an Experiment or a Comparison"),
         (["run", "own.py:negative"], "num_rounds must be at least 1, got -1"),
         (["compare", "own.py:single"], "is a single run; use: edgegossip run own.py:single"),

@@ -113,3 +113,10 @@ def test_frozen_parameters_stay_out_of_the_vector() -> None:
 def test_a_model_that_is_no_vector_of_one_type_is_refused(module: nn.Module) -> None:
     with pytest.raises(ValueError, match="one flat vector needs a single"):
         FlatModel(module)
+
+
+def test_three_dimensional_convolutions_are_taken_as_well() -> None:
+    module = nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten(), nn.Linear(16, 3))
+    flat = FlatModel(module)
+    assert flat.num_params == 2 * 8 + 2 + 16 * 3 + 3
+    assert module(torch.zeros(1, 1, 3, 3, 3)).shape == (1, 3)

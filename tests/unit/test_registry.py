@@ -22,6 +22,8 @@ def test_an_unknown_recipe_is_answered_with_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"unknown recipe 'quikstart'.*mean 'quickstart'"):
         load_recipe("quikstart")
     with pytest.raises(UsageError, match=r"for one of your own, give FILE\.py:NAME"):
+        load_recipe("mine")
+    with pytest.raises(UsageError, match=r"which function of mine\.py is the recipe"):
         load_recipe("mine.py")
 
 

@@ -134,7 +134,9 @@ def test_run_that_was_never_evaluated_has_a_page_without_curves(tmp_path: Path) 
 def test_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [header("gossip"), ended(0.0)])
     (folder / "figures").write_text("in the way", encoding="utf-8")
-    with pytest.raises(RunFolderError, match=r"cannot write .*figures.*copy the folder"):
+    with pytest.raises(
+        RunFolderError, match=r"cannot write .*figures.*make room, or copy its folder"
+    ):
         write_report(folder)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.mixing import ColumnStochastic
 from edgegossip.core.protocol import (
     Effect,
     Epochs,
@@ -481,3 +482,15 @@ def test_finish_is_said_once() -> None:
     worker.trains_to(1.0)
     effects = worker.hears(1, round=0, value=1.0)
     assert effects == [Finish()]
+
+
+def test_a_rule_that_does_not_average_is_refused() -> None:
+    with pytest.raises(ValueError, match="must add up to 1"):
+        EpochGossip(topology=ring(4), num_rounds=1, mixing=ColumnStochastic())
+
+
+def test_a_timer_of_another_name_is_not_a_timeout() -> None:
+    worker = Worker(Gossip(topology=ring(4), num_rounds=2, timeout=1.0))
+    worker.on(Started())
+    worker.trains_to(3.0)
+    assert worker.on(TimerFired("forecast")) == []

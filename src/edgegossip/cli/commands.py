@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,8 @@ class Options:
     only: str | None = None
 
     def __post_init__(self) -> None:
+        if self.out == Path():
+            raise ValueError("out must be a folder of its own, got an empty name or '.'")
         if self.threads is not None and self.threads < 0:
             raise ValueError(f"threads must be at least 0, got {self.threads}")
 
@@ -70,7 +73,8 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
                 experiment = _pick(name, chosen, options.only)
                 results = {experiment.run_name: run(experiment, progress=view, **settings)}
     except (Interrupted, TrainingError):
-        write_report(out)  # what there is so far is worth looking at
+        with suppress(KeyboardInterrupt):
+            write_report(out)  # what there is so far is worth looking at
         raise
     _print_table(results)
     print(f"report: {write_report(out)}")
@@ -160,14 +164,13 @@ def _pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Exper
 
 
 def _print_table(results: dict[str, Results]) -> None:
-    table = Table(box=None, padding=(0, 2))
-    for column in ("run", "accuracy", "best", "worst worker", "sent", "virtual time", "wall"):
+    table = Table(box=None, padding=(0, 1))  # fits 80 columns
+    for column in ("run", "accuracy", "worst worker", "sent", "virtual time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(
             name,
             units.percent(result.final_accuracy, 2),
-            units.percent(result.best_accuracy, 2),
             units.percent(min(result.worker_accuracies), 2),
             units.data_size(result.history[-1].bytes_sent),
             units.seconds(result.virtual_seconds),

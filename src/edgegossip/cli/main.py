@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -27,14 +28,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0, 1 for failures, 2 for usage, 130 for Ctrl+C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         _complain(error)
         return 2
     except KeyboardInterrupt:
         _complain("interrupted")
         return 130
-    except (EdgeGossipError, ValueError) as error:  # the latter: a setting out of range
+    except BrokenPipeError:  # whoever read our output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (EdgeGossipError, ValueError, OSError) as error:  # ValueError: out of range
         _complain(error)
         return 130 if type(error).__name__ == "Interrupted" else 1
 
@@ -51,6 +57,9 @@ def _dispatch(arguments: list[str]) -> int:
         import importlib.metadata
 
         print(importlib.metadata.version("edgegossip"))
+        return 0
+    if rest in (["-h"], ["--help"]) and command in ("list", "run", "compare"):
+        print(USAGE, end="")
         return 0
     if command not in _COMMANDS:
         raise UsageError(unknown_name("command", command, _COMMANDS))

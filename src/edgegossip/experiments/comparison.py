@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def compare(
     results: dict[str, Results] = {}
     for name, experiment in comparison.experiments.items():
         results[name] = run(
-            experiment,
+            replace(experiment, name=name),
             out=out / name,
             resume=resume and (out / name).is_dir(),
             recipe=recipe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,8 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
+from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.snapshot import assemble, dismantle
@@ -76,8 +79,17 @@ def save_checkpoint(path: Path, tree: object) -> None:
         RunFolderError: If it cannot be written.
     """
     plain, tensors = dismantle(tree)
-    metadata = {"plain": json.dumps(plain)}
+    text = json.dumps(plain)
+    metadata = {"plain": text, "digest": _digest(text, tensors)}
     write_atomically(path, safetensors.torch.save(tensors, metadata=metadata))
+
+
+def _digest(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
@@ -88,9 +100,11 @@ def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            plain = json.loads(file.metadata()["plain"])
+            metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return assemble(plain, tensors)
+        if metadata["digest"] != _digest(metadata["plain"], tensors):
+            raise ValueError("its content has changed since it was written")
+        return assemble(json.loads(metadata["plain"]), tensors)
     except FileNotFoundError:
         raise RunFolderError(
             f"{path} is not there; --resume needs the --out folder of an interrupted run"

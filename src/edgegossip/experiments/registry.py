@@ -68,6 +68,8 @@ def load_recipe(name: str) -> Recipe:
     file, colon, function = name.rpartition(":")
     if colon:
         return _find(Path(file), function)
+    if name.endswith(".py"):
+        raise UsageError(f"say which function of {name} is the recipe: {name}:NAME")
     if name not in RECIPES:
         raise UsageError(
             f"{unknown_name('recipe', name, RECIPES)}; for one of your own, give FILE.py:NAME"

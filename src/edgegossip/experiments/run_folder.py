@@ -63,13 +63,12 @@ class RunFolder:
     def _require_same_experiment(self) -> None:
         kept = read_json(self._experiment)
         now = json.loads(json.dumps(self.header))
-        for name in {**now, **kept}:
-            if kept.get(name) != now.get(name):
-                raise RunFolderError(
-                    f"{self.path} holds another experiment: its {name} is "
-                    f"{_shorten(kept.get(name))}, now {_shorten(now.get(name))}; resume with "
-                    "the same settings, or choose another --out"
-                )
+        if kept != now:
+            name, before, after = _first_difference(kept, now)
+            raise RunFolderError(
+                f"{self.path} holds another experiment: its {name} is {_shorten(before)}, now "
+                f"{_shorten(after)}; resume with the same settings, or choose another --out"
+            )
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file, as a whole or not at all."""
@@ -176,6 +175,16 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
+
+
+def _first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
+    """The first field in which two resolved experiments differ, and what it holds in each."""
+    if isinstance(kept, dict) and isinstance(now, dict):
+        for key in {**now, **kept}:
+            if kept.get(key) != now.get(key):
+                path = f"{name}.{key}" if name else key
+                return _first_difference(kept.get(key), now.get(key), path)
+    return name, kept, now
 
 
 def _shorten(value: object) -> str:

@@ -162,10 +162,11 @@ def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
         axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axes.annotate(
             f"target {percent(target)}",
-            (0, target),
+            (1, target),
             xycoords=("axes fraction", "data"),
-            xytext=(4, 3),
+            xytext=(-4, 3),
             textcoords="offset points",
+            ha="right",
             color=MUTED,
             fontsize=9,
         )

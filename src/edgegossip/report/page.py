@@ -61,8 +61,8 @@ def write_report(folder: Path) -> Path:
         _write(folder / REPORT, page.encode())
     except OSError as error:
         raise RunFolderError(
-            f"cannot write {error.filename or folder} ({error.strerror}); a report goes into "
-            "the folder of its run - copy the folder to where you may write"
+            f"cannot write {error.filename or folder} ({error.strerror}); the run itself is "
+            "complete: make room, or copy its folder elsewhere, and report it again"
         ) from error
     return folder / REPORT
 

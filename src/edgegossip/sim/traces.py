@@ -30,9 +30,7 @@ def phones(
     Raises:
         DataError: If the file is missing or not of this form.
     """
-    hint = (
-        'a list of {"Model": ..., "CPU_F_AI_Score": ...}, as in FLASH (see sim.traces.phones)'
-    )
+    hint = 'a list of {"Model": ..., "CPU_F_AI_Score": ...}, as in github.com/PKU-Chengxu/FLASH'
     entries = _read(path, hint)
     try:
         scores = [(str(e["Model"]), _positive(e["CPU_F_AI_Score"])) for e in entries]
