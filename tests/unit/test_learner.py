@@ -335,3 +335,19 @@ def test_pictures_of_one_color_only_are_still_data() -> None:
     task = Task(dataset=plain, model=small_model, batch_size=4)
     trainer = Workload(task, [0], seed=0).make_trainer(0)
     assert trainer.train(trainer.model.params.clone(), Epochs(), {}).num_steps == 1
+
+
+def test_a_model_that_draws_from_the_global_generator_is_warned_about() -> None:
+    class Careless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(F.dropout(x, 0.5, self.training))  # type: ignore[no-any-return]
+
+    split = ArraySplit(torch.rand(8, 4), torch.arange(8) % 2)
+    data = Dataset("rows", split, split, num_classes=2, input_shape=(4,))
+    careless = learner(model=Careless(), dataset=data, shard=torch.arange(8), augmentation=None)
+    with pytest.warns(UserWarning, match="draws from PyTorch's global generator"):
+        careless.train(start(careless), Steps(1), {})
