@@ -42,7 +42,6 @@ class NeighborAveraging(RoundBased[RoundState]):
                 f"{type(self).__name__} needs an undirected topology, got a directed one; "
                 "directed graphs need push-sum weights to keep the mean"
             )
-
         if not self.mixing.has_averaging_rows:
             raise ValueError(
                 f"{type(self).__name__} averages: rows of its mixing matrix must add up to 1; "

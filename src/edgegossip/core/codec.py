@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import safetensors
 import safetensors.torch
+import torch
 
 from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Message
@@ -26,8 +27,10 @@ def encode(message: Message) -> bytes:
     160
     """
     # Copies, because the format refuses tensors that share their memory.
-    tensors = {name: tensor.detach().clone() for name, tensor in message.payload.items()}
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    tensors = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in message.payload.items()
+    }
     header = {"kind": message.kind, "round": str(message.round)}
     return safetensors.torch.save(tensors, metadata=header)
 

@@ -213,7 +213,7 @@ class _Run:
         if (
             last is not None
             and self._last_params is not None
-            and (torch.equal(mean, self._last_params))
+            and torch.equal(mean, self._last_params)
         ):
             loss, accuracy = last.loss, last.accuracy
         else:
