@@ -1,0 +1,47 @@
+"""Aggregated data: few points that stand for many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AggregatedData:
+    """Aggregated points, and which samples each of them stands for.
+
+    Each sample is in exactly one subset, each subset has samples of one class only, and none is
+    empty.
+
+    Attributes:
+        x: Aggregated points, float32 [num_subsets, *sample_shape]: the mean of the original
+            samples of a subset, in their units (0 .. 255 for uint8 pictures).
+        y: The class of each aggregated point, int64 [num_subsets], ascending.
+        subset_of: Which aggregated point stands for each sample, int64 [num_samples].
+
+    >>> import torch
+    >>> points = torch.tensor([[1.0], [8.0]])
+    >>> aggregated = AggregatedData(points, torch.tensor([0, 1]), torch.tensor([0, 1, 0]))
+    >>> aggregated.sizes, aggregated.ratio
+    (tensor([2, 1]), 1.5)
+    """
+
+    x: Tensor
+    y: Tensor
+    subset_of: Tensor
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples the aggregated points stand for."""
+        return len(self.subset_of)
+
+    @property
+    def ratio(self) -> float:
+        """Aggregation ratio: samples for each aggregated point."""
+        return self.num_samples / len(self.x)
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many samples each aggregated point stands for, int64 [num_subsets]."""
+        return self.subset_of.bincount(minlength=len(self.x))
