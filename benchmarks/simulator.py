@@ -49,6 +49,7 @@ from edgegossip.core.protocol import (
     Steps,
     Train,
     Trained,
+    Trainer,
     TrainingResult,
     Work,
     WorkerState,
@@ -189,11 +190,12 @@ class Chatter:
         return []
 
 
-@dataclass(slots=True)
-class StubTrainer:
+class StubTrainer(Trainer):
     """Takes no time."""
 
-    num_samples: int = 1
+    @property
+    def num_samples(self) -> int:
+        return 1
 
     def cost(self, work: Work, inputs: Payload) -> float:
         return 1.0

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgegossip.core.contention import Contention
 from edgegossip.sim.platform import (
-    Contention,
     ContentionTrace,
     Platform,
     Sensitivity,
+    ThrottlingTrace,
     paper,
     uneven,
 )
@@ -92,6 +93,53 @@ def test_pieces_of_work_take_as_long_as_the_whole(
     assert whole <= 2 * alone * (1 + 1e-9) + 1e-9
 
 
+def test_throttling_slows_down_and_no_monitor_shows_it() -> None:
+    throttling = ThrottlingTrace((0.0, 2.0), (1.0, 1.25), period=4.0)
+    platform = Platform(throughput=10.0, throttling=throttling)
+    # 20 samples in the first 2 s, 16 in the next.
+    assert platform.duration(start=0.0, cost=36 + 10) == pytest.approx(5.0)
+    assert platform.mean_contention(2.0, 3.0) == Contention()
+
+
+def test_throttling_and_contention_multiply() -> None:
+    trace = ContentionTrace((0.0, 1.0), (Contention(), HALVED))
+    platform = Platform(
+        throughput=10.0,
+        trace=trace,
+        throttling=ThrottlingTrace((0.0, 3.0), (1.0, 2.0)),
+        sensitivity=SENSITIVITY,
+    )
+    # 10 in the first second, 5 in each of the next two, then 2.5.
+    assert platform.duration(start=0.0, cost=25) == 5.0
+
+
+@given(start=st.floats(0, 1e4), cost=st.floats(0.1, 500), period=st.floats(0.7, 20))
+def test_what_is_done_in_the_time_that_work_takes_is_that_work(
+    start: float, cost: float, period: float
+) -> None:
+    platform = loaded((0.0, HALVED), (0.3, Contention()), (0.6, HALVED), period=period)
+    end = start + platform.duration(start, cost)
+    assert platform.work(start, end) == pytest.approx(cost, rel=1e-6, abs=1e-6)
+
+
+@given(start=st.floats(0, 100), seconds=st.floats(0.01, 100))
+def test_the_mean_contention_is_that_of_the_shares_of_time(
+    start: float, seconds: float
+) -> None:
+    # Without a period: loaded during the third second only.
+    platform = loaded((0.0, Contention()), (2.0, HALVED), (3.0, Contention()))
+    overlap = max(0.0, min(3.0, start + seconds) - max(2.0, start))
+    mean = platform.mean_contention(start, start + seconds)
+    assert mean.cores == pytest.approx(overlap / seconds, abs=1e-6)
+
+
+def test_throttling_never_speeds_up() -> None:
+    with pytest.raises(ValueError, match="slow-downs must be at least 1"):
+        ThrottlingTrace((0.0,), (0.9,))
+    with pytest.raises(ValueError, match="one value a time, got 1 times and 2"):
+        ThrottlingTrace((0.0,), (1.0, 2.0))
+
+
 @given(now=st.floats(0, 1e9), period=st.floats(0.11, 1e3))
 def test_the_next_contention_always_begins_later(now: float, period: float) -> None:
     trace = ContentionTrace((0.0, 0.1), (HALVED, Contention()), period)
@@ -130,8 +178,8 @@ def test_a_sensitivity_out_of_range_is_refused(sensitivity: dict[str, float]) ->
 @pytest.mark.parametrize(
     ("times", "period", "message"),
     [
-        ((), math.inf, "one contention a time"),
-        ((0.0,), math.inf, "one contention a time"),
+        ((), math.inf, "one value a time"),
+        ((0.0,), math.inf, "one value a time"),
         ((1.0, 2.0), math.inf, "ascend from 0"),
         ((0.0, 0.0), math.inf, "ascend from 0"),
         ((0.0, 2.0), 2.0, "before the period"),

@@ -6,10 +6,25 @@ import math
 
 import pytest
 import torch
-from tests.scripted import SECOND, SIZE, message, on_start, world
+from tests.scripted import (
+    SECOND,
+    SIZE,
+    Answer,
+    Counting,
+    Happened,
+    Scripted,
+    Watcher,
+    World,
+    message,
+    on_start,
+    world,
+)
 
+from edgegossip.core.contention import Contention
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import (
+    Assign,
+    Assigned,
     Effect,
     Epochs,
     Evaluate,
@@ -32,13 +47,14 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.link import Link, Links
-from edgegossip.sim.platform import Contention, ContentionTrace, Platform, Sensitivity
+from edgegossip.sim.platform import ContentionTrace, Platform, Sensitivity
+from edgegossip.sim.simulator import Simulator
 
 # Training.
 
 
 def test_a_worker_is_told_how_much_data_it_has() -> None:
-    assert world(on_start({})).run().seen[1] == (0.0, 1, Started(num_samples=11))
+    assert world(on_start({})).run().seen[1] == (0.0, 1, Started(num_samples=11, epoch_cost=1))
 
 
 def test_training_takes_work_over_throughput() -> None:
@@ -101,13 +117,14 @@ def test_a_forecast_is_the_machine_alone_and_then_as_fast_as_the_last_time() -> 
                 return [Predict(), Train(torch.zeros(3), Steps(10))]
             case Trained():
                 return [Predict()]
-        return [Finish()] if now > 0 else []
+        return [Finish()] if now > 2 else []
 
     trace = ContentionTrace((0.0,), (Contention(cores=1.0),))
     platform = Platform(throughput=10.0, trace=trace, sensitivity=Sensitivity(cores=0.5))
     result = world(answer, platforms=(platform,)).run()
-    found = [event.throughput for _, _, event in result.seen if isinstance(event, Predicted)]
-    assert found == [10.0, 5.0]
+    found = {now: e.throughput for now, _, e in result.seen if isinstance(e, Predicted)}
+    # A forecast takes a millisecond.
+    assert found == pytest.approx({0.001: 10.0, 2.001: 5.0})
 
 
 def test_an_evaluation_takes_no_virtual_time() -> None:
@@ -242,3 +259,61 @@ def test_a_timer_of_a_crashed_worker_does_not_wake_its_successor() -> None:
 
     result = world(answer, 1, Crash(at=1.0, rank=0), Recover(at=2.0, rank=0)).run()
     assert result.times(TimerFired) == [5.0]
+
+
+# Getting ready with data.
+
+
+class Preparing(Counting):
+    """Needs 20 samples' worth to get ready with what it has."""
+
+    @property
+    def setup_cost(self) -> float:
+        return 20.0
+
+    def assign(self, ranks: tuple[Rank, ...]) -> None:
+        self.rank = sum(ranks)
+
+
+def preparing_world(answer: Answer) -> World:
+    seen: list[Happened] = []
+    watcher = Watcher()
+    platforms = (Platform(throughput=10.0),)
+    simulator = Simulator(
+        Scripted(answer, seen), platforms, torch.zeros(3), Preparing, observer=watcher
+    )
+    return World(simulator, seen, watcher)
+
+
+def test_getting_ready_keeps_a_platform_busy_before_it_trains() -> None:
+    result = preparing_world(on_start({0: [Train(torch.zeros(3), Steps(10))]})).run()
+    assert result.times(Started) == [0.0]
+    assert result.times(Trained) == [3.0]
+
+
+def test_other_data_is_told_of_and_takes_time_to_get_ready_with() -> None:
+    def answer(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                return [Train(torch.zeros(3), Steps(10))]
+            case Trained() if now == 3.0:
+                return [Assign((0, 5))]
+            case Assigned():
+                return [Train(torch.zeros(3), Steps(10)), Finish()]
+        return []
+
+    result = preparing_world(answer).run()
+    [assigned] = [event for _, _, event in result.seen if isinstance(event, Assigned)]
+    assert assigned == Assigned(num_samples=15, epoch_cost=1)
+    assert result.times(Trained) == [3.0, 6.0]
+
+
+def test_other_data_in_the_middle_of_training_is_a_mistake() -> None:
+    start: list[Effect] = [Train(torch.zeros(3), Steps(10)), Assign((0, 5))]
+    with pytest.raises(LocalProtocolError, match="asked for other data while it trains"):
+        preparing_world(on_start({0: start})).run()
+
+
+def test_a_trainer_that_takes_over_no_data_says_so() -> None:
+    with pytest.raises(LocalProtocolError, match="Counting cannot take over data of others"):
+        world(on_start({0: [Assign((1,))]})).run()

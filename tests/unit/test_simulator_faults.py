@@ -103,7 +103,7 @@ def test_a_crashed_worker_comes_back_as_a_new_one() -> None:
         return []
 
     result = world(answer, 1, Crash(at=1.0, rank=0), Recover(at=1.5, rank=0)).run()
-    assert result.seen[:2] == [(0.0, 0, Started(False, 10)), (1.5, 0, Started(True, 10))]
+    assert result.seen[:2] == [(0.0, 0, Started(False, 10, 1)), (1.5, 0, Started(True, 10, 1))]
     assert result.times(Trained) == [3.5]  # and not at 2.0 what it began before
     assert result.simulator.states[0].params.tolist() == [120.0] * 3
     changes = [(1.0, 0, "crashed"), (1.5, 0, "recovered"), (3.5, 0, "finished")]

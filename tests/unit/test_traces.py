@@ -1,4 +1,4 @@
-"""Platforms drawn from files of measurements, and files that are not what they should be."""
+"""Platforms drawn from files of measurements, files that are not as they should be, jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError
-from edgegossip.sim.traces import gpus, phones
+from edgegossip.sim.traces import batch_jobs, gpus, phones
 
 PHONES = [
     {"Model": "fast", "CPU_F_AI_Score": 200.0},
@@ -121,3 +122,42 @@ def test_a_missing_file_is_named_with_what_should_be_in_it(tmp_path: Path) -> No
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read the trace"):
         phones(tmp_path, 4, 1.0)
+
+
+# Jobs.
+
+
+def test_jobs_change_the_load_about_once_a_phase() -> None:
+    trace = batch_jobs(seed=0, phase=4.0, period=4000.0)
+    assert len(trace.times) == pytest.approx(1000, rel=0.15)
+    assert trace.times[-1] < trace.period == 4000.0
+
+
+def test_jobs_use_cores_network_and_disk_and_pause() -> None:
+    loads = batch_jobs(seed=0).contentions
+    assert max(u.cores for u in loads) > 0.5
+    assert max(u.network for u in loads) > 5e7
+    assert max(u.disk for u in loads) > 1e8
+    assert loads.count(Contention()) > 20
+
+
+def test_jobs_are_those_of_their_seed() -> None:
+    assert batch_jobs(seed=1) == batch_jobs(seed=1)
+    assert batch_jobs(seed=1) != batch_jobs(seed=2)
+
+
+def test_heavier_jobs_use_more_and_never_more_than_all() -> None:
+    light, heavy = batch_jobs(intensity=0.5), batch_jobs(intensity=2.0)
+    assert all(
+        a.cores <= b.cores for a, b in zip(light.contentions, heavy.contentions, strict=True)
+    )
+    assert max(u.cores for u in heavy.contentions) == 1.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"phase": 0.0}, {"phase": 9.0, "period": 5.0}, {"intensity": 0.0}, {"intensity": 3}],
+)
+def test_jobs_out_of_range_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="phase and period must be above 0"):
+        batch_jobs(**settings)  # type: ignore[arg-type]

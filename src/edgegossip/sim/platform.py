@@ -8,30 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """What everything but the training task uses of a machine: what a monitor would see.
-
-    Args:
-        cores: Share of the cores, in [0, 1].
-        network: Bytes per second, at least 0.
-        disk: Bytes per second, at least 0.
-
-    Raises:
-        ValueError: If a number is out of range.
-    """
-
-    cores: float = 0.0
-    network: float = 0.0
-    disk: float = 0.0
-
-    def __post_init__(self) -> None:
-        is_finite = self.network < math.inf and self.disk < math.inf
-        if not (0 <= self.cores <= 1 and self.network >= 0 and self.disk >= 0 and is_finite):
-            raise ValueError(f"cores must be in [0, 1], the others finite and >= 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +57,59 @@ class ContentionTrace:
     period: Seconds = math.inf
 
     def __post_init__(self) -> None:
-        if len(self.times) != len(self.contentions) or not self.times:
-            raise ValueError(
-                f"a trace needs one contention a time, got {len(self.times)} times and "
-                f"{len(self.contentions)} contentions"
-            )
-        is_ascending = all(a < b for a, b in pairwise(self.times))
-        if self.times[0] != 0 or not is_ascending or self.period <= self.times[-1]:
-            raise ValueError("times must ascend from 0 and end before the period")
+        _require_steps(self.times, self.contentions, self.period)
 
     def at(self, now: Seconds) -> tuple[Contention, Seconds]:
         """The contention at `now`, and the time at which the next one begins."""
-        start = 0.0 if self.period == math.inf else now // self.period * self.period
-        # Division rounds, so `now` may fall a hair outside [start, start + period).
-        index = bisect.bisect_right(self.times, now - start) - 1
-        is_last = index + 1 == len(self.times)
-        end = start + (self.period if is_last else self.times[index + 1])
-        return self.contentions[max(index, 0)], end if end > now else math.nextafter(
-            now, math.inf
+        index, end = _step(self.times, self.period, now)
+        return self.contentions[index], end
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottlingTrace:
+    """A slow-down that no monitor shows, such as heat: `slow_downs[k]` from `times[k]` on.
+
+    Args:
+        times: Seconds, ascending, beginning with 0.
+        slow_downs: Time over time alone, at least 1; one for each time.
+        period: Seconds after which it starts again; infinite to let the last one hold.
+
+    Raises:
+        ValueError: If times and slow-downs do not fit together, or one is below 1.
+    """
+
+    times: tuple[Seconds, ...]
+    slow_downs: tuple[float, ...]
+    period: Seconds = math.inf
+
+    def __post_init__(self) -> None:
+        _require_steps(self.times, self.slow_downs, self.period)
+        if not all(1 <= slow_down < math.inf for slow_down in self.slow_downs):
+            raise ValueError(f"slow-downs must be at least 1 and finite, got {self.slow_downs}")
+
+    def at(self, now: Seconds) -> tuple[float, Seconds]:
+        """The slow-down at `now`, and the time at which the next one begins."""
+        index, end = _step(self.times, self.period, now)
+        return self.slow_downs[index], end
+
+
+def _require_steps(times: Sequence[Seconds], values: Sequence[object], period: Seconds) -> None:
+    if len(times) != len(values) or not times:
+        raise ValueError(
+            f"a trace needs one value a time, got {len(times)} times and {len(values)} values"
         )
+    is_ascending = all(a < b for a, b in pairwise(times))
+    if times[0] != 0 or not is_ascending or period <= times[-1]:
+        raise ValueError("times must ascend from 0 and end before the period")
+
+
+def _step(times: Sequence[Seconds], period: Seconds, now: Seconds) -> tuple[int, Seconds]:
+    """Which step holds at `now`, and when the next one begins."""
+    start = 0.0 if period == math.inf else now // period * period
+    # Division rounds, so `now` may fall a hair outside [start, start + period).
+    index = bisect.bisect_right(times, now - start) - 1
+    end = start + (period if index + 1 == len(times) else times[index + 1])
+    return max(index, 0), end if end > now else math.nextafter(now, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +121,7 @@ class Platform:
         throughput: Training samples per second of one executor, alone, for the workload.
         executors: Nodes of the platform; their throughputs add up.
         trace: Contention over time; None for an idle machine.
+        throttling: Slow-downs over time besides, which no monitor shows; None for none.
         sensitivity: How contention slows it down; hidden from algorithms.
 
     Raises:
@@ -122,6 +135,7 @@ class Platform:
     throughput: float
     executors: int = 1
     trace: ContentionTrace | None = None
+    throttling: ThrottlingTrace | None = None
     sensitivity: Sensitivity = Sensitivity()
 
     def __post_init__(self) -> None:
@@ -138,21 +152,52 @@ class Platform:
         return self.throughput * self.executors
 
     def contention(self, now: Seconds) -> Contention:
-        """What a monitor would see at `now`."""
+        """What others use at `now`."""
         return Contention() if self.trace is None else self.trace.at(now)[0]
+
+    def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
+        """What others use on average from `start` to `end`: what a monitor would see."""
+        if self.trace is None or start >= end:
+            return self.contention(end)
+        now, sums = start, [0.0, 0.0, 0.0]
+        while now < end:
+            u, until = self.trace.at(now)
+            share = (min(until, end) - now) / (end - start)
+            for kind, used in enumerate((u.cores, u.network, u.disk)):
+                sums[kind] += share * used
+            now = until
+        # Shares may add up to a hair more than 1.
+        return Contention(min(1.0, sums[0]), sums[1], sums[2])
 
     def duration(self, start: Seconds, cost: float) -> Seconds:
         """Seconds that `cost` (in samples) takes from `start` on, through the contention."""
-        if self.trace is None:
-            return cost / self.total_throughput
         now, remaining = start, float(cost)
         while True:
-            contention, end = self.trace.at(now)
-            speed = self.total_throughput / self.sensitivity.slow_down(contention)
+            speed, end = self._speed(now)
             if remaining <= (end - now) * speed:
-                return now + remaining / speed - start
+                return now - start + remaining / speed
             remaining -= (end - now) * speed
             now = end
+
+    def work(self, start: Seconds, end: Seconds) -> float:
+        """What is done from `start` to `end`, in samples: the inverse of `duration`."""
+        now, done = start, 0.0
+        while now < end:
+            speed, until = self._speed(now)
+            done += (min(until, end) - now) * speed
+            now = until
+        return done
+
+    def _speed(self, now: Seconds) -> tuple[float, Seconds]:
+        """Samples per second of all executors at `now`, and until when."""
+        speed, end = self.total_throughput, math.inf
+        if self.trace is not None:
+            contention, end = self.trace.at(now)
+            speed /= self.sensitivity.slow_down(contention)
+        if self.throttling is not None:
+            slow_down, until = self.throttling.at(now)
+            speed, end = speed / slow_down, min(end, until)
+        return speed, end
 
 
 UNEVEN_SPEEDS = (1.0, 0.8, 0.33, 0.25)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
 from edgegossip.core.protocol import Message, Rank, Seconds, Trained, TrainingResult
+from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.network import Transfer
 from edgegossip.sim.pool import Pending
 
@@ -64,6 +66,7 @@ class Training:
 
     start: Seconds
     before: Tensor
+    cost: float
     pending: Pending[TrainingResult]
 
     def finish(self, now: Seconds) -> Trained:
@@ -77,6 +80,7 @@ class Training:
             now - self.start,
             result.loss,
             result.outputs,
+            self.cost,
         )
 
 
@@ -102,9 +106,23 @@ class Alarm:
 class WorkerRecord:
     """What the simulator keeps of a worker, besides the algorithm's state."""
 
-    incarnation: int = 0
     has_finished: bool = False
     training: Training | None = None
+    busy_until: Seconds = 0.0  # getting ready: aggregating its data
     uplink_free: Seconds = 0.0
-    last_throughput: float = 0.0
     alarms: dict[str, int] = field(default_factory=dict)
+
+
+Entry: TypeAlias = tuple[Seconds, int, Rank, Any]
+"""When, a serial that breaks ties, whose, and what: the queue is a heap of these."""
+
+
+def forget_crashed(queue: list[Entry], rank: Rank, now: Seconds) -> None:
+    """Take out what the crashed worker `rank` was doing, and cut off what it was sending."""
+    kept = (Crash, Recover, Delivery)
+    # In place: the loop holds the list.
+    queue[:] = [entry for entry in queue if entry[2] != rank or isinstance(entry[3], kept)]
+    heapq.heapify(queue)
+    for _, _, _, item in queue:
+        if isinstance(item, Delivery) and item.sender == rank and item.transfer.end > now:
+            item.is_cut_off = True

@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeAlias
+from typing import Any, Generic
 
 from torch import Tensor
 
@@ -15,13 +15,15 @@ from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.metrics import staleness
 from edgegossip.core.protocol import (
     Algorithm,
+    Assign,
+    Assigned,
+    Epochs,
     Evaluate,
     Evaluated,
     Event,
     Finish,
     Message,
     Predict,
-    Predicted,
     Rank,
     Received,
     Seconds,
@@ -31,12 +33,13 @@ from edgegossip.core.protocol import (
     State,
     TimerFired,
     Train,
-    Trainer,
 )
 from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
 from edgegossip.sim.garbage import rare_collections
 from edgegossip.sim.link import Links
+from edgegossip.sim.machine import Machines, MakeTrainer
 from edgegossip.sim.membership import Membership, Notice
+from edgegossip.sim.monitor import FORECAST_SECONDS, MakePredictor
 from edgegossip.sim.network import Network
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.pool import ComputePool
@@ -44,14 +47,13 @@ from edgegossip.sim.schedule import (
     Alarm,
     Delivery,
     Done,
+    Entry,
     Observer,
     Start,
     Training,
     WorkerRecord,
+    forget_crashed,
 )
-
-MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
-"""``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
 _KEPT = (
     "now",
@@ -79,6 +81,8 @@ class Simulator(Generic[State]):
         platforms: One for each worker.
         initial_params: What every worker starts from, [num_params].
         make_trainer: Makes a worker's trainer when it first trains.
+        make_predictor: Makes what forecasts a worker's throughput; by default one that knows
+            the platform's throughput alone and follows what is measured.
         links: Latencies and bandwidths.
         faults: What goes wrong.
         pool: Where training runs; by default in the caller's thread.
@@ -94,6 +98,7 @@ class Simulator(Generic[State]):
         initial_params: Tensor,
         make_trainer: MakeTrainer,
         *,
+        make_predictor: MakePredictor | None = None,
         links: Links | None = None,
         faults: Faults | None = None,
         pool: ComputePool | None = None,
@@ -108,14 +113,13 @@ class Simulator(Generic[State]):
         self._algorithm = algorithm
         self._platforms = platforms
         self._initial_params = initial_params
-        self._make_trainer = make_trainer
+        self._machines = Machines(platforms, make_trainer, make_predictor)
         self._faults = faults or Faults()
         self._network = Network(links or Links(), self._faults)
         self._pool = pool or ComputePool(0)
         self._observer = observer
         self._evaluate_params = evaluate
         self._wire = wire
-        self._trainers: dict[Rank, Trainer] = {}
         self._records = [WorkerRecord() for _ in platforms]
         script = self._faults.script
         self._membership = Membership(
@@ -123,7 +127,7 @@ class Simulator(Generic[State]):
             partitions=tuple(fault for fault in script if isinstance(fault, Partition)),
         )
         self._order = 0
-        self._queue: list[tuple[Seconds, int, Rank, Any]] = []
+        self._queue: list[Entry] = []
         # What keeps the run going: workers that have not finished, work and messages under way.
         self._num_open = len(platforms)
         self._num_recoveries = sum(isinstance(fault, Recover) for fault in script)
@@ -142,6 +146,7 @@ class Simulator(Generic[State]):
             SetTimer: self._set_timer,
             Evaluate: self._evaluate,
             Predict: self._predict,
+            Assign: self._assign,
             Finish: self._finish,
         }
         for at, rank, item in self._faults.schedule():
@@ -214,53 +219,58 @@ class Simulator(Generic[State]):
             if record.training is not None:
                 record.training.pending = Done(record.training.pending.result())
         values = {name: getattr(self, name) for name in _KEPT}
-        trainers = {rank: trainer.state_dict() for rank, trainer in self._trainers.items()}
-        return {**values, "trainers": trainers}
+        return {**values, "machines": self._machines.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict` of a simulator built with the same arguments."""
         for name in _KEPT:
             setattr(self, name, state[name])
-        self._trainers = {}
-        for rank, trainer_state in state["trainers"].items():
-            trainer = self._make_trainer(rank, self._records[rank].incarnation)
-            trainer.load_state_dict(trainer_state)
-            self._trainers[rank] = trainer
+        self._machines.load_state_dict(state["machines"])
 
     # Training.
 
     def _start(self, rank: Rank, start: Start) -> None:
         if self._membership.is_online[rank]:
             has_data = self._algorithm.role(rank).has_data
-            num_samples = self._trainer(rank).num_samples if has_data else 0
-            self._handle(rank, Started(start.has_rejoined, num_samples))
+            data = self._get_ready(rank) if has_data else (0, 0.0)
+            self._handle(rank, Started(start.has_rejoined, *data))
 
-    def _trainer(self, rank: Rank) -> Trainer:
-        trainer = self._trainers.get(rank)
-        if trainer is None:
-            trainer = self._make_trainer(rank, self._records[rank].incarnation)
-            self._trainers[rank] = trainer
-        return trainer
+    def _assign(self, rank: Rank, effect: Assign) -> None:
+        if self._records[rank].training is not None:
+            raise LocalProtocolError(f"worker {rank} asked for other data while it trains")
+        self._machines.trainer(rank).assign(effect.ranks)
+        self._push(self.now, rank, Assigned(*self._get_ready(rank)))
+
+    def _get_ready(self, rank: Rank) -> tuple[int, float]:
+        """Keep the platform busy with its data; say how much there is and what a pass costs."""
+        trainer, record = self._machines.trainer(rank), self._records[rank]
+        record.busy_until = self.now + self._platforms[rank].duration(
+            self.now, trainer.setup_cost
+        )
+        return trainer.num_samples, trainer.cost(Epochs(), {})
 
     def _train(self, rank: Rank, effect: Train) -> None:
         record = self._records[rank]
         if record.training is not None:
             raise LocalProtocolError(f"worker {rank} asked for a second Train at once")
-        trainer = self._trainer(rank)
+        trainer = self._machines.trainer(rank)
         cost = trainer.cost(effect.work, effect.inputs)
-        duration = self._platforms[rank].duration(self.now, cost)
-        task = partial(trainer.train, effect.params, effect.work, effect.inputs)
-        training = record.training = Training(self.now, effect.params, self._pool.submit(task))
+        start = max(self.now, record.busy_until)
+        end = start + self._platforms[rank].duration(start, cost)
+        pending = self._pool.submit(
+            partial(trainer.train, effect.params, effect.work, effect.inputs)
+        )
+        record.training = Training(self.now, effect.params, cost, pending)
         self._num_open += 1
-        self._push(self.now + duration, rank, training)
+        self._push(end, rank, record.training)
 
     def _finish_training(self, rank: Rank, training: Training) -> None:
         record = self._records[rank]
         record.training = None
         self._num_open -= 1
         event = training.finish(self.now)
-        if event.seconds > 0:
-            record.last_throughput = event.num_samples / event.seconds
+        began = max(training.start, record.busy_until)
+        self._machines.monitor(rank).trained(began, self.now)
         if self._observer is not None:
             self._observer.trained(self.now, rank, training.start, event)
         self._handle(rank, event)
@@ -273,9 +283,8 @@ class Simulator(Generic[State]):
         self._push(self.now, rank, Evaluated(*self._evaluate_params(effect.params)))
 
     def _predict(self, rank: Rank, effect: Predict) -> None:
-        # The plainest forecast: as fast as the last time, or as fast as the machine alone.
-        alone = self._platforms[rank].total_throughput
-        self._push(self.now, rank, Predicted(self._records[rank].last_throughput or alone))
+        predicted = self._machines.monitor(rank).forecast(self.now)
+        self._push(self.now + FORECAST_SECONDS, rank, predicted)
 
     # Messages.
 
@@ -357,19 +366,9 @@ class Simulator(Generic[State]):
         record = self._records[rank]
         self._num_open -= (not record.has_finished) + (record.training is not None)
         self._membership.crash(rank)
-        self._trainers.pop(rank, None)
-        self._records[rank] = WorkerRecord(incarnation=record.incarnation + 1)
-        # What it was doing and about to hear goes with it. In place: the loop holds the list.
-        kept = (Crash, Recover, Delivery)
-        self._queue[:] = [e for e in self._queue if e[2] != rank or isinstance(e[3], kept)]
-        heapq.heapify(self._queue)
-        for _, _, _, item in self._queue:
-            if (
-                isinstance(item, Delivery)
-                and item.sender == rank
-                and item.transfer.end > self.now
-            ):
-                item.is_cut_off = True
+        self._machines.stop(rank)
+        self._records[rank] = WorkerRecord()
+        forget_crashed(self._queue, rank, self.now)
         self._report_change(rank, "crashed")
         self._push(self.now + self._faults.detection_time, -1, Detection())
 
@@ -378,6 +377,7 @@ class Simulator(Generic[State]):
         if self._membership.is_online[rank]:
             return
         self._num_open += 1
+        self._machines.restart(rank, self.now)
         self.states[rank] = self._algorithm.init(rank, self._initial_params)
         self._report_change(rank, "recovered")
         notices = list(self._membership.recover(rank, self.now))

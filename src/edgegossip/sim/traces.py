@@ -1,4 +1,4 @@
-"""Platforms drawn from measurements of real phones and GPUs; the files are the user's own."""
+"""Platforms from measurements of real phones and GPUs (the files are the user's own); jobs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError, unknown_name
-from edgegossip.core.randomness import uniform
-from edgegossip.sim.platform import Platform
+from edgegossip.core.protocol import Seconds
+from edgegossip.core.randomness import generator, uniform
+from edgegossip.sim.platform import ContentionTrace, Platform
+
+_WORD_COUNT = (
+    Contention(cores=0.45, network=1e6, disk=40e6),  # map
+    Contention(cores=0.15, network=30e6, disk=5e6),  # shuffle
+    Contention(cores=0.30, network=5e6, disk=15e6),  # reduce
+)
+_SORT = (
+    Contention(cores=0.15, disk=120e6),  # read
+    Contention(cores=0.15, network=60e6, disk=20e6),  # shuffle
+    Contention(cores=0.30, disk=60e6),  # merge
+    Contention(cores=0.10, disk=150e6),  # write
+)
 
 
 def phones(
@@ -79,6 +95,47 @@ def gpus(
         speeds[int(uniform(seed, rank, "gpu") * len(speeds))] for rank in range(num_workers)
     ]
     return tuple(Platform(name=gpu, throughput=throughput) for gpu, throughput in chosen)
+
+
+def batch_jobs(
+    seed: int = 0, *, phase: Seconds = 8.0, intensity: float = 1.0, period: Seconds = 3600.0
+) -> ContentionTrace:
+    """Co-running jobs like WordCount and Sort, one after another with pauses between them.
+
+    A job goes through its phases (map, shuffle, reduce; read, shuffle, merge, write), each of
+    which uses cores, network and disk in its own way; jobs differ in how much. How long a phase
+    or a pause lasts is drawn from an exponential distribution, and nobody can foresee it. The
+    shares are made up, after what such jobs do on a machine with eight cores and one disk.
+
+    Args:
+        seed: Of the draws; give each platform its own.
+        phase: Mean seconds of a phase or pause: the load changes this often.
+        intensity: Share of the usual load, in (0, 2]; it varies by a third either way.
+        period: Seconds after which it all repeats.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    >>> len(batch_jobs(seed=1, phase=4.0, period=400.0).times) > 50
+    True
+    """
+    if not 0 < phase < period < math.inf or not 0 < intensity <= 2:
+        raise ValueError(
+            "phase and period must be above 0, phase the smaller, and intensity in (0, 2], got "
+            f"{phase}, {period} and {intensity}"
+        )
+    random = generator(seed, "batch jobs")
+    times, contentions, now = [], [], 0.0
+    while now < period:
+        job = _WORD_COUNT if torch.rand(1, generator=random) < 0.5 else _SORT
+        for load in (Contention(), *job):
+            factor = intensity * float(torch.empty(1).uniform_(2 / 3, 4 / 3, generator=random))
+            cores = min(1.0, factor * load.cores)
+            if now < period:
+                times.append(now)
+                contentions.append(Contention(cores, factor * load.network, factor * load.disk))
+            now += phase * float(torch.empty(1).exponential_(generator=random))
+    return ContentionTrace(tuple(times), tuple(contentions), period)
 
 
 def _positive(value: Any) -> float:  # noqa: ANN401

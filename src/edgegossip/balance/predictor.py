@@ -1,0 +1,335 @@
+"""How fast a platform will train: a profiled slow-down times a base time followed online."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+from safetensors.torch import save
+
+from edgegossip.balance.profile import Profile
+from edgegossip.core.contention import Contention
+from edgegossip.core.errors import DataError
+from edgegossip.core.protocol import Seconds
+
+if TYPE_CHECKING:
+    from sklearn.base import RegressorMixin
+
+    from edgegossip.balance.slow_down import SlowDown
+
+UNKNOWN_ERROR = 0.1
+"""Relative error that is assumed of forecasts while nothing was fitted or measured."""
+
+_MEMORY = 8
+"""Observations over which the base time is averaged."""
+_PATIENCE = 8
+"""Observations in a row that deviate before the average starts anew."""
+_FADING = 32
+"""Forecasts over which their errors are averaged."""
+_PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Between the forecast from the usual load (0) and that from the present one (1)."""
+_MIN_JUMP = 0.02
+"""Deviations below this share are never a jump: averaging follows them soon enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What to expect of a platform.
+
+    Attributes:
+        throughput: Training samples per second.
+        relative_error: How far off it may be: one standard deviation over `throughput`.
+    """
+
+    throughput: float
+    relative_error: float
+
+
+@dataclass(slots=True)
+class BaseTime:
+    """One executor's t0: an average over the last observations that starts anew at a jump.
+
+    Attributes:
+        average: Seconds per sample, contention taken out.
+        last: The last observation.
+        num_averaged: Observations in `average`; 0 while it is only assumed.
+        variance: Of the relative noise of an observation.
+        num_beyond: How many of the last deviated too far, negative for below.
+    """
+
+    average: Seconds
+    last: Seconds = math.nan
+    num_averaged: int = 0
+    variance: float = 0.02**2
+    num_beyond: int = 0
+
+    @property
+    def seconds(self) -> Seconds:
+        """The best guess: the last observation if it deviates too far from the average.
+
+        Then something has changed that U does not show, or not yet. The average is kept until
+        that has lasted: U may show it at the next observation.
+        """
+        return self.last if self.num_beyond else self.average
+
+    def observe(self, seconds: Seconds) -> None:
+        if self.num_averaged == 0:
+            self._restart(seconds)
+            return
+        limit = max(_MIN_JUMP, 3 * math.sqrt(self.variance))
+        deviation = seconds / self.average - 1
+        # Half the squared difference of neighbors: a jump counts once, and only so much.
+        noise = min(0.5 * ((seconds - self.last) / self.average) ** 2, limit**2)
+        self.variance += (noise - self.variance) / _MEMORY
+        self.last = seconds
+        if abs(deviation) <= limit:
+            self.num_beyond = 0
+            self.num_averaged += 1
+            self.average += (seconds - self.average) / min(self.num_averaged, _MEMORY)
+            return
+        sign = 1 if deviation > 0 else -1
+        self.num_beyond = max(0, self.num_beyond * sign) * sign + sign
+        if abs(self.num_beyond) > _PATIENCE:
+            self._restart(seconds)
+
+    def _restart(self, seconds: Seconds) -> None:
+        self.average, self.last, self.num_averaged, self.num_beyond = seconds, seconds, 1, 0
+
+
+@dataclass(slots=True)
+class Record:
+    """How the forecasts of a platform came out, and what to make of it.
+
+    A forecast lies between what the present load and the usual one let expect, at the one of
+    five places that would have been best lately. So it finds out by itself how fast the load
+    changes and how far ahead it is asked. (Mean absolute errors decide: squared ones pull
+    towards the usual load, since it is never far off, and did worse within 5 s.)
+
+    Attributes:
+        speeds: Sums of measured throughputs since the last forecast, for each executor.
+        counts: How many each sum holds.
+        variance: Of the relative errors so far.
+        present: The last forecast from the present load, samples/s; 0 once it was judged.
+        usual: The last forecast from the usual load, samples/s.
+        errors: Mean relative error of each place.
+        num_judged: Forecasts so far.
+    """
+
+    speeds: list[float]
+    counts: list[int]
+    variance: float
+    present: float = 0.0
+    usual: float = 0.0
+    # The present load has a head start.
+    errors: list[float] = field(default_factory=lambda: [0.02, 0.02, 0.02, 0.02, 0.01])
+    num_judged: int = 0
+
+    @property
+    def blend(self) -> float:
+        """The forecast."""
+        return self._candidates[self.errors.index(min(self.errors))]
+
+    @property
+    def _candidates(self) -> list[float]:
+        return [self.usual + place * (self.present - self.usual) for place in _PLACES]
+
+    def judge(self) -> None:
+        """Compare the last forecast with what was measured since."""
+        if self.present and all(self.counts):
+            measured = sum(map(operator.truediv, self.speeds, self.counts))
+            self.num_judged += 1
+            # What was assumed before the first counts as one.
+            share = 1 / min(self.num_judged + 1, _FADING)
+            self.variance += share * ((measured / self.blend - 1) ** 2 - self.variance)
+            self.errors = [
+                error + (abs(candidate / measured - 1) - error) / _FADING
+                for error, candidate in zip(self.errors, self._candidates, strict=True)
+            ]
+        self.present = 0.0
+        self.speeds, self.counts = [0.0] * len(self.speeds), [0] * len(self.counts)
+
+
+class PerformancePredictor:
+    r"""Forecast a platform's throughput from what its monitors see.
+
+    Each executor needs :math:`t = t_0\, RG(U)` seconds a sample: :math:`RG \ge 1` is learnt
+    from a profile, :math:`t_0` follows what is observed, so that a slow-down that U does not
+    show (heat, a slower clock) is caught at the second observation. The platform processes
+    :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`.
+
+    Args:
+        num_executors: Nodes of the platform.
+        regressor: Any scikit-learn regressor, unfitted; None for a Gaussian process.
+        seconds_alone: :math:`t_0` until something is fitted or observed.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    References:
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, its performance predictor. The paper
+        states neither the kind of regression nor how t0 is updated.
+
+    >>> predictor = PerformancePredictor(num_executors=2, seconds_alone=0.01)
+    >>> predictor.observe(0, Contention(), seconds_per_sample=0.02)
+    >>> predictor.forecast([Contention(), Contention()]).throughput
+    150.0
+    """
+
+    def __init__(
+        self,
+        num_executors: int = 1,
+        regressor: RegressorMixin | None = None,
+        *,
+        seconds_alone: Seconds | None = None,
+    ) -> None:
+        if num_executors < 1:
+            raise ValueError(f"num_executors must be at least 1, got {num_executors}")
+        if seconds_alone is not None:
+            _require_seconds("seconds_alone", seconds_alone)
+        self.num_executors = num_executors
+        self._regressor = regressor
+        self._slow_down: SlowDown | None = None
+        self._profile: Profile | None = None
+        self._forget(seconds_alone)
+
+    def _forget(self, seconds_alone: Seconds | None) -> None:
+        error = UNKNOWN_ERROR if self._slow_down is None else self._slow_down.relative_error
+        start = math.nan if seconds_alone is None else seconds_alone
+        n = self.num_executors
+        self._base_times = [BaseTime(start) for _ in range(n)]
+        self._record = Record([0.0] * n, [0] * n, error**2)
+
+    def fit(self, profile: Profile) -> PerformancePredictor:
+        """Learn RG and t0 from `profile`; forget what was observed. Returns itself."""
+        # It needs scikit-learn, which takes more than a second to import.
+        from edgegossip.balance.slow_down import SlowDown
+
+        self._slow_down, self._profile = SlowDown(profile, self._regressor), profile
+        self._forget(self._slow_down.seconds_alone)
+        return self
+
+    def observe(
+        self, executor: int, contention: Contention, seconds_per_sample: Seconds
+    ) -> None:
+        """Account for what `executor` needed for each sample while others used `contention`.
+
+        Observations should be about equally long: a batch, or a second.
+
+        Raises:
+            ValueError: If there is no such executor, or the time is not above 0.
+        """
+        if not 0 <= executor < self.num_executors:
+            raise ValueError(f"executor must be in 0..{self.num_executors - 1}, got {executor}")
+        _require_seconds("seconds_per_sample", seconds_per_sample)
+        self._record.speeds[executor] += 1 / seconds_per_sample
+        self._record.counts[executor] += 1
+        alone = seconds_per_sample / self.slow_down(contention)
+        self._base_times[executor].observe(alone)
+
+    def forecast(
+        self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
+    ) -> Forecast:
+        """What to expect of the work to come, from what others use on each executor.
+
+        The first call after an observation also takes note of how good the last one was.
+
+        Args:
+            present: What they use now.
+            usual: What they use on average, over a minute or so; None for the same.
+
+        Raises:
+            ValueError: If there is not one for each executor, or nothing is known yet.
+        """
+        present_speed = self._throughput(present)
+        usual_speed = present_speed if usual is None else self._throughput(usual)
+        self._record.judge()
+        self._record.present, self._record.usual = present_speed, usual_speed
+        return Forecast(self._record.blend, math.sqrt(self._record.variance))
+
+    def _throughput(self, contentions: Sequence[Contention]) -> float:
+        if len(contentions) != self.num_executors:
+            raise ValueError(
+                f"got {len(contentions)} contentions for {self.num_executors} executors"
+            )
+        known = [base.seconds for base in self._base_times if not math.isnan(base.seconds)]
+        if not known:
+            raise ValueError(
+                "there is nothing to forecast from; fit a profile, observe, or give "
+                "seconds_alone"
+            )
+        # An executor that was never observed is taken for an average one.
+        average = sum(known) / len(known)
+        return sum(
+            1 / ((average if math.isnan(base.seconds) else base.seconds) * self.slow_down(u))
+            for base, u in zip(self._base_times, contentions, strict=True)
+        )
+
+    def slow_down(self, contention: Contention) -> float:
+        """RG: time under `contention` over time alone, at least 1."""
+        return 1.0 if self._slow_down is None else self._slow_down.of(contention)
+
+    # Keeping.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes while it observes and forecasts, as plain numbers."""
+        return {
+            "base_times": [asdict(base) for base in self._base_times],
+            "record": asdict(self._record),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state_dict` of a predictor made and fitted alike."""
+        self._base_times = [BaseTime(**values) for values in state["base_times"]]
+        self._record = Record(**state["record"])
+
+    def save(self, path: Path | str) -> None:
+        """Write profile and state, without pickle; not the regressor, which is fitted anew."""
+        path, profile = Path(path), self._profile
+        tensors = {}
+        if profile is not None:
+            rows = [(u.cores, u.network, u.disk) for u in profile.contentions]
+            tensors["contentions"] = torch.tensor(rows, dtype=torch.float64)
+            tensors["seconds"] = torch.tensor(list(profile.seconds), dtype=torch.float64)
+        settings = {"num_executors": self.num_executors, "state": self.state_dict()}
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_bytes(save(tensors, metadata={"predictor": json.dumps(settings)}))
+        temporary.replace(path)
+
+    @classmethod
+    def load(
+        cls, path: Path | str, regressor: RegressorMixin | None = None
+    ) -> PerformancePredictor:
+        """Read what `save` wrote and fit `regressor`, the one it had, again.
+
+        Raises:
+            DataError: If the file is missing or not of this form.
+        """
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                settings = json.loads(file.metadata()["predictor"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            predictor = cls(settings["num_executors"], regressor)
+            if tensors:
+                rows = tensors["contentions"].tolist()
+                contentions = tuple(Contention(*row) for row in rows)
+                predictor.fit(Profile(contentions, tuple(tensors["seconds"].tolist())))
+            predictor.load_state_dict(settings["state"])
+        except FileNotFoundError:
+            raise DataError(f"there is no predictor {path}") from None
+        except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as e:
+            raise DataError(
+                f"{path} is not a predictor of this program ({e}); fit and save it anew"
+            ) from e
+        return predictor
+
+
+def _require_seconds(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be above 0 and finite, got {value}")

@@ -1,0 +1,131 @@
+"""What a profiling session measured: how long a sample takes under which contention."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgegossip.core.contention import Contention
+from edgegossip.core.errors import DataError
+
+COLUMNS = ("cores", "network", "disk", "seconds")
+MIN_ROWS = 10
+"""Fewer say nothing about a function of three variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Pairs of contention and seconds per sample, of one executor: the paper's {(U_i, t_i)}.
+
+    Args:
+        contentions: What others used of the machine, at least 10 of them.
+        seconds: Seconds per training sample under each, above 0.
+
+    Raises:
+        ValueError: If there are too few, or a number is out of range.
+    """
+
+    contentions: Sequence[Contention]
+    seconds: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.contentions) != len(self.seconds):
+            raise ValueError(
+                f"a profile needs one time a contention, got {len(self.contentions)} "
+                f"contentions and {len(self.seconds)} times"
+            )
+        if len(self.seconds) < MIN_ROWS:
+            raise ValueError(
+                f"a profile needs at least {MIN_ROWS} rows, got {len(self.seconds)}; measure "
+                "training under more loads, no load among them"
+            )
+        for seconds in self.seconds:
+            _require_time(seconds)
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Profile:
+        """Read a CSV or Parquet file with the columns cores, network, disk and seconds.
+
+        Units are those of `Contention`, and seconds per sample; further columns are ignored.
+        Parquet (ending .parquet) needs pyarrow: ``pip install 'edgegossip[parquet]'``.
+
+        Raises:
+            DataError: If the file is missing or not of this form, or a number out of range.
+        """
+        path = Path(path)
+        is_parquet = path.suffix == ".parquet"
+        columns = _read_parquet(path) if is_parquet else _read_csv(path)
+        contentions, seconds = [], []
+        rows = zip(*(columns[name] for name in COLUMNS), strict=True)
+        for number, row in enumerate(rows, start=1):
+            try:
+                cores, network, disk, time = map(_number, row)
+                contentions.append(Contention(cores, network, disk))
+                seconds.append(_require_time(time))
+            except ValueError as error:
+                raise DataError(f"{path}, row {number}: {error}") from None
+        try:
+            return cls(tuple(contentions), tuple(seconds))
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from None
+
+
+def _require_time(seconds: float) -> float:
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds must be above 0 and finite, got {seconds}")
+    return seconds
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r} is not a number") from None
+
+
+def _read_csv(path: Path) -> Mapping[str, Sequence[object]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            _require_columns(path, reader.fieldnames or ())
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(path, error) from None
+    return {name: [row[name] for row in rows] for name in COLUMNS}
+
+
+def _read_parquet(path: Path) -> Mapping[str, Sequence[object]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            f"{path} is a Parquet file, which needs pyarrow; save it as CSV, or "
+            "pip install 'edgegossip[parquet]'"
+        ) from None
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _unreadable(path, error) from None
+    _require_columns(path, table.column_names)
+    return {name: table[name].to_pylist() for name in COLUMNS}
+
+
+def _require_columns(path: Path, found: Sequence[str]) -> None:
+    if missing := [name for name in COLUMNS if name not in found]:
+        raise DataError(
+            f"{path} has no column {', '.join(map(repr, missing))}; a profile has the columns "
+            f"{', '.join(COLUMNS)}"
+        )
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"there is no profile {path}")
+    return DataError(f"cannot read the profile {path} ({error})")

@@ -1,0 +1,29 @@
+"""What else a machine is busy with: the predictor's U, and what a monitor sees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What everything but the training task uses of a machine.
+
+    Args:
+        cores: Share of the cores, in [0, 1].
+        network: Bytes per second, at least 0.
+        disk: Bytes per second, at least 0.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    cores: float = 0.0
+    network: float = 0.0
+    disk: float = 0.0
+
+    def __post_init__(self) -> None:
+        is_finite = self.network < math.inf and self.disk < math.inf
+        if not (0 <= self.cores <= 1 and self.network >= 0 and self.disk >= 0 and is_finite):
+            raise ValueError(f"cores must be in [0, 1], the others finite and >= 0, got {self}")

@@ -1,0 +1,80 @@
+"""What runs beside the algorithm on each worker's platform, and ends when that crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from edgegossip.core.protocol import Rank, Seconds, Trainer
+from edgegossip.sim.monitor import MakePredictor, Monitor, default_predictor
+from edgegossip.sim.platform import Platform
+
+MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
+"""``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
+
+
+class Machines:
+    """The trainer and the monitor of each worker.
+
+    Args:
+        platforms: One for each worker.
+        make_trainer: Makes a worker's trainer when it first trains.
+        make_predictor: Makes a worker's predictor when it first asks for a forecast.
+    """
+
+    def __init__(
+        self,
+        platforms: Sequence[Platform],
+        make_trainer: MakeTrainer,
+        make_predictor: MakePredictor | None = None,
+    ) -> None:
+        self._platforms = platforms
+        self._make_trainer = make_trainer
+        self._make_predictor = make_predictor
+        self._incarnations = [0] * len(platforms)
+        self._trainers: dict[Rank, Trainer] = {}
+        self._monitors = [self._new_monitor(rank) for rank in range(len(platforms))]
+
+    def _new_monitor(self, rank: Rank, start: Seconds = 0.0) -> Monitor:
+        platform = self._platforms[rank]
+        make = self._make_predictor
+        make_own = partial(default_predictor, platform) if make is None else partial(make, rank)
+        return Monitor(platform, make_own, start)
+
+    def trainer(self, rank: Rank) -> Trainer:
+        trainer = self._trainers.get(rank)
+        if trainer is None:
+            trainer = self._make_trainer(rank, self._incarnations[rank])
+            self._trainers[rank] = trainer
+        return trainer
+
+    def monitor(self, rank: Rank) -> Monitor:
+        return self._monitors[rank]
+
+    def stop(self, rank: Rank) -> None:
+        """A crash: what its trainer and its monitor knew is gone."""
+        self._trainers.pop(rank, None)
+        self._incarnations[rank] += 1
+        self._monitors[rank] = self._new_monitor(rank)
+
+    def restart(self, rank: Rank, now: Seconds) -> None:
+        """The platform is back: watch it from now on."""
+        self._monitors[rank] = self._new_monitor(rank, now)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes during a run."""
+        return {
+            "incarnations": list(self._incarnations),
+            "trainers": {rank: each.state_dict() for rank, each in self._trainers.items()},
+            "monitors": [monitor.state_dict() for monitor in self._monitors],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state_dict` of machines made alike."""
+        self._incarnations = list(state["incarnations"])
+        self._trainers = {}
+        for rank, trainer_state in state["trainers"].items():
+            self.trainer(rank).load_state_dict(trainer_state)
+        for monitor, monitor_state in zip(self._monitors, state["monitors"], strict=True):
+            monitor.load_state_dict(monitor_state)
