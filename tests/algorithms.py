@@ -11,6 +11,7 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.topology import complete, from_edges_by_round, ring
 
 AnyAlgorithm: TypeAlias = RoundBased[Any] | GoSGD
@@ -38,5 +39,20 @@ SYNCHRONOUS: dict[str, RoundBased[Any]] = {
     if isinstance(algorithm, RoundBased)
 }
 
+SPREADS: dict[str, dict[str, Any]] = {
+    "exact": {"num_blocks": 3},
+    "gossip": {"num_blocks": 1, "spread": "gossip"},
+}
+
+BALANCED: dict[str, EdgeGossip] = {
+    f"{name}-balanced-{spread}": EdgeGossip(inner=algorithm, **settings)
+    for name, algorithm in ALGORITHMS.items()
+    for spread, settings in SPREADS.items()
+}
+"""Each of them with its data balanced; holds what does not depend on how much is trained."""
+
+ALL: dict[str, AnyAlgorithm | EdgeGossip] = {**ALGORITHMS, **BALANCED}
+
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 each_synchronous = pytest.mark.parametrize("algorithm", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+each_of_all = pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)

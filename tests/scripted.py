@@ -24,6 +24,7 @@ from edgegossip.core.protocol import (
     Started,
     Steps,
     Trained,
+    Trainer,
     TrainingResult,
     Work,
     WorkerState,
@@ -58,7 +59,7 @@ class Scripted:
 
 
 @dataclass
-class Counting:
+class Counting(Trainer):
     """Adds one for each step, and costs a sample a step."""
 
     rank: Rank

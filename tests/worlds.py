@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,15 @@ from edgegossip.core.protocol import (
     Effect,
     Event,
     Message,
+    Payload,
     Rank,
     Role,
     Seconds,
+    Steps,
     Trained,
+    Trainer,
+    TrainingResult,
+    Work,
     WorkerState,
 )
 from edgegossip.core.randomness import generator
@@ -38,9 +44,45 @@ EVEN = tuple(Platform(throughput=1.0) for _ in range(NUM_WORKERS))
 UNEVEN = uneven(NUM_WORKERS, throughput=1.0)
 
 
+class ManySamples(Trainer):
+    """A quadratic for each of some workers' data: `size` samples each, in batches of one.
+
+    Steps towards them in turn, so that who visits less moves less.
+    """
+
+    def __init__(self, rank: Rank, lr: float, size: int) -> None:
+        self.lr, self.size = lr, size
+        self.ranks: tuple[Rank, ...] = (rank,)
+
+    @property
+    def num_samples(self) -> int:
+        return self.size * len(self.ranks)
+
+    def assign(self, ranks: tuple[Rank, ...]) -> None:
+        self.ranks = ranks
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        if isinstance(work, Steps):
+            return work.num_steps
+        return max(1, math.ceil(work.share * work.keep_ratio * self.num_samples - 1e-9))
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        num_steps = int(self.cost(work, inputs))
+        for step in range(num_steps):
+            params = params + self.lr * (TARGETS[self.ranks[step % len(self.ranks)]] - params)
+        return TrainingResult(params, num_steps, num_steps, 0.5)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"ranks": self.ranks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.ranks = tuple(state["ranks"])
+
+
 def make_world(
     algorithm: Algorithm[Any],
     *,
+    size: int | None = None,
     platforms: Sequence[Platform] = EVEN,
     initial: Tensor | None = None,
     lr: float = 0.1,
@@ -52,14 +94,21 @@ def make_world(
 ) -> Simulator[Any]:
     """A simulator in which worker i has f(x) = 1/2 ||x - TARGETS[i]||^2.
 
-    All start from 0, or each from its row of `initial`, [num_workers, num_params].
+    All start from 0, or each from its row of `initial`, [num_workers, num_params]. With `size`,
+    each has so many samples.
     """
     num_params = NUM_PARAMS if initial is None else initial.shape[1]
+
+    def make_trainer(rank: Rank, incarnation: int) -> Trainer:
+        if size is not None:
+            return ManySamples(rank, lr, size)
+        return QuadraticTrainer(TARGETS[rank, :num_params], lr)
+
     simulator = Simulator(
         algorithm,
         platforms,
         torch.zeros(num_params),
-        lambda rank, _: QuadraticTrainer(TARGETS[rank, :num_params], lr),
+        make_trainer,
         links=links,
         faults=faults,
         observer=observer,

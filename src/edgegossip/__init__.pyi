@@ -12,11 +12,74 @@ from .algorithms.gosgd import (
 from .algorithms.gossip import (
     Gossip as Gossip,
 )
+from .balance.aggregated import (
+    AggregatedData as AggregatedData,
+)
+from .balance.aggregation import (
+    Aggregator as Aggregator,
+)
+from .balance.aggregation import (
+    aggregator as aggregator,
+)
+from .balance.balancer import (
+    Balancer as Balancer,
+)
+from .balance.edge_gossip import (
+    EdgeGossip as EdgeGossip,
+)
+from .balance.predictor import (
+    Forecast as Forecast,
+)
+from .balance.predictor import (
+    PerformancePredictor as PerformancePredictor,
+)
+from .balance.profile import (
+    Profile as Profile,
+)
+from .balance.sampler import (
+    AccuracyAwareSampler as AccuracyAwareSampler,
+)
+from .balance.selection import (
+    Cyclic as Cyclic,
+)
+from .balance.selection import (
+    Focused as Focused,
+)
+from .balance.selection import (
+    Importance as Importance,
+)
+from .balance.selection import (
+    Pruned as Pruned,
+)
+from .balance.selection import (
+    Random as Random,
+)
+from .balance.selection import (
+    Ranked as Ranked,
+)
+from .balance.selection import (
+    RankedPerClass as RankedPerClass,
+)
+from .balance.selection import (
+    RankedShuffled as RankedShuffled,
+)
+from .balance.selection import (
+    Sampled as Sampled,
+)
+from .balance.selection import (
+    selection as selection,
+)
+from .core.contention import (
+    Contention as Contention,
+)
 from .core.errors import (
     DataError as DataError,
 )
 from .core.errors import (
     EdgeGossipError as EdgeGossipError,
+)
+from .core.errors import (
+    PlatformError as PlatformError,
 )
 from .core.errors import (
     RunFolderError as RunFolderError,
@@ -98,6 +161,9 @@ from .experiments.runner import (
 )
 from .experiments.runner import (
     run as run,
+)
+from .learning.accuracy_aware import (
+    AccuracyAware as AccuracyAware,
 )
 from .learning.augmentation import (
     flip_and_crop as flip_and_crop,
@@ -219,8 +285,8 @@ from .sim.link import (
 from .sim.link import (
     Links as Links,
 )
-from .sim.platform import (
-    Contention as Contention,
+from .sim.monitor import (
+    profile as profile,
 )
 from .sim.platform import (
     ContentionTrace as ContentionTrace,
@@ -232,6 +298,9 @@ from .sim.platform import (
     Sensitivity as Sensitivity,
 )
 from .sim.platform import (
+    ThrottlingTrace as ThrottlingTrace,
+)
+from .sim.platform import (
     paper as paper,
 )
 from .sim.platform import (
@@ -239,6 +308,9 @@ from .sim.platform import (
 )
 from .sim.simulator import (
     Simulator as Simulator,
+)
+from .sim.traces import (
+    batch_jobs as batch_jobs,
 )
 from .sim.traces import (
     gpus as gpus,
@@ -250,29 +322,39 @@ from .sim.traces import (
 __all__ = [
     "IID",
     "SGD",
+    "AccuracyAware",
+    "AccuracyAwareSampler",
+    "AggregatedData",
+    "Aggregator",
     "Algorithm",
     "AllReduce",
     "ArraySplit",
+    "Balancer",
     "BySubject",
     "ColumnStochastic",
     "Comparison",
     "Contention",
     "ContentionTrace",
     "Crash",
+    "Cyclic",
     "DataError",
     "Dataset",
     "Delay",
     "Dirichlet",
     "Drop",
     "Dropout",
+    "EdgeGossip",
     "EdgeGossipError",
     "EpochGossip",
     "Evaluation",
     "Evaluator",
     "Experiment",
     "Faults",
+    "Focused",
+    "Forecast",
     "GoSGD",
     "Gossip",
+    "Importance",
     "Interrupted",
     "LabelSkew",
     "Learner",
@@ -280,18 +362,30 @@ __all__ = [
     "Links",
     "MetropolisHastings",
     "Partition",
+    "PerformancePredictor",
     "Platform",
+    "PlatformError",
+    "Profile",
     "Proportional",
+    "Pruned",
+    "Random",
+    "Ranked",
+    "RankedPerClass",
+    "RankedShuffled",
     "Recover",
     "Results",
     "RunFolderError",
+    "Sampled",
     "Sensitivity",
     "Simulator",
     "Task",
+    "ThrottlingTrace",
     "Topology",
     "TrainingError",
     "Uniform",
+    "aggregator",
     "alexnet",
+    "batch_jobs",
     "cifar10",
     "compare",
     "complete",
@@ -317,10 +411,12 @@ __all__ = [
     "one_peer_exponential",
     "paper",
     "phones",
+    "profile",
     "random_regular",
     "resnet20",
     "ring",
     "run",
+    "selection",
     "sensor_cnn",
     "spectral_gap",
     "squeezenet",

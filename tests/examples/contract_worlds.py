@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,15 +93,19 @@ class EpochAllReduce(AllReduce):
 
 
 @dataclass(frozen=True)
-class ShardTrainer:
+class ShardTrainer(Trainer):
     """Passes over a shard, in batches of 5; each batch is one step on a quadratic."""
 
     target: Tensor
-    num_samples: int
+    shard_size: int
+
+    @property
+    def num_samples(self) -> int:
+        return self.shard_size
 
     def cost(self, work: Work, inputs: Payload) -> float:
         assert isinstance(work, Epochs)
-        return 5 * round(work.share * self.num_samples / 5)
+        return 5 * round(work.share * work.keep_ratio * self.num_samples / 5)
 
     def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
         num_samples = int(self.cost(work, inputs))
@@ -149,7 +153,7 @@ WIDTHS = ((NUM_INPUTS, 12), (12, 3), (3, NUM_LABELS))
 
 
 @dataclass
-class StageTrainer:
+class StageTrainer(Trainer):
     """One of three layers, and a linear guess at the gradient at its output.
 
     The guess is made from output and labels, and begins as zero, as in the paper.
@@ -161,7 +165,6 @@ class StageTrainer:
 
     rank: Rank
     losses: list[float]
-    num_samples: ClassVar[int] = 10_000
 
     def __post_init__(self) -> None:
         num_in, num_out = WIDTHS[self.rank]
@@ -176,6 +179,10 @@ class StageTrainer:
     @property
     def params(self) -> Tensor:
         return torch.nn.utils.parameters_to_vector(self.parameters).detach()
+
+    @property
+    def num_samples(self) -> int:
+        return 10_000
 
     def cost(self, work: Work, inputs: Payload) -> float:
         return BATCH_SIZE / (12 if "gradient" in inputs else 3)

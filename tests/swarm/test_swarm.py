@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALGORITHMS, AnyAlgorithm
+from tests.algorithms import ALL, AnyAlgorithm
 from tests.worlds import TARGETS, Recorder, Watched, make_world
 
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.balance.state import BalancedState
 from edgegossip.core.protocol import (
     Algorithm,
     Event,
@@ -61,12 +63,13 @@ HIGHEST = TARGETS.amax(0).clamp(min=0.0) + 1e-5
 class World:
     """What one seed draws."""
 
-    algorithm: AnyAlgorithm
+    algorithm: AnyAlgorithm | EdgeGossip
     platforms: tuple[Platform, ...]
     links: Links
     faults: Faults
 
     wire: bool
+    size: int | None = None
 
     def simulator(self, checks: Checks | None = None) -> Simulator[Any]:
         """A simulator of it, watched by `checks`."""
@@ -81,14 +84,19 @@ class World:
             observer=checks,
             wire=self.wire,
             lr=0.3,
+            size=self.size,
         )
         if checks is not None:
             checks.simulator = simulator
         return simulator
 
 
-def draw_world(algorithm: AnyAlgorithm, seed: int) -> World:
+def draw_world(algorithm: AnyAlgorithm | EdgeGossip, seed: int) -> World:
     """The world of `seed`: half of them lose messages, and have a timeout."""
+    if isinstance(algorithm, EdgeGossip):
+        inner: Any = algorithm.inner
+        world = draw_world(inner, seed)
+        return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
     draw = random.Random(seed)
     num_workers = draw.randint(2, 6)
     is_lossy = draw.random() < 0.5
@@ -180,19 +188,21 @@ class Checks(Recorder):
         assert state is self.simulator.states[state.rank]
         assert state.round >= self.round_before
         assert bool((state.estimate >= LOWEST).all() and (state.estimate <= HIGHEST).all())
-        if isinstance(state, GoSGDState):
-            assert not (state.has_finished and state.queue)
+        inner = inside(state)
+        if isinstance(inner, GoSGDState):
+            assert not (inner.has_finished and inner.queue)
 
     def require_total_weight(self) -> None:
         """Fail if a GoSGD run has lost or won weight."""
-        if isinstance(self.simulator.states[0], GoSGDState):
+        if isinstance(inside(self.simulator.states[0]), GoSGDState):
             assert self.total_weight() == pytest.approx(1.0, abs=1e-12)
 
     def total_weight(self) -> float:
         """Of all workers, of the messages under way, and of what crashes and loss took."""
         online = [state for state in self.simulator.states if state.rank not in self.crashed]
         under_way = sum(map(weight_of, self.in_flight))
-        return sum(map(self.weight_held_by, online)) + under_way + self.lost_weight
+        held = sum(self.weight_held_by(inside(state)) for state in online)
+        return held + under_way + self.lost_weight
 
     def weight_held_by(self, state: GoSGDState) -> float:
         own = 0.0 if state.rank in self.waking else state.weight
@@ -219,7 +229,7 @@ class Checks(Recorder):
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         super().changed(now, rank, what)
-        state = self.simulator.states[rank]
+        state = inside(self.simulator.states[rank])
         if what == "crashed":
             if isinstance(state, GoSGDState):
                 self.lost_weight += self.weight_held_by(state)
@@ -228,6 +238,11 @@ class Checks(Recorder):
         elif what == "recovered":
             self.crashed.discard(rank)
             self.waking.add(rank)
+
+
+def inside(state: WorkerState) -> Any:  # noqa: ANN401
+    """The state of the algorithm that exchanges parameters."""
+    return state.inner if isinstance(state, BalancedState) else state
 
 
 def weight_of(message: Message) -> float:
@@ -243,7 +258,7 @@ def check_world(world: World) -> None:
     assert not checks.in_flight
     checks.require_total_weight()
     algorithm = world.algorithm
-    exchanges = algorithm.exchanges_per_round if isinstance(algorithm, RoundBased) else 1
+    exchanges = getattr(algorithm, "exchanges_per_round", 1)
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed:
             assert state.round == algorithm.num_rounds * exchanges
@@ -255,31 +270,31 @@ def replayable(name: str, seed: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"{name} in world {seed}: {draw_world(ALGORITHMS[name], seed)}")
+        error.add_note(f"{name} in world {seed}: {draw_world(ALL[name], seed)}")
         error.add_note(f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest tests/swarm -k {name}")
         raise
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ALL)
 def test_no_world_breaks_it(name: str) -> None:
     for seed in SEEDS:
         with replayable(name, seed):
-            check_world(draw_world(ALGORITHMS[name], seed))
+            check_world(draw_world(ALL[name], seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ALL)
 def test_none_of_very_many_worlds_breaks_it(name: str) -> None:
     for seed in MANY_SEEDS:
         with replayable(name, seed):
-            check_world(draw_world(ALGORITHMS[name], seed))
+            check_world(draw_world(ALL[name], seed))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ALL)
 def test_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
     for seed in SEEDS[:8]:
         with replayable(name, seed):
-            world = draw_world(ALGORITHMS[name], seed)
+            world = draw_world(ALL[name], seed)
             whole, first, second = (world.simulator() for _ in range(3))
             whole.run()
             first.run(until=whole.now / 2)

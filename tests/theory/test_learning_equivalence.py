@@ -15,6 +15,8 @@ from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.balance.sampler import AccuracyAwareSampler
+from edgegossip.balance.selection import Random
 from edgegossip.core.protocol import Epochs, Steps, Work
 from edgegossip.core.topology import complete
 from edgegossip.learning.batches import BatchStream
@@ -91,8 +93,14 @@ class PlainLoop:
 def batches(workload: Workload, rank: int, works: Sequence[Work]) -> list[Tensor]:
     """The batches that worker `rank` draws for `works`, one after the other."""
     shard = workload.shards[rank]
-    stream = BatchStream(shard=shard, batch_size=BATCH_SIZE, key=(SEED, rank, 0))
-    return [batch for work in works for batch in stream.take(work)]
+    sampler = AccuracyAwareSampler(
+        num_samples=len(shard),
+        batch_size=BATCH_SIZE,
+        selection=Random(),
+        key=(SEED, rank, 0),
+    )
+    stream = BatchStream(sampler)
+    return [shard[batch.positions] for work in works for batch in stream.take(work)]
 
 
 @each_optimizer

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import (
+    ALGORITHMS,
     NUM_ROUNDS,
     NUM_WORKERS,
     AnyAlgorithm,
     each_algorithm,
+    each_of_all,
     each_synchronous,
 )
 from tests.worlds import (
@@ -32,6 +34,7 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -101,8 +104,10 @@ def train_alone(rank: Rank, num_rounds: int, work: Steps) -> Tensor:
 # Properties that all share.
 
 
-@each_algorithm
-def test_equal_arguments_give_equal_traces_and_bits(algorithm: AnyAlgorithm) -> None:
+@each_of_all
+def test_equal_arguments_give_equal_traces_and_bits(
+    algorithm: AnyAlgorithm | EdgeGossip,
+) -> None:
     first, second = Recorder(), Recorder()
     results = [
         final_params(
@@ -124,8 +129,8 @@ def test_speed_and_links_change_the_time_but_not_the_result(
     assert uneven.now > even.now
 
 
-@each_algorithm
-def test_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
+@each_of_all
+def test_codec_changes_nothing(algorithm: AnyAlgorithm | EdgeGossip) -> None:
     plain = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS)
     wired = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, wire=True)
     assert torch.equal(final_params(plain), final_params(wired))
@@ -133,25 +138,25 @@ def test_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
     assert plain.num_events == wired.num_events
 
 
-@each_algorithm
+@each_of_all
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_threads_change_nothing(algorithm: AnyAlgorithm, num_threads: int) -> None:
+def test_threads_change_nothing(algorithm: AnyAlgorithm | EdgeGossip, num_threads: int) -> None:
     plain = final_params(make_world(algorithm, platforms=UNEVEN))
     with ComputePool(num_threads) as pool:
         threaded = final_params(make_world(algorithm, platforms=UNEVEN, pool=pool))
     assert torch.equal(plain, threaded)
 
 
-@each_algorithm
-def test_what_was_sent_never_changes(algorithm: AnyAlgorithm) -> None:
+@each_of_all
+def test_what_was_sent_never_changes(algorithm: AnyAlgorithm | EdgeGossip) -> None:
     recorder = Recorder()
     make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, observer=recorder).run()
     assert recorder.messages
     recorder.require_unchanged_payloads()
 
 
-@each_algorithm
-def test_starting_parameters_are_not_written_to(algorithm: AnyAlgorithm) -> None:
+@each_of_all
+def test_starting_parameters_are_not_written_to(algorithm: AnyAlgorithm | EdgeGossip) -> None:
     params = torch.zeros(NUM_PARAMS)
     states = [algorithm.init(rank, params) for rank in range(NUM_WORKERS)]
     world = make_world(algorithm)
@@ -164,7 +169,7 @@ def test_starting_parameters_are_not_written_to(algorithm: AnyAlgorithm) -> None
 class Twice:
     """Handles each event with a copy of the state too, which must come to the same."""
 
-    inner: AnyAlgorithm
+    inner: AnyAlgorithm | EdgeGossip
 
     def init(self, rank: Rank, params: Tensor) -> WorkerState:
         state: WorkerState = self.inner.init(rank, params)
@@ -201,10 +206,18 @@ def flatten(plain: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
     return plain
 
 
-@each_algorithm
-def test_state_survives_being_copied_and_kept_at_any_event(algorithm: AnyAlgorithm) -> None:
+FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), num_blocks=2)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [*ALGORITHMS.values(), FEWER], ids=[*ALGORITHMS, "balanced"]
+)
+def test_state_survives_being_copied_and_kept_at_any_event(
+    algorithm: AnyAlgorithm | EdgeGossip,
+) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
-    world = make_world(Twice(algorithm), platforms=UNEVEN, links=UNEVEN_LINKS, faults=faults)
+    platforms = UNEVEN[: algorithm.topology.num_workers]
+    world = make_world(Twice(algorithm), platforms=platforms, links=UNEVEN_LINKS, faults=faults)
     assert world.run()
 
 
@@ -215,8 +228,10 @@ def test_generous_timeout_changes_nothing(algorithm: RoundBased[Any]) -> None:
     assert torch.equal(final_params(make_world(patient, platforms=UNEVEN)), before)
 
 
-@each_algorithm
-def test_worker_that_comes_back_ends_where_the_others_do(algorithm: AnyAlgorithm) -> None:
+@each_of_all
+def test_worker_that_comes_back_ends_where_the_others_do(
+    algorithm: AnyAlgorithm | EdgeGossip,
+) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
     recorder = Recorder()
     world = make_world(algorithm, faults=faults, observer=recorder)
@@ -226,8 +241,10 @@ def test_worker_that_comes_back_ends_where_the_others_do(algorithm: AnyAlgorithm
     assert len(rounds) == 1
 
 
-@each_algorithm
-def test_worker_that_stays_away_does_not_stop_the_others(algorithm: AnyAlgorithm) -> None:
+@each_of_all
+def test_worker_that_stays_away_does_not_stop_the_others(
+    algorithm: AnyAlgorithm | EdgeGossip,
+) -> None:
     world = make_world(algorithm, faults=Faults(script=(Crash(at=2.5, rank=1),)))
     assert world.run()
     finished = {state.round for state in world.states if state.rank != 1}
@@ -245,9 +262,9 @@ def test_all_crash_together_and_start_over(algorithm: RoundBased[Any]) -> None:
     }
 
 
-@each_algorithm
+@each_of_all
 def test_crash_before_the_start_and_return_at_once_does_no_harm(
-    algorithm: AnyAlgorithm,
+    algorithm: AnyAlgorithm | EdgeGossip,
 ) -> None:
     faults = Faults(script=(Crash(at=0.0, rank=2), Recover(at=0.0, rank=2)))
     assert make_world(algorithm, faults=faults).run()

@@ -9,8 +9,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parents[2] / "src" / "edgegossip"
 FILES = sorted(SOURCES.rglob("*.py"))
 # A package may import itself and lower layers; a new one needs a place here.
-LAYERS = {"core": 0, "algorithms": 1, "balance": 1, "learning": 1, "sim": 2, "net": 2}
-LAYERS |= {"experiments": 3, "report": 4, "cli": 5}
+LAYERS = {"core": 0, "algorithms": 1, "balance": 1, "learning": 2, "sim": 3, "net": 3}
+LAYERS |= {"experiments": 4, "report": 5, "cli": 6}
 PURE = {"core", "algorithms", "balance"}
 IMPURE = {"time", "asyncio", "socket", "random", "threading", "logging"}
 PICKLE = re.compile(

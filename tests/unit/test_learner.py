@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from tests.small_runs import SHAPE, adam, dataset, small_model, small_task
 from torch import Tensor, nn
 
+from edgegossip.balance.sampler import AccuracyAwareSampler
+from edgegossip.balance.selection import Random
 from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.core.snapshot import assemble, dismantle
@@ -83,8 +85,11 @@ def test_training_is_what_plain_pytorch_does(optimizer: Optimizer) -> None:
     plain = copy.deepcopy(model).train()
     theirs = optimizer(plain.parameters())
     losses = []
-    for batch in BatchStream(shard=SHARD, batch_size=8, key=(0, 0, 0)).take(Steps(6)):
-        x, y = DATA.train.batch(batch)
+    sampler = AccuracyAwareSampler(
+        num_samples=len(SHARD), batch_size=8, selection=Random(), key=(0, 0, 0)
+    )
+    for batch in BatchStream(sampler).take(Steps(6)):
+        x, y = DATA.train.batch(SHARD[batch.positions])
         theirs.zero_grad()
         loss = F.cross_entropy(plain(DATA.prepare(x)), y)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -306,8 +311,9 @@ def test_only_ranks_with_data_have_a_trainer() -> None:
     workload = Workload(small_task(), [1, 3], seed=0)
     assert set(workload.shards) == {1, 3}
     assert sum(map(len, workload.shards.values())) == 64
-    with pytest.raises(LocalProtocolError, match="worker 0 asked to Train"):
-        workload.make_trainer(0)
+    without_data = workload.make_trainer(0)
+    with pytest.raises(LocalProtocolError, match="worker 0 asked to Train, but it has no data"):
+        without_data.train(workload.initial_params, Steps(1), {})
 
 
 def test_a_trainer_keeps_nothing_of_the_one_before_it() -> None:

@@ -22,6 +22,10 @@ class TrainingError(EdgeGossipError):
     """Training cannot go on, for instance because a loss is not finite."""
 
 
+class PlatformError(EdgeGossipError):
+    """Too many platforms have failed for the run to go on, as its settings say."""
+
+
 class RunFolderError(EdgeGossipError):
     """A run folder cannot be written, read or resumed."""
 

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from edgegossip.core.errors import LocalProtocolError
+
 Rank: TypeAlias = int
 Seconds: TypeAlias = float
 Payload: TypeAlias = Mapping[str, Tensor]
@@ -42,27 +44,46 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`num_steps` SGD steps of one batch each, at least 1; an epoch may end in between."""
+    """Some SGD steps of one batch each; where a pass over the data ends, another begins.
+
+    Attributes:
+        num_steps: At least 1.
+        keep_ratio: Share of the own data that a pass visits, in (0, 1]; the trainer chooses
+            which when a pass begins.
+    """
 
     num_steps: int
+    keep_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}")
+        _require_ratio("keep_ratio", self.keep_ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """A share of one pass over the worker's own data: `share` in (0, 1], rounded to batches.
+    """A pass over the own data, or a share of one.
 
-    Starts a new pass: the order is drawn afresh, and `share = 1` visits every sample once.
+    Attributes:
+        share: Of the pass, in (0, 1], rounded up to batches.
+        keep_ratio: Share of the own data that the pass visits, in (0, 1]; the trainer chooses
+            which. A pass costs `keep_ratio` times what one over all data costs.
+        goes_on: Go on with the present pass instead of beginning a new one.
     """
 
     share: float = 1.0
+    keep_ratio: float = 1.0
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {self.share}")
+        _require_ratio("share", self.share)
+        _require_ratio("keep_ratio", self.keep_ratio)
+
+
+def _require_ratio(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value}")
 
 
 Work: TypeAlias = Steps | Epochs
@@ -79,10 +100,13 @@ class Started:
     Attributes:
         has_rejoined: It was lost and comes back with nothing but them.
         num_samples: Training samples that it has, 0 if its role has no data.
+        epoch_cost: What a pass over all of them costs, in training samples' worth of time:
+            their number, and what is paid to choose among them.
     """
 
     has_rejoined: bool = False
     num_samples: int = 0
+    epoch_cost: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +121,8 @@ class Trained:
         seconds: How long it took, on the clock of `now`.
         loss: Mean training loss over the steps.
         outputs: What the layers of a split model give to others; empty for a whole model.
+        cost: What it cost in training samples' worth of time: `num_samples`, and what was
+            paid to choose them.
     """
 
     params: Tensor
@@ -106,6 +132,7 @@ class Trained:
     seconds: Seconds
     loss: float
     outputs: Payload = field(default_factory=dict)
+    cost: float = 0.0
 
     @property
     def delta(self) -> Tensor:
@@ -123,9 +150,28 @@ class Evaluated:
 
 @dataclass(slots=True)
 class Predicted:
-    """The forecast asked for by `Predict`: `throughput` in samples per second."""
+    """The forecast asked for by `Predict`.
+
+    Attributes:
+        throughput: Training samples' worth of work per second.
+        relative_error: How far off it may be: one standard deviation over `throughput`.
+    """
 
     throughput: float
+    relative_error: float = 0.0
+
+
+@dataclass(slots=True)
+class Assigned:
+    """The worker now has the data asked for by `Assign`.
+
+    Attributes:
+        num_samples: Training samples that it has from now on.
+        epoch_cost: As in `Started`.
+    """
+
+    num_samples: int
+    epoch_cost: float
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +212,7 @@ Event: TypeAlias = (
     | Trained
     | Evaluated
     | Predicted
+    | Assigned
     | Received
     | TimerFired
     | WorkerLost
@@ -202,6 +249,16 @@ class Predict:
     """Forecast this worker's own throughput for the next `Train`; answered by `Predicted`."""
 
 
+@dataclass(slots=True)
+class Assign:
+    """Train on the data of the workers `ranks` from now on; answered by `Assigned`.
+
+    The own rank stands among them, or the own data is no longer trained on.
+    """
+
+    ranks: tuple[Rank, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Send:
     """Deliver `message` to `receiver`. It may be late or lost, never duplicated."""
@@ -231,7 +288,7 @@ class Finish:
     """
 
 
-Effect: TypeAlias = Train | Evaluate | Predict | Send | SetTimer | Finish
+Effect: TypeAlias = Train | Evaluate | Predict | Assign | Send | SetTimer | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +351,23 @@ class Algorithm(Protocol[State]):
 
 
 class Trainer(Protocol):
-    """What a driver needs to train one worker; `learning.Learner` is one for PyTorch models."""
+    """What a driver needs to train one worker; `learning.Learner` is one for PyTorch models.
+
+    One that derives from it may leave out what it has no use for.
+    """
 
     @property
     def num_samples(self) -> int:
         """Training samples in all."""
+
+    @property
+    def setup_cost(self) -> float:
+        """What it costs to get ready with the data it has, in training samples' worth."""
+        return 0.0
+
+    def assign(self, ranks: tuple[Rank, ...]) -> None:
+        """Train on the data of the workers `ranks` from now on."""
+        raise LocalProtocolError(f"{type(self).__name__} cannot take over data of others")
 
     def cost(self, work: Work, inputs: Payload) -> float:
         """What `train` would cost if called next, in training samples' worth of time."""

@@ -1,92 +1,155 @@
-"""Which samples a worker trains on next, drawn from a stream of its own."""
+"""Which samples a worker trains on next: endless passes over what it has."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from edgegossip.core.protocol import Epochs, Steps, Work
-from edgegossip.core.randomness import generator
+from edgegossip.balance.sampler import AccuracyAwareSampler, Batch
+from edgegossip.core.protocol import Steps, Work
+from edgegossip.learning.look import Look
 
 
-@dataclass(slots=True, kw_only=True)
 class BatchStream:
-    """Endless passes over a shard, each in a new order that is keyed by the pass.
+    """Cuts work into batches: passes over the data, each chosen by the sampler when it begins.
 
     `Steps` go on where the last work ended and always take whole batches: the rest of a pass
-    that is too short for one is left out (another one each pass). `Epochs` begin a new pass
-    and take all of it, the last batch being smaller if need be (but not a single sample, which
-    joins the batch before).
+    that is too short for one is left out (another one each pass, where the order is random).
+    `Epochs` begin a new pass unless told to go on, and take all of it, the last batch being
+    smaller if need be.
+
+    A pass cut down to `keep_ratio` costs that share of a pass over everything, the look at the
+    aggregated points included: what the look costs is taken off the samples.
 
     Args:
-        shard: [n] indices into the training data, at least one.
-        batch_size: At least 1; batches are smaller only where the shard is.
-        key: (seed, rank, incarnation): names the random stream.
+        sampler: Chooses what each pass visits.
+        look: Tells the sampler the losses of aggregated points before each pass; None for
+            selections that need none.
 
-    >>> stream = BatchStream(shard=torch.arange(5), batch_size=2, key=(0, 0, 0))
+    >>> from edgegossip.balance.selection import Random
+    >>> from edgegossip.core.protocol import Epochs
+    >>> stream = BatchStream(
+    ...     AccuracyAwareSampler(num_samples=5, batch_size=2, selection=Random())
+    ... )
     >>> [len(batch) for batch in stream.take(Epochs())]
     [2, 3]
     """
 
-    shard: Tensor
-    batch_size: int
-    key: tuple[int, ...]
-    epoch: int = 0  # passes begun
-    position: int = 0  # samples of the present pass already taken
-    order: Tensor = field(init=False)  # [n] the shard as the present pass visits it
+    def __init__(self, sampler: AccuracyAwareSampler, look: Look | None = None) -> None:
+        self.sampler = sampler
+        self._look = look
+        self._batches: list[Batch] = []  # of the present pass
+        self._sizes: list[int] = []  # theirs
+        self._position = 0  # batches of it already taken
 
-    def __post_init__(self) -> None:
-        if not len(self.shard):
-            raise ValueError("a worker's shard is empty; use fewer workers or more data")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        self.batch_size = min(self.batch_size, len(self.shard))
-        self._begin_pass()
+    @property
+    def epoch_cost(self) -> float:
+        """What a pass over all samples costs, in samples' worth."""
+        return self.sampler.num_samples + self._look_cost(1.0)
 
-    def num_samples(self, work: Work) -> int:
-        """Samples that `take` will give for `work`."""
-        match work:
-            case Steps():
-                return work.num_steps * self.batch_size
-            case Epochs():
-                # 0.07 * 100 is a hair above 7; that is no eighth sample.
-                num_due = work.share * len(self.shard) - 1e-9
-                num_batches = math.ceil(num_due / self.batch_size)
-                return min(len(self.shard), num_batches * self.batch_size)
-
-    def take(self, work: Work) -> list[Tensor]:
-        """The batches of `work`: indices into the training data, [batch] each."""
+    def cost(self, work: Work) -> float:
+        """What `take` would cost for `work`, in samples' worth; does not change anything."""
         if isinstance(work, Steps):
-            return [self._next_batch() for _ in range(work.num_steps)]
-        if self.position:
-            self._begin_pass()
-        self.position = self.num_samples(work)
-        batches = list(torch.split(self.order[: self.position], self.batch_size))
-        if len(batches) > 1 and len(batches[-1]) == 1:
-            # Batch normalisation cannot train on one sample alone.
-            batches[-2:] = [torch.cat(batches[-2:])]
-        return batches
+            return self._cost_of_steps(work)
+        if work.goes_on and self._position < len(self._batches):
+            left = self._sizes[self._position :]
+            return sum(left[: _num_batches(left, work.share * sum(self._sizes))])
+        sizes = self._future_sizes(work.keep_ratio)
+        num_batches = _num_batches(sizes, work.share * sum(sizes))
+        return self._look_cost(work.keep_ratio) + sum(sizes[:num_batches])
 
-    def _next_batch(self) -> Tensor:
-        if self.position + self.batch_size > len(self.shard):
-            self._begin_pass()
-        self.position += self.batch_size
-        return self.order[self.position - self.batch_size : self.position]
+    def take(self, work: Work) -> Iterator[Batch]:
+        """The batches of `work`, one after the other; looks when a pass begins."""
+        if isinstance(work, Steps):
+            for _ in range(work.num_steps):
+                if self._position >= _num_whole(self._sizes, self.sampler.batch_size):
+                    self._begin_pass(work.keep_ratio)
+                yield self._next_batch()
+            return
+        if not work.goes_on or self._position >= len(self._batches):
+            self._begin_pass(work.keep_ratio)
+        left = self._sizes[self._position :]
+        for _ in range(_num_batches(left, work.share * sum(self._sizes))):
+            yield self._next_batch()
 
-    def _begin_pass(self) -> None:
-        self.epoch, self.position = self.epoch + 1, 0
-        self._draw_order()
+    def _next_batch(self) -> Batch:
+        batch = self._batches[self._position]
+        self._position += 1
+        self.sampler.visit(batch)
+        return batch
 
-    def _draw_order(self) -> None:
-        random = generator(*self.key, "batches", self.epoch)
-        self.order = self.shard[torch.randperm(len(self.shard), generator=random)]
+    def _begin_pass(self, keep_ratio: float) -> None:
+        if self._look is not None:
+            self._look(self.sampler, keep_ratio)
+        self._batches = self.sampler.begin_epoch(self._num_due(keep_ratio))
+        self._sizes = list(map(len, self._batches))
+        self._position = 0
 
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "position": self.position}
+    # What it costs.
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.position = state["epoch"], state["position"]
-        self._draw_order()
+    def _look_cost(self, keep_ratio: float) -> float:
+        return 0.0 if self._look is None else self._look.cost(keep_ratio)
+
+    def _num_due(self, keep_ratio: float) -> int:
+        """Samples of a pass, so that with its look it costs `keep_ratio` of a whole one."""
+        num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
+        return min(self.sampler.num_samples, max(1, round(num_samples)))
+
+    def _future_sizes(self, keep_ratio: float) -> list[int]:
+        return self.sampler.batch_sizes(self._num_due(keep_ratio))
+
+    def _cost_of_steps(self, work: Steps) -> float:
+        batch_size = self.sampler.batch_size
+        end = min(_num_whole(self._sizes, batch_size), self._position + work.num_steps)
+        present = self._sizes[self._position : end]
+        num_left = work.num_steps - len(present)
+        if not num_left:
+            return sum(present)
+        future = self._future_sizes(work.keep_ratio)
+        future = future[: _num_whole(future, batch_size)]
+        num_passes, rest = divmod(num_left, len(future))
+        looks = math.ceil(num_left / len(future)) * self._look_cost(work.keep_ratio)
+        return sum(present) + looks + num_passes * sum(future) + sum(future[:rest])
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        left = self._batches[self._position :]
+        weights = [batch.weights for batch in left if batch.weights is not None]
+        return {
+            "sampler": self.sampler.state_dict(),
+            "sizes": self._sizes,
+            "position": self._position,
+            "positions": torch.cat([b.positions for b in left]) if left else None,
+            "weights": torch.cat(weights) if weights else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state_dict(state["sampler"])
+        self._sizes, self._position = list(state["sizes"]), state["position"]
+        # Of what has been taken only the sizes matter.
+        self._batches = [Batch(torch.empty(0, dtype=torch.int64))] * self._position
+        left = self._sizes[self._position :]
+        if left:
+            positions, weights = torch.split(state["positions"], left), state["weights"]
+            split = [None] * len(left) if weights is None else torch.split(weights, left)
+            self._batches += [Batch(*pair) for pair in zip(positions, split, strict=True)]
+
+
+def _num_batches(sizes: list[int], num_due: float) -> int:
+    """How many of the batches hold `num_due` samples, rounded up, but at least one."""
+    total, num_batches = 0, 0
+    # 0.07 * 100 is a hair above 7; that is no eighth sample.
+    while num_batches < len(sizes) and (total < num_due - 1e-9 or not num_batches):
+        total += sizes[num_batches]
+        num_batches += 1
+    return num_batches
+
+
+def _num_whole(sizes: list[int], batch_size: int) -> int:
+    """How many of a pass's batches `Steps` take: all but a last one that is too small."""
+    has_small_end = len(sizes) > 1 and sizes[-1] < batch_size
+    return len(sizes) - has_small_end

@@ -143,7 +143,7 @@ class Dataset:
                 f"expected one for each training sample, [{len(self.train)}]"
             )
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, *, is_picture: bool | None = None) -> Tensor:
         """Turn raw samples into what a model takes: float32, standardized by `mean` and `std`.
 
         Pictures (uint8) come to [0, 1] first. Features that need neither `mean` nor `std` are
@@ -151,8 +151,10 @@ class Dataset:
 
         Args:
             x: Raw samples, [batch, *input_shape].
+            is_picture: Whether `x` is in units of uint8; None if its type says so.
         """
-        is_picture = x.dtype == torch.uint8
+        if is_picture is None:
+            is_picture = x.dtype == torch.uint8
         if not is_picture and self.mean is None and self.std is None:
             return x
         scale, shift = self._scale_and_shift[is_picture]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgegossip.learning.dataset import Dataset, Split
 from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.learner import Loss, prepare_batch
+from edgegossip.learning.loss import Loss, prepare_batch
 
 
 class Evaluator:

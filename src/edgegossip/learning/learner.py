@@ -10,24 +10,24 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Payload, Rank, TrainingResult, Work
+from edgegossip.balance.sampler import Batch
+from edgegossip.core.errors import LocalProtocolError, TrainingError
+from edgegossip.core.protocol import Payload, Rank, Trainer, TrainingResult, Work
 from edgegossip.core.randomness import generator
+from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware, AggregatedLosses
 from edgegossip.learning.batches import BatchStream
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.dropout import replace_dropout
 from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.flops import training_flops
+from edgegossip.learning.loss import Loss, losses_of, prepare_batch
 from edgegossip.learning.optimizer import OptimizerFactory
-
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""``loss(outputs, targets)``: the mean over the batch, a scalar."""
-
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """Changes a batch, as the data set holds it, at random; draws from the generator only."""
 
 
-class Learner:
+class Learner(Trainer):
     """Trains a model on one shard; a `core.Trainer` for PyTorch.
 
     Everything random (order of the batches, dropout, augmentation) comes from streams keyed
@@ -39,11 +39,14 @@ class Learner:
         loss: Of outputs and targets.
         optimizer: Makes the optimizer.
         dataset: Its training split is trained on.
-        shard: [n] indices of this worker's samples in the training split.
+        shard: [n] indices of this worker's samples in the training split; may be empty until
+            it is assigned some.
         batch_size: Samples a step.
         seed: Of the run.
         rank: Whose learner this is.
         incarnation: How often this worker has come back.
+        accuracy_aware: Chooses the samples of each pass.
+        shards: Of all workers whose data it can reach, by rank, for `assign`.
         augmentation: Applied to each training batch; None for none.
         has_buffers: Exchange normalisation buffers too; see `FlatModel`.
         torch_device: Where to compute.
@@ -61,13 +64,18 @@ class Learner:
         seed: int = 0,
         rank: Rank = 0,
         incarnation: int = 0,
+        accuracy_aware: AccuracyAware = PLAIN,
+        shards: Mapping[Rank, Tensor] | None = None,
         augmentation: Augmentation | None = None,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
         key = (seed, rank, incarnation)
         self.rank = rank
-        self.batches = BatchStream(shard=shard, batch_size=batch_size, key=key)
+        self._key = key
+        self._batch_size = batch_size
+        self._accuracy_aware = accuracy_aware
+        self._shards = shards or {}
         self._random = generator(*key, "augmentation")
         self._dropout = torch.Generator(torch_device)
         self._dropout.manual_seed(generator(*key, "dropout").initial_seed())
@@ -82,15 +90,66 @@ class Learner:
         self._augmentation = augmentation
         self._torch_device = torch.device(torch_device)
         self._num_steps = 0
+        self._assigned: tuple[Rank, ...] | None = None
+        self._take_shard(shard)
 
     @property
     def num_samples(self) -> int:
         """Samples in the shard."""
-        return len(self.batches.shard)
+        return len(self.shard)
+
+    @property
+    def setup_cost(self) -> float:
+        """What aggregating the shard costs, in training samples' worth."""
+        if not self._accuracy_aware.selection.needs_losses:
+            return 0.0
+        sample = self._dataset.train.batch(self.shard[:1])
+        x, _ = prepare_batch(self._dataset, *sample, self._torch_device)
+        num_flops = self._accuracy_aware.aggregator.num_flops(
+            self.num_samples, self._dataset.input_shape, self._dataset.num_classes
+        )
+        return num_flops / training_flops(self.model.module, x)
+
+    def assign(self, ranks: tuple[Rank, ...]) -> None:
+        """Train on the shards of `ranks` from now on.
+
+        Raises:
+            LocalProtocolError: If one of them cannot be reached.
+        """
+        if missing := sorted(set(ranks) - set(self._shards)):
+            raise LocalProtocolError(
+                f"worker {self.rank} cannot reach the data of worker {missing[0]}, only that "
+                f"of {sorted(self._shards)}"
+            )
+        self._assigned = ranks
+        self._take_shard(torch.cat([self._shards[rank] for rank in sorted(set(ranks))]))
+
+    def _take_shard(self, shard: Tensor) -> None:
+        self.shard = shard
+        self._batches = self._make_batches() if len(shard) else None
+
+    @property
+    def batches(self) -> BatchStream:
+        """Cuts work into batches."""
+        if self._batches is None:
+            raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
+        return self._batches
+
+    def _make_batches(self) -> BatchStream:
+        shard = self.shard
+        aggregated = self._accuracy_aware.aggregate(self._dataset, shard)
+        loss_of = None
+        if aggregated is not None:
+            loss_of = AggregatedLosses(
+                self.model.module, self._loss, self._dataset, aggregated, self._torch_device
+            )
+        return self._accuracy_aware.make_stream(
+            aggregated, len(shard), self._batch_size, self._key, loss_of
+        )
 
     def cost(self, work: Work, inputs: Payload) -> float:
-        """Samples that `work` processes."""
-        return self.batches.num_samples(work)
+        """Samples that `work` processes, and a third of a sample per aggregated point."""
+        return self.batches.cost(work)
 
     def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
         """Train from `params` ([num_params]).
@@ -100,9 +159,12 @@ class Learner:
         """
         self.model.params.copy_(params)
         self.model.module.train()
-        batches = self.batches.take(work)
+        num_samples = 0
+        losses = []
         before = torch.get_rng_state()
-        losses = [self._step(batch) for batch in batches]
+        for batch in self.batches.take(work):
+            losses.append(self._step(batch))
+            num_samples += len(batch)
         if not torch.equal(before, torch.get_rng_state()):
             warnings.warn(
                 "training draws from PyTorch's global generator, so this run may not repeat to "
@@ -111,22 +173,33 @@ class Learner:
                 stacklevel=2,
             )
         loss = self._mean_loss(losses)
-        self._num_steps += len(batches)
-        num_samples = sum(map(len, batches))
+        self._num_steps += len(losses)
         return TrainingResult(
-            self.model.params.to("cpu", copy=True), num_samples, len(batches), loss
+            self.model.params.to("cpu", copy=True), num_samples, len(losses), loss
         )
 
-    def _step(self, batch: Tensor) -> Tensor:
-        x, y = self._dataset.train.batch(batch)
+    def _step(self, batch: Batch) -> Tensor:
+        x, y = self._dataset.train.batch(self.shard[batch.positions])
         if self._augmentation is not None:
             x = self._augmentation(x, self._random)
         x, y = prepare_batch(self._dataset, x, y, self._torch_device)
         self.model.zero_grad()
-        loss = self._loss(self.model.module(x), y)
+        loss = self._batch_loss(self.model.module(x), y, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss.detach()
+
+    def _batch_loss(self, outputs: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        sampler = self.batches.sampler
+        if batch.weights is None and not sampler.selection.needs_sample_losses:
+            return self._loss(outputs, y)
+        losses = losses_of(self._loss, outputs, y)
+        sampler.record(batch, losses)
+        return (
+            losses.mean()
+            if batch.weights is None
+            else losses @ batch.weights.to(y.device) / len(y)
+        )
 
     def _mean_loss(self, losses: list[Tensor]) -> float:
         values = torch.stack(losses)
@@ -143,6 +216,7 @@ class Learner:
     def state_dict(self) -> Mapping[str, Any]:
         return {
             "params": self.model.params,
+            "assigned": self._assigned,
             "optimizer": self._optimizer.state_dict(),
             "batches": self.batches.state_dict(),
             "augmentation": self._random.get_state(),
@@ -153,6 +227,8 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.model.params.copy_(state["params"])
+        if state["assigned"] is not None:
+            self.assign(tuple(state["assigned"]))
         self._optimizer.load_state_dict(state["optimizer"])
         self.batches.load_state_dict(state["batches"])
         self._random.set_state(state["augmentation"])
@@ -161,13 +237,3 @@ class Learner:
         buffers = dict(self.model.module.named_buffers())
         for name, buffer in state["buffers"].items():
             buffers[name].copy_(buffer)
-
-
-def prepare_batch(
-    dataset: Dataset, x: Tensor, y: Tensor, torch_device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Samples as the model takes them: on the device, normalised, pictures channels-last."""
-    x = dataset.prepare(x.to(torch_device))
-    if x.ndim == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
-    return x, y.to(torch_device)

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Payload, Steps, TrainingResult, Work
+from edgegossip.core.protocol import Payload, Steps, Trainer, TrainingResult, Work
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QuadraticTrainer:
+class QuadraticTrainer(Trainer):
     r"""Exact gradient steps on :math:`f_i(x) = \frac12 \|x - b_i\|^2`; microseconds each.
 
     All workers together have their optimum at the mean of the targets. An epoch is one step,

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Rank
 from edgegossip.core.randomness import derive_seed
+from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.learner import Augmentation, Learner, Loss
+from edgegossip.learning.learner import Augmentation, Learner
+from edgegossip.learning.loss import Loss
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition
 
@@ -31,6 +32,7 @@ class Task:
         optimizer: Makes each worker's optimizer from its parameters.
         batch_size: Samples a step, at least 1.
         partition: Deals the training samples to the workers.
+        accuracy_aware: Chooses the samples of an epoch, for `EdgeGossip`; by default any.
         augmentation: Changes training batches at random, e.g. `flip_and_crop`.
         has_buffers: Exchange and average normalisation buffers with the parameters.
         torch_device: Where models live: "cpu", "cuda".
@@ -45,6 +47,7 @@ class Task:
     optimizer: OptimizerFactory = SGD()
     batch_size: int = 64
     partition: Partition = IID()
+    accuracy_aware: AccuracyAware = PLAIN
     augmentation: Augmentation | None = None
     has_buffers: bool = True
     torch_device: str = "cpu"
@@ -95,18 +98,18 @@ class Workload:
 
     def make_trainer(self, rank: Rank, incarnation: int = 0) -> Learner:
         """Make the learner of worker `rank`."""
-        if rank not in self.shards:
-            raise LocalProtocolError(f"worker {rank} asked to Train, but its role has no data")
         return Learner(
             model=self._flat.module,
             loss=self.task.loss,
             optimizer=self.task.optimizer,
             dataset=self.task.dataset,
-            shard=self.shards[rank],
+            shard=self.shards.get(rank, torch.empty(0, dtype=torch.int64)),
             batch_size=self.task.batch_size,
             seed=self._seed,
             rank=rank,
             incarnation=incarnation,
+            accuracy_aware=self.task.accuracy_aware,
+            shards=self.shards,
             augmentation=self.task.augmentation,
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,

@@ -1,0 +1,105 @@
+"""Algorithm 1 of EdgeGossip: how much of its data each platform has time for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """What each platform is to do in the next epoch.
+
+    Attributes:
+        keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform.
+        seconds: [E] :math:`T_i`, what all of its data would take; infinite if it failed.
+        has_failed: [E] :math:`F_i`.
+    """
+
+    keep_ratios: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    has_failed: NDArray[np.bool_]
+
+    @property
+    def failed_share(self) -> float:
+        """Failed platforms over all: what is compared with the threshold."""
+        return float(self.has_failed.mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balancer:
+    r"""Gives every platform just so much data that all end together.
+
+    With predicted throughput :math:`p_i` and :math:`|X_i|` samples, platform :math:`i` has
+    failed if :math:`p_i <` `min_throughput`; of the others
+
+    .. math:: T_i = |X_i| / p_i, \qquad r_i = \min_j T_j / T_i
+
+    so the fastest keeps all of its data. More failures than `max_failed_share` are an exception
+    for the caller to handle.
+
+    Args:
+        min_throughput: Samples per second below which a platform counts as failed, at least 0;
+            the paper's :math:`p_\text{threshold}`.
+        max_failed_share: In [0, 1]; the paper's :math:`f_\text{threshold}`.
+
+    Raises:
+        ValueError: If a threshold is out of range.
+
+    References:
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 1. Departure: failures are
+        compared with the threshold after the loop over platforms, not within it; a platform
+        without data does not count among the fastest.
+
+    >>> shares = Balancer().balance([100.0, 50.0, 0.0], num_samples=[1000, 1000, 1000])
+    >>> shares.keep_ratios.tolist()
+    [1.0, 0.5, 0.0]
+    >>> Balancer().has_too_many_failures(shares)
+    True
+    """
+
+    min_throughput: float = 0.001
+    max_failed_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_throughput < np.inf:
+            raise ValueError(
+                f"min_throughput must be at least 0 and finite, got {self.min_throughput}"
+            )
+        if not 0 <= self.max_failed_share <= 1:
+            raise ValueError(f"max_failed_share must be in [0, 1], got {self.max_failed_share}")
+
+    def balance(self, throughputs: ArrayLike, num_samples: ArrayLike) -> Shares:
+        """Compute everybody's share.
+
+        Args:
+            throughputs: [E] :math:`p_i`, samples per second, at least 0; 0 for a platform that
+                is lost.
+            num_samples: [E] :math:`|X_i|`, at least 0.
+
+        Raises:
+            ValueError: If the two differ in length, or a number is negative or not finite.
+        """
+        speed, amount = np.asarray(throughputs, float), np.asarray(num_samples, float)
+        if speed.ndim != 1 or speed.shape != amount.shape or not len(speed):
+            raise ValueError(
+                "give one throughput and one number of samples for each platform, got shapes "
+                f"{list(speed.shape)} and {list(amount.shape)}"
+            )
+        for name, values in (("throughputs", speed), ("num_samples", amount)):
+            if not (np.isfinite(values) & (values >= 0)).all():
+                raise ValueError(f"{name} must be finite and at least 0, got {values}")
+        has_failed = (speed < self.min_throughput) | (speed == 0)
+        seconds = np.full(len(speed), np.inf)
+        np.divide(amount, speed, out=seconds, where=~has_failed)
+        is_counted = ~has_failed & (amount > 0)
+        keep_ratios = np.zeros(len(speed))
+        if is_counted.any():
+            keep_ratios[is_counted] = seconds[is_counted].min() / seconds[is_counted]
+        return Shares(keep_ratios, seconds, has_failed)
+
+    def has_too_many_failures(self, shares: Shares) -> bool:
+        """Whether more than `max_failed_share` of the platforms have failed."""
+        return shares.failed_share > self.max_failed_share

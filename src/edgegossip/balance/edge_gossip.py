@@ -1,0 +1,398 @@
+"""EdgeGossip: any gossip algorithm, each worker's data cut to what its speed allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from edgegossip.balance.balancer import Balancer, Shares
+from edgegossip.balance.forecasts import PlatformForecast, detach, known_of
+from edgegossip.balance.heirs import choose_heirs, inherited_by
+from edgegossip.balance.plan import EpochPlan
+from edgegossip.balance.state import BalancedState
+from edgegossip.core.errors import PlatformError
+from edgegossip.core.protocol import (
+    Algorithm,
+    Assign,
+    Assigned,
+    Effect,
+    Epochs,
+    Event,
+    Finish,
+    Message,
+    Predict,
+    Predicted,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+)
+from edgegossip.core.topology import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeGossip:
+    r"""Lets every worker train on just so much of its data that all end together.
+
+    Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
+    data would take :math:`T_i = |X_i| / p_i`. It then trains on the share
+    :math:`r_i = \min_j T_j / T_i` (Algorithm 1, `Balancer`), chosen by its trainer
+    (Algorithm 2, `AccuracyAware`). The inner algorithm asks for epochs, or steps, and does not
+    notice:
+
+    - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
+      forecast anew, and the rest adjusted so that the epoch still ends when it was to end.
+    - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
+      share :math:`r_i` of the data; forecasts are made anew when such a pass is over.
+
+    :math:`\min_j T_j` is learnt in one of two ways. `exact`: every worker tells every other its
+    forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with the
+    inner algorithm's own messages, which grow by 16 bytes (`Fastest`); failures then go
+    unnoticed by the balancer. A forecast that is late or lost blocks nobody: after `timeout`
+    the last one known has to do.
+
+    Args:
+        inner: Any gossip algorithm.
+        spread: How :math:`\min_j T_j` is learnt.
+        balancer: Algorithm 1, with its thresholds.
+        on_failure: What to do when more platforms have failed than the balancer allows (only
+            `exact` can tell): "continue" with the others, "halt" the run with a
+            `PlatformError`, or "reassign" the data of each to a spare, else to the fastest
+            platform that can reach it.
+        spares: Workers without data that stay out until a failed platform's data is theirs.
+        reachable: For each worker, whose data it can reach; None for everybody everybody's.
+        num_blocks: Pieces of an epoch, at least 1; 1 forecasts once an epoch, as the paper.
+        timeout: Seconds to wait for forecasts; None for 5 % of the own epoch.
+        max_age: Epochs after which `gossip` forgets the fastest; None for twice
+            :math:`1 + \lceil \log_2 E \rceil`.
+
+    Raises:
+        ValueError: If a number, rank or name is out of range.
+
+    References:
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
+        Departures: there is no central balancer, each worker computes its own ratio; blocks,
+        `gossip`, spares and the treatment of steps are ours; what the look at aggregated
+        points costs is part of :math:`|X_i|`; a failed platform passes on the model untrained.
+    """
+
+    inner: Algorithm[Any]
+    spread: Literal["exact", "gossip"] = "exact"
+    balancer: Balancer = Balancer()
+    on_failure: Literal["continue", "halt", "reassign"] = "continue"
+    spares: tuple[Rank, ...] = ()
+    reachable: Mapping[Rank, tuple[Rank, ...]] | None = None
+    num_blocks: int = 8
+    timeout: Seconds | None = None
+    max_age: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {self.num_blocks}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout must be positive or None, got {self.timeout}")
+        if self.max_age is not None and self.max_age < 1:
+            raise ValueError(f"max_age must be at least 1 or None, got {self.max_age}")
+        for name, allowed in _CHOICES.items():
+            if (given := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
+        if strangers := sorted(set(self.spares) - set(range(self.num_workers))):
+            raise ValueError(
+                f"spares name worker {strangers[0]}; ranks are 0..{self.num_workers - 1}"
+            )
+        if self.spares and self.on_failure != "reassign":
+            raise ValueError("spares wait for on_failure='reassign'; set it, or name no spares")
+        if self.on_failure != "continue" and self.spread == "gossip":
+            raise ValueError(
+                f"on_failure={self.on_failure!r} needs everybody's forecast; choose "
+                "spread='exact'"
+            )
+
+    # What experiments read of an algorithm is the inner one's.
+
+    @property
+    def topology(self) -> Topology:
+        """Of the inner algorithm."""
+        topology: Topology = self.inner.topology  # type: ignore[attr-defined]
+        return topology
+
+    @property
+    def num_workers(self) -> int:
+        return self.topology.num_workers
+
+    @property
+    def num_rounds(self) -> int:
+        """Of the inner algorithm."""
+        num_rounds: int = self.inner.num_rounds  # type: ignore[attr-defined]
+        return num_rounds
+
+    @property
+    def exchanges_per_round(self) -> int:
+        """Of the inner algorithm."""
+        return getattr(self.inner, "exchanges_per_round", 1)
+
+    def init(self, rank: Rank, params: Any) -> BalancedState:  # noqa: ANN401
+        inner = self.inner.init(rank, params)
+        return BalancedState(rank=rank, params=params, inner=inner)
+
+    def role(self, rank: Rank) -> Role:
+        """As the inner algorithm has it; spares have no data and are not evaluated."""
+        role = self.inner.role(rank)
+        if rank in self.spares:
+            return Role(role.name, has_data=False, is_evaluated=False)
+        return role
+
+    def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                return self._start(state, event, now)
+            case Predicted():
+                state.throughput, state.is_predicting = event.throughput, False
+                return self._use_forecast(state, now)
+            case Trained():
+                return self._account(state, event, now)
+            case Received(message=Message(kind="forecast")):
+                return self._hear_forecast(state, event.sender, event.message, now)
+            case Received(message=Message(kind="spare-joined")):
+                return self._pass_on(state, WorkerJoined(event.sender, has_restarted=True), now)
+            case Received():
+                return self._pass_on(state, self._without_forecast(state, event), now)
+            case TimerFired("forecast"):
+                return self._begin(state, now)
+            case Assigned():
+                return self._take_over(state, event, now)
+            case WorkerLost():
+                state.lost[event.rank] = None
+                return [*self._pass_on(state, event, now), *self._reconsider(state, now)]
+            case WorkerJoined():
+                return self._welcome(state, event, now)
+        return self._pass_on(state, event, now)
+
+    # Between the inner algorithm and the driver.
+
+    def _start(self, state: BalancedState, event: Started, now: Seconds) -> list[Effect]:
+        state.epoch_cost = event.epoch_cost
+        for spare in self.spares:
+            if spare != state.rank:
+                self._pass_on(state, WorkerLost(spare), now)
+        if state.rank in self.spares:
+            state.is_spare = True
+            return [Predict(), Finish()]
+        return self._pass_on(state, event, now)
+
+    def _pass_on(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
+        """Let the inner algorithm handle `event`; take its training aside."""
+        effects = self.inner.handle(state.inner, event, now)
+        state.params, state.round = state.inner.params, state.inner.round
+        if state.is_spare:
+            return []  # it keeps itself informed, and has nothing to say yet
+        carried: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case Train():
+                    state.waiting = effect
+                    state.is_predicting = not state.is_within_pass
+                    carried += [Predict()] if state.is_predicting else self._train_steps(state)
+                case Send() if self.spread == "gossip":
+                    carried.append(self._with_forecast(state, effect))
+                case _:
+                    carried.append(effect)
+        return carried
+
+    def _with_forecast(self, state: BalancedState, send: Send) -> Send:
+        payload = state.fastest.attach(send.message.payload, state.seconds)
+        return replace(send, message=replace(send.message, payload=payload))
+
+    def _without_forecast(self, state: BalancedState, event: Received) -> Received:
+        state.fastest.hear(event.message.payload, self._max_age)
+        return replace(
+            event, message=replace(event.message, payload=detach(event.message.payload))
+        )
+
+    @property
+    def _max_age(self) -> int:
+        return self.max_age or 2 * (1 + math.ceil(math.log2(max(2, self.num_workers))))
+
+    # Forecasts.
+
+    def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        if state.plan is not None:
+            return self._go_on(state, now)
+        if self.spread == "gossip":
+            state.fastest.grow_older(self._max_age)
+            return self._begin(state, now)
+        return [*self._announce(state, now), *self._reconsider(state, now)]
+
+    def _announce(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        own = PlatformForecast(state.inner.round, state.throughput, state.epoch_cost)
+        state.forecasts[state.rank] = own
+        timeout = self.timeout or 0.05 * min(state.keep_ratio * state.seconds, 1e9)
+        timer = [] if state.is_spare else [SetTimer("forecast", now + timeout)]
+        return [*self._tell_all(state, own.message()), *timer]
+
+    def _tell_all(self, state: BalancedState, message: Message) -> list[Effect]:
+        others = (j for j in range(self.num_workers) if j not in {state.rank, *state.lost})
+        return [Send(j, message) for j in others]
+
+    def _hear_forecast(
+        self, state: BalancedState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        known = state.forecasts.get(sender)
+        if known is None or known.round <= message.round:
+            state.forecasts[sender] = PlatformForecast.from_message(message)
+        return self._reconsider(state, now)
+
+    def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        """Something new is known of another platform."""
+        if state.rank not in state.forecasts:
+            return []  # the own forecast comes first
+        if state.is_spare:
+            return self._handle_failures(state, self._shares(state))
+        return self._begin_if_complete(state, now)
+
+    def _begin_if_complete(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        if state.waiting is None:
+            return []
+        # Algorithms that train by steps do not wait for each other's rounds.
+        round_ = state.inner.round if isinstance(state.waiting.work, Epochs) else 0
+        for j in range(self.num_workers):
+            is_expected = j not in state.lost and j not in self.spares
+            known = state.forecasts.get(j)
+            if is_expected and (known is None or known.round < round_):
+                return []
+        return self._begin(state, now)
+
+    # Training.
+
+    def _begin(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        """Compute the own share and train on it."""
+        if state.waiting is None or state.is_predicting or state.is_assigning:
+            return []
+        if self.spread == "gossip":
+            own = state.seconds
+            has_failed = state.throughput < self.balancer.min_throughput or own == math.inf
+            state.keep_ratio = 0.0 if has_failed else min(state.fastest.seconds, own) / own
+        else:
+            shares = self._shares(state)
+            if effects := self._handle_failures(state, shares):
+                return effects
+            state.keep_ratio = float(shares.keep_ratios[state.rank])
+        cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
+        if not state.keep_ratio:
+            return [*cancel, *self._skip(state, now)]
+        if isinstance(state.waiting.work, Steps):
+            state.pass_left = state.keep_ratio * state.epoch_cost
+            return [*cancel, *self._train_steps(state)]
+        return [*cancel, *self._train_epoch(state, now)]
+
+    def _train_steps(self, state: BalancedState) -> list[Effect]:
+        train = state.take_waiting()
+        assert isinstance(train.work, Steps)
+        num_steps = max(1, round(state.keep_ratio * train.work.num_steps))
+        return [replace(train, work=Steps(num_steps, state.keep_ratio))]
+
+    def _train_epoch(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        state.plan = EpochPlan.begin(
+            state.take_waiting(),
+            keep_ratio=state.keep_ratio,
+            epoch_cost=state.epoch_cost,
+            throughput=state.throughput,
+            num_blocks=self.num_blocks,
+            now=now,
+        )
+        return [state.plan.first()]
+
+    def _skip(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        """A failed platform trains on nothing and holds nobody up."""
+        train = state.take_waiting()
+        untrained = Trained(train.params, train.params, 0, 0, 0.0, 0.0)
+        return self._pass_on(state, untrained, now)
+
+    def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
+        state.pass_left -= event.cost or event.num_samples
+        if state.plan is None:
+            return self._pass_on(state, event, now)
+        state.plan.account(event)
+        return self._finish_epoch(state, now) if state.plan.is_done else [Predict()]
+
+    def _go_on(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        assert state.plan is not None
+        block = state.plan.next(state.throughput, now)
+        return self._finish_epoch(state, now) if block is None else [block]
+
+    def _finish_epoch(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        plan, state.plan = state.plan, None
+        assert plan is not None
+        return self._pass_on(state, plan.result(now), now)
+
+    # Failures.
+
+    def _known(self, state: BalancedState) -> tuple[list[float], list[float]]:
+        slowest = self.balancer.min_throughput
+        return known_of(state.forecasts, state.lost, self.num_workers, slowest)
+
+    def _shares(self, state: BalancedState) -> Shares:
+        return self.balancer.balance(*self._known(state))
+
+    def _handle_failures(self, state: BalancedState, shares: Shares) -> list[Effect]:
+        """What the policy asks of this worker, if too many platforms have failed."""
+        has_too_many = self.balancer.has_too_many_failures(shares)
+        if has_too_many and self.on_failure == "halt":
+            failed = shares.has_failed.nonzero()[0].tolist()
+            raise PlatformError(
+                f"{len(failed)} of {self.num_workers} platforms have failed (ranks {failed}), "
+                f"more than max_failed_share={self.balancer.max_failed_share:g} allows, and "
+                "on_failure='halt'; choose 'continue' or 'reassign' to go on without them"
+            )
+        if state.is_assigning:
+            return []
+        inherited = inherited_by(state.rank, state.heirs)
+        if has_too_many and self.on_failure == "reassign":
+            throughputs, _ = self._known(state)
+            state.heirs = choose_heirs(
+                state.heirs, shares, throughputs, self.spares, self.reachable
+            )
+        elif not has_too_many:
+            state.heirs = {f: j for f, j in state.heirs.items() if j in self.spares}
+        data = inherited_by(state.rank, state.heirs)
+        own = () if state.rank in self.spares else (state.rank,)
+        if data == inherited or not own + data:
+            return []
+        state.is_assigning = True
+        return [Assign(own + data)]
+
+    def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
+        state.is_assigning = False
+        state.epoch_cost = event.epoch_cost
+        if state.is_spare:
+            state.is_spare = False
+            joined = self._tell_all(state, Message("spare-joined", 0))
+            started = Started(True, event.num_samples, event.epoch_cost)
+            return [*joined, *self._pass_on(state, started, now)]
+        return [*self._announce(state, now), *self._begin(state, now)]
+
+    def _welcome(self, state: BalancedState, event: WorkerJoined, now: Seconds) -> list[Effect]:
+        state.lost.pop(event.rank, None)
+        if event.has_restarted:
+            state.forecasts.pop(event.rank, None)
+        missed = []
+        if state.rank in self.spares and not state.is_spare:
+            missed.append(Message("spare-joined", 0))
+        if own := state.forecasts.get(state.rank):
+            missed.append(own.message())
+        told: list[Effect] = [Send(event.rank, message) for message in missed]
+        return told if event.rank in self.spares else [*told, *self._pass_on(state, event, now)]
+
+
+_CHOICES = {"spread": ("exact", "gossip"), "on_failure": ("continue", "halt", "reassign")}

@@ -1,0 +1,102 @@
+"""How the workers learn what the fastest of them needs for its data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from edgegossip.core.protocol import Message, Payload, Rank, Seconds
+
+FIELD = "forecast"
+"""Name of the tensor that a forecast adds to a payload."""
+
+
+@dataclass(slots=True)
+class PlatformForecast:
+    """What a platform says about its next epoch.
+
+    Attributes:
+        round: Its round when it said so.
+        throughput: Training samples' worth per second.
+        epoch_cost: What a pass over all its data costs, in training samples' worth.
+    """
+
+    round: int
+    throughput: float
+    epoch_cost: float
+
+    def message(self) -> Message:
+        """As it travels: [throughput, epoch_cost]."""
+        values = torch.tensor([self.throughput, self.epoch_cost], dtype=torch.float64)
+        return Message("forecast", self.round, {FIELD: values})
+
+    @staticmethod
+    def from_message(message: Message) -> PlatformForecast:
+        """What `message` says."""
+        return PlatformForecast(message.round, *message.payload[FIELD].tolist())
+
+
+@dataclass(slots=True)
+class Fastest:
+    r"""Push-min of :math:`T_i`, with an age so that what is no longer true dies out.
+
+    A worker that knows of nobody faster is itself the fastest, at age 0. With every epoch of
+    its own what it has heard grows older by one, and older than `max_age` it is forgotten: if
+    the fastest slows down or is lost, everybody knows after that many epochs. On a complete
+    graph, :math:`O(\log E)` random pushes spread a minimum to all.
+
+    Attributes:
+        seconds: :math:`T_j` of the fastest that was heard of; infinite for none.
+        age: Epochs since it said so, along the way by which it came.
+    """
+
+    seconds: Seconds = math.inf
+    age: int = 0
+
+    def grow_older(self, max_age: int) -> None:
+        """An epoch has passed."""
+        self.age += 1
+        if self.age > max_age:
+            self.seconds, self.age = math.inf, 0
+
+    def hear(self, payload: Payload, max_age: int) -> None:
+        """Take over what came with a message, if it is faster, or as fast and fresher."""
+        if FIELD in payload:
+            seconds, age = payload[FIELD].tolist()
+            if age <= max_age and (seconds, age) < (self.seconds, self.age):
+                self.seconds, self.age = seconds, int(age)
+
+    def attach(self, payload: Payload, own_seconds: Seconds) -> Payload:
+        """`payload` with the fastest known, the sender included; as it is if none is known."""
+        known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
+        if known[0] == math.inf:
+            return payload
+        return {**payload, FIELD: torch.tensor(known, dtype=torch.float64)}
+
+
+def detach(payload: Payload) -> Payload:
+    """`payload` as the inner algorithm sent it."""
+    return {name: tensor for name, tensor in payload.items() if name != FIELD}
+
+
+def known_of(
+    forecasts: Mapping[Rank, PlatformForecast],
+    lost: Mapping[Rank, None],
+    num_workers: int,
+    min_throughput: float,
+) -> tuple[list[float], list[float]]:
+    """Throughputs and costs of all platforms, as `Balancer.balance` takes them.
+
+    A lost platform has throughput 0. One that nobody has heard of yet is just fast enough not
+    to have failed, and has no data, so that it is not among the fastest either.
+    """
+    unheard = PlatformForecast(0, min_throughput or 1e-9, 0.0)
+    throughputs, costs = [], []
+    for rank in range(num_workers):
+        forecast = forecasts.get(rank, unheard)
+        throughputs.append(0.0 if rank in lost else forecast.throughput)
+        costs.append(forecast.epoch_cost)
+    return throughputs, costs

@@ -1,0 +1,61 @@
+"""Who trains on the data of platforms that have failed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from edgegossip.balance.balancer import Shares
+from edgegossip.core.protocol import Rank
+
+
+def choose_heirs(
+    heirs: Mapping[Rank, Rank],
+    shares: Shares,
+    throughputs: Sequence[float],
+    spares: Collection[Rank] = (),
+    reachable: Mapping[Rank, Collection[Rank]] | None = None,
+) -> dict[Rank, Rank]:
+    """Give each failed platform's data to a spare, else to the fastest that can reach it.
+
+    Args:
+        heirs: Who has whose data so far. It goes back to a platform that has recovered, unless
+            a spare has it, which would be left with none.
+        shares: Says who has failed.
+        throughputs: [E] samples per second.
+        spares: Platforms without data of their own; each takes over one platform's.
+        reachable: For each platform, whose data it can reach; None for everybody everybody's.
+
+    Returns:
+        The heir of each failed platform that has data and for which there is one.
+
+    >>> from edgegossip.balance.balancer import Balancer
+    >>> throughputs = [100.0, 80.0, 0.0]
+    >>> shares = Balancer().balance(throughputs, [1000, 1000, 1000])
+    >>> choose_heirs({}, shares, throughputs)
+    {2: 0}
+    >>> choose_heirs({}, shares, throughputs, reachable={0: (0,), 1: (1, 2)})
+    {2: 1}
+    """
+    failed = [rank for rank, has_failed in enumerate(shares.has_failed) if has_failed]
+    kept = {
+        rank: by
+        for rank, by in heirs.items()
+        if by not in failed and (rank in failed or by in spares)
+    }
+    for rank in failed:
+        if rank in kept or rank in spares:
+            continue
+        idle = set(spares) - set(kept.values())
+        able = [
+            j
+            for j in range(len(throughputs))
+            if j not in failed and (reachable is None or rank in reachable.get(j, ()))
+        ]
+        if able:
+            kept[rank] = max(able, key=lambda j: (j in idle, throughputs[j], -j))
+    return kept
+
+
+def inherited_by(rank: Rank, heirs: Mapping[Rank, Rank]) -> tuple[Rank, ...]:
+    """Whose data `rank` has taken over, in order."""
+    return tuple(sorted(owner for owner, by in heirs.items() if by == rank))

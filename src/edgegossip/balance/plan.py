@@ -1,0 +1,135 @@
+"""One balanced epoch, done in blocks, so that it ends on time though speeds change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Epochs, Payload, Seconds, Train, Trained
+
+TOLERANCE = 0.02
+"""A plan is kept while it is off by no more than this share of the epoch: batches and forecasts
+are not exact either."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EpochPlan:
+    """How much is to be done by when, and what has been done.
+
+    Attributes:
+        train: The training that was asked for.
+        keep_ratio: Share of the own data that the pass visits.
+        epoch_cost: What a pass over all data costs, in training samples' worth.
+        cost: What is to be done in all, in training samples' worth.
+        deadline: When it is to be done.
+        start: When it was begun.
+        block_share: Of the pass, in each piece; speed is predicted anew before each.
+        done: What has been done, in training samples' worth.
+        num_samples: Samples processed.
+        num_steps: Steps taken.
+        total_loss: Over the steps.
+        params: Where training has got to, [num_params].
+        outputs: As in `Trained`.
+        pass_samples: Samples that the pass visits in all; 0 before the first block.
+    """
+
+    train: Train
+    keep_ratio: float
+    epoch_cost: float
+    cost: float
+    deadline: Seconds
+    start: Seconds
+    block_share: float
+    params: Tensor
+    outputs: Payload
+    done: float = 0.0
+    num_samples: int = 0
+    num_steps: int = 0
+    total_loss: float = 0.0
+    pass_samples: float = 0.0
+
+    @classmethod
+    def begin(
+        cls,
+        train: Train,
+        *,
+        keep_ratio: float,
+        epoch_cost: float,
+        throughput: float,
+        num_blocks: int,
+        now: Seconds,
+    ) -> EpochPlan:
+        """Plan `train` for this predicted `throughput`, in training samples' worth a second."""
+        assert isinstance(train.work, Epochs)
+        cost = train.work.share * keep_ratio * epoch_cost
+        return cls(
+            train=train,
+            keep_ratio=keep_ratio,
+            epoch_cost=epoch_cost,
+            cost=cost,
+            deadline=now + cost / throughput,
+            start=now,
+            block_share=train.work.share / num_blocks,
+            params=train.params,
+            outputs={},
+        )
+
+    def first(self) -> Train:
+        """The first block: begins the pass."""
+        return self._train(Epochs(self.block_share, self.keep_ratio))
+
+    def account(self, event: Trained) -> None:
+        """Add what a block has done."""
+        if not self.num_steps:  # the first block has paid for the look at aggregated points
+            look_cost = max(0.0, event.cost - event.num_samples)
+            self.pass_samples = self.keep_ratio * self.epoch_cost - look_cost
+        self.done += event.cost or event.num_samples
+        self.num_samples += event.num_samples
+        self.num_steps += event.num_steps
+        self.total_loss += event.loss * event.num_steps
+        self.params, self.outputs = event.params, event.outputs
+
+    @property
+    def is_done(self) -> bool:
+        """Less than half a batch is left of what was planned."""
+        return self.cost - self.done < self._half_batch
+
+    def next(self, throughput: float, now: Seconds) -> Train | None:
+        """The next block at this predicted speed; None if the time is over.
+
+        Args:
+            throughput: Training samples' worth per second.
+            now: The time.
+        """
+        left = self.cost - self.done
+        affordable = throughput * max(0.0, self.deadline - now)
+        if abs(affordable - left) > TOLERANCE * self.cost:
+            left = min(affordable, self.epoch_cost - self.done)
+            self.cost = self.done + left
+        if left < self._half_batch:
+            return None
+        block = self.block_share * self.pass_samples
+        amount = left if left < 1.5 * block else block
+        share = min(1.0, amount / self.pass_samples)
+        return self._train(Epochs(share, self.keep_ratio, goes_on=True))
+
+    def result(self, now: Seconds) -> Trained:
+        """All blocks as the one training that was asked for."""
+        return Trained(
+            self.params,
+            self.train.params,
+            self.num_samples,
+            self.num_steps,
+            now - self.start,
+            self.total_loss / self.num_steps,
+            self.outputs,
+            self.done,
+        )
+
+    @property
+    def _half_batch(self) -> float:
+        return 0.5 * self.num_samples / self.num_steps
+
+    def _train(self, work: Epochs) -> Train:
+        return replace(self.train, params=self.params, work=work)

@@ -1,0 +1,274 @@
+"""Algorithm 2 of EdgeGossip as a batch sampler: what matters most first, as much as there is
+time for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from edgegossip.balance.aggregated import AggregatedData
+from edgegossip.balance.selection import Candidates, Selection
+from edgegossip.core.randomness import generator
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Samples to take one step on.
+
+    Attributes:
+        positions: [batch] where they stand in the worker's data.
+        weights: [batch] weight of each sample's loss, 1 on average; None for all 1.
+    """
+
+    positions: Tensor
+    weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+class AccuracyAwareSampler(Sampler[list[int]]):
+    r"""Batches of the share `keep_ratio` of a data set that a `Selection` prefers.
+
+    Before an epoch, look at the aggregated points with the present model and hand in their
+    losses (`set_losses`); each epoch then visits
+    :math:`\max(1, \mathrm{round}(r\,|X|))` samples. With `DataLoader` alone::
+
+        sampler = AccuracyAwareSampler(aggregated, batch_size=64, selection=Ranked())
+        loader = DataLoader(dataset, batch_sampler=sampler)
+        for epoch in range(10):
+            sampler.set_losses(losses_of(model, aggregated.x, aggregated.y))
+            for x, y in loader: ...
+
+    A selection that weighs samples (`Importance`, `Pruned`) says so in `weights`; multiply each
+    sample's loss by its own. Workers of a `DataLoader` fetch ahead but do not run the sampler,
+    so `num_workers` changes nothing.
+
+    Args:
+        aggregated: What stands for the samples; None for selections that look at no losses.
+        num_samples: Samples in all; needed only without `aggregated`.
+        batch_size: Samples a step, at least 1; batches are smaller only at the end of an epoch
+            and larger only where `Ranked` keeps subsets whole. One sample alone joins the batch
+            before.
+        selection: What to prefer.
+        keep_ratio: :math:`r`, the share of the samples that an epoch visits, in (0, 1]; may be
+            set anew before each epoch.
+        key: (seed, rank, incarnation), or a seed alone: names the random stream.
+
+    Attributes:
+        weights: [num_samples] what to multiply each sample's loss by in the present epoch.
+
+    Raises:
+        ValueError: If a number is out of range, or the selection needs `aggregated`.
+
+    References:
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2. Departures: the number of
+        samples is exact, so the last batch is cut where the paper's may overshoot; its endless
+        loop at :math:`r = 1` is mended.
+
+    >>> from edgegossip.balance.selection import Random
+    >>> sampler = AccuracyAwareSampler(num_samples=8, batch_size=3, selection=Random())
+    >>> [len(batch) for batch in sampler]
+    [3, 3, 2]
+    >>> sampler.keep_ratio = 0.5
+    >>> [len(batch) for batch in sampler]
+    [4]
+    """
+
+    def __init__(
+        self,
+        aggregated: AggregatedData | None = None,
+        *,
+        num_samples: int | None = None,
+        batch_size: int,
+        selection: Selection,
+        keep_ratio: float = 1.0,
+        key: tuple[int, ...] | int = 0,
+    ) -> None:
+        if aggregated is not None:
+            num_samples = aggregated.num_samples
+        if not num_samples:
+            raise ValueError("there are no samples to choose from; give `aggregated`")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if selection.needs_losses and aggregated is None:
+            raise ValueError(
+                f"{selection} ranks by losses of aggregated points; give `aggregated`, or "
+                "choose Random() or Cyclic()"
+            )
+        self.num_samples = num_samples
+        self.batch_size = min(batch_size, num_samples)
+        self.selection = selection
+        self.keep_ratio = keep_ratio
+        self.epoch = 0
+        self._key = (key,) if isinstance(key, int) else key
+        nothing = torch.arange(num_samples)
+        self._subset_of = nothing if aggregated is None else aggregated.subset_of
+        self._labels = torch.zeros_like(nothing) if aggregated is None else aggregated.y
+        num_points = len(self._labels)
+        self._losses = torch.full((num_points,), torch.nan)
+        self._last_look = torch.full((num_points,), -1)  # epoch of the look, -1 for never
+        self._num_visits = torch.zeros(num_samples, dtype=torch.int64)
+        self._sample_losses = torch.full((num_samples,), torch.nan)
+        self.weights = torch.ones(num_samples)
+
+    # What the model thinks of the aggregated points.
+
+    def set_losses(self, losses: Tensor, points: Tensor | None = None) -> None:
+        """Hand in what the present model's loss is on the aggregated points.
+
+        Args:
+            losses: [num_points], one for each of `points`; finite.
+            points: [num_points] indices of aggregated points; None for all of them.
+
+        Raises:
+            ValueError: If shapes do not fit, or a loss is not finite.
+        """
+        expected = self._losses.shape if points is None else points.shape
+        if losses.shape != expected:
+            raise ValueError(
+                f"got losses of shape {list(losses.shape)} for {list(expected)} points; give "
+                "one for each aggregated point (reduction='none')"
+            )
+        if not bool(losses.isfinite().all()):
+            raise ValueError(
+                "a loss of an aggregated point is not finite; has training diverged?"
+            )
+        chosen = slice(None) if points is None else points
+        self._losses[chosen] = losses.detach().to("cpu", torch.float32)
+        self._last_look[chosen] = self.epoch
+
+    def stalest_points(self, num_points: int) -> Tensor:
+        """The aggregated points that were looked at longest ago, at most `num_points`."""
+        order = torch.randperm(
+            len(self._losses), generator=generator(*self._key, "look", self.epoch)
+        )
+        by_age = order[self._last_look[order].argsort(stable=True)]
+        return by_age[:num_points].sort().values
+
+    # One epoch.
+
+    def __len__(self) -> int:
+        """Batches in an epoch, or at most that many where subsets are kept whole."""
+        return len(self.batch_sizes(self.num_due(self.keep_ratio)))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.begin_epoch(self.num_due(self.keep_ratio)):
+            self.visit(batch)
+            yield batch.positions.tolist()
+
+    def num_due(self, keep_ratio: float) -> int:
+        """Samples that an epoch visits: ``max(1, round(keep_ratio * num_samples))``.
+
+        Raises:
+            ValueError: If `keep_ratio` is not in (0, 1].
+        """
+        if not 0 < keep_ratio <= 1:
+            raise ValueError(f"keep_ratio must be in (0, 1], got {keep_ratio}")
+        return max(1, round(keep_ratio * self.num_samples))
+
+    def batch_sizes(self, num_samples: int) -> list[int]:
+        """Sizes of the batches of `num_samples` samples, where subsets are not kept whole."""
+        num_whole, rest = divmod(num_samples, self.batch_size)
+        if rest == 1 and num_whole:
+            # Batch normalisation cannot train on one sample alone.
+            return [self.batch_size] * (num_whole - 1) + [self.batch_size + 1]
+        return [self.batch_size] * num_whole + [rest] * (rest > 0)
+
+    def begin_epoch(self, num_samples: int) -> list[Batch]:
+        """Choose `num_samples` samples and cut them into batches; see `visit`.
+
+        Raises:
+            ValueError: If the selection needs losses and has none.
+        """
+        self.epoch += 1
+        losses = self._known_losses() if self.selection.needs_losses else self._losses
+        choice = self.selection.choose(
+            Candidates(
+                losses=losses,
+                labels=self._labels,
+                subset_of=self._subset_of,
+                num_visits=self._num_visits,
+                sample_losses=self._sample_losses,
+            ),
+            num_samples,
+            generator(*self._key, "batches", self.epoch),
+        )
+        self.weights.fill_(1)
+        if choice.weights is not None:
+            self.weights[choice.order] = choice.weights
+        pieces = self._split(choice.order)
+        sizes = [len(piece) for piece in pieces]
+        if choice.weights is None:
+            return [Batch(piece) for piece in pieces]
+        return [
+            Batch(*pair)
+            for pair in zip(pieces, torch.split(choice.weights, sizes), strict=True)
+        ]
+
+    def visit(self, batch: Batch) -> None:
+        """Count `batch` as trained on, which selections that spread their choice go by."""
+        ones = torch.ones_like(batch.positions)
+        self._num_visits.index_add_(0, batch.positions, ones)
+
+    def record(self, batch: Batch, losses: Tensor) -> None:
+        """Keep the losses, [batch], that training on `batch` has shown for free.
+
+        Only selections with `needs_sample_losses` look at them.
+        """
+        self._sample_losses[batch.positions] = losses.detach().to("cpu", torch.float32)
+
+    def _known_losses(self) -> Tensor:
+        """Losses, and for points never looked at the mean of those that were."""
+        is_known = self._losses.isfinite()
+        if not is_known.any():
+            raise ValueError(
+                f"{self.selection} needs losses; call set_losses before the first epoch"
+            )
+        return self._losses.where(is_known, self._losses[is_known].mean())
+
+    def _split(self, order: Tensor) -> list[Tensor]:
+        if self.selection.keeps_subsets_whole:
+            return list(order.tensor_split(self._ends_of_whole_batches(order)))
+        return list(torch.split(order, self.batch_sizes(len(order))))
+
+    def _ends_of_whole_batches(self, order: Tensor) -> list[int]:
+        """Ends of batches that take whole subsets until they have `batch_size` samples."""
+        subsets = self._subset_of[order]
+        is_end = torch.ones(len(order), dtype=torch.bool)
+        is_end[:-1] = subsets[1:] != subsets[:-1]
+        ends, start = [], 0
+        for end in (is_end.nonzero()[:, 0] + 1).tolist():
+            # One sample alone is no batch.
+            if end - start >= self.batch_size and end < len(order) - 1:
+                ends.append(end)
+                start = end
+        return ends
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from epoch to epoch."""
+        return {
+            "epoch": self.epoch,
+            "losses": self._losses,
+            "last_look": self._last_look,
+            "num_visits": self._num_visits,
+            "sample_losses": self._sample_losses,
+            "weights": self.weights,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a `state_dict`."""
+        self.epoch = state["epoch"]
+        self._losses.copy_(state["losses"])
+        self._last_look.copy_(state["last_look"])
+        self._num_visits.copy_(state["num_visits"])
+        self._sample_losses.copy_(state["sample_losses"])
+        self.weights.copy_(state["weights"])

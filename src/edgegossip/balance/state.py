@@ -1,0 +1,71 @@
+"""What a balanced worker keeps, besides the inner algorithm's state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgegossip.balance.forecasts import Fastest, PlatformForecast
+from edgegossip.balance.plan import EpochPlan
+from edgegossip.core.protocol import Rank, Seconds, Steps, Train, WorkerState
+
+
+@dataclass(slots=True, kw_only=True)
+class BalancedState(WorkerState):
+    """State of one worker.
+
+    Attributes:
+        inner: The inner algorithm's state.
+        epoch_cost: What a pass over all own data costs, in training samples' worth; 0 for a
+            spare that is not needed yet.
+        throughput: Own last forecast, in training samples' worth per second.
+        waiting: Training that the inner algorithm asked for and that has not begun.
+        plan: The epoch under way.
+        keep_ratio: The own share of this epoch.
+        pass_left: Of an algorithm that trains by steps: what is left until the next forecast.
+        forecasts: What each platform said last (`spread = "exact"`).
+        fastest: The fastest heard of (`spread = "gossip"`).
+        lost: Workers that cannot be reached, as keys.
+        heirs: Who trains on the data of a platform that failed.
+        is_predicting: A forecast was asked for, for what waits.
+        is_assigning: Data was asked for and is not there yet.
+        is_spare: It waits to be needed, and the inner algorithm has not started.
+    """
+
+    inner: Any
+    epoch_cost: float = 0.0
+    throughput: float = 0.0
+    waiting: Train | None = None
+    plan: EpochPlan | None = None
+    keep_ratio: float = 1.0
+    pass_left: float = 0.0
+    forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
+    fastest: Fastest = field(default_factory=Fastest)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    heirs: dict[Rank, Rank] = field(default_factory=dict)
+    is_predicting: bool = False
+    is_assigning: bool = False
+    is_spare: bool = False
+
+    @property
+    def estimate(self) -> Any:  # noqa: ANN401
+        """What the inner algorithm would have evaluated, [num_params]."""
+        return self.inner.estimate
+
+    @property
+    def is_within_pass(self) -> bool:
+        """What waits is steps that go on with a pass whose share is known."""
+        is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
+        return is_steps and self.pass_left > 0
+
+    def take_waiting(self) -> Train:
+        """What waits, which begins now."""
+        train, self.waiting = self.waiting, None
+        assert train is not None
+        return train
+
+    @property
+    def seconds(self) -> Seconds:
+        """What all own data would take; infinite where there is none, or no forecast yet."""
+        return self.epoch_cost / self.throughput or math.inf if self.throughput else math.inf

@@ -1,0 +1,81 @@
+"""How often to visit each sample, given how much each needs it, and how to draw that."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tensor:
+    r"""Share visits in proportion to need, up to a maximum each.
+
+    :math:`m_i = \min(m_{max}, \lambda a_i)` with :math:`\lambda` such that
+    :math:`\sum_i m_i` is `num_visits`; all alike where even the maximum is not enough.
+
+    Args:
+        need: :math:`a`, above 0, float64 [num_samples].
+        num_visits: To share out.
+        max_visits: :math:`m_{max}`, of one sample.
+
+    >>> expected_visits(torch.tensor([6.0, 3.0, 1.0]).double(), 2, max_visits=1)
+    tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
+    """
+    if num_visits >= max_visits * len(need):
+        return torch.full_like(need, num_visits / len(need))
+    # The first k in descending order are at the maximum, for the smallest k at which the
+    # next one, sharing what is left with those behind it, stays below.
+    ordered, order = need.sort(descending=True)
+    left = num_visits - max_visits * torch.arange(len(need))
+    scale = left / ordered.flip(0).cumsum(0).flip(0)
+    num_full = int((scale * ordered > max_visits).logical_not().nonzero()[0])
+    visits = torch.empty_like(need)
+    visits[order[:num_full]] = max_visits
+    visits[order[num_full:]] = scale[num_full] * ordered[num_full:]
+    return visits
+
+
+def expected_visits_per_class(
+    need: Tensor, labels: Tensor, num_visits: float, max_visits: float
+) -> Tensor:
+    """`expected_visits` within each class, which gets its share of the samples in visits.
+
+    Args:
+        need: As there.
+        labels: [num_samples] class of each sample.
+        num_visits: As there.
+        max_visits: As there.
+    """
+    visits = torch.empty_like(need)
+    for label in labels.unique():  # type: ignore[no-untyped-call]
+        members = (labels == label).nonzero()[:, 0]
+        due = num_visits * len(members) / len(labels)
+        visits[members] = expected_visits(need[members], due, max_visits)
+    return visits
+
+
+def systematic(
+    visits: Tensor, num_visits: int, random: torch.Generator, groups: Tensor | None = None
+) -> Tensor:
+    """Draw `num_visits` positions, each as often as expected, up or down to a whole number.
+
+    One random start and equal steps along the samples in random order: what is expected 2.3
+    times comes 2 or 3 times, on average 2.3 times.
+
+    Args:
+        visits: Expected visits, adding up to `num_visits`, float64 [num_samples].
+        num_visits: How many positions to draw.
+        random: Where the order and the start come from.
+        groups: Group of each sample, [num_samples]: what is drawn from a group differs by less
+            than one from what is expected. None for a single group.
+
+    References:
+        Madow, "On the Theory of Systematic Sampling, II", Ann. Math. Statist. 1949.
+    """
+    order = torch.randperm(len(visits), generator=random)
+    if groups is not None:
+        order = order[groups[order].argsort(stable=True)]
+    ends = visits[order].cumsum(0)
+    start = torch.rand(1, generator=random, dtype=torch.float64)
+    steps = start + torch.arange(num_visits, dtype=torch.float64)
+    # Rounding may put the last step a hair behind the last end.
+    return order[torch.searchsorted(ends, steps, right=True).clamp(max=len(order) - 1)]

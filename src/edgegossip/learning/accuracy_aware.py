@@ -1,0 +1,117 @@
+"""Which of its data a worker trains on where it has no time for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.balance.aggregated import AggregatedData
+from edgegossip.balance.aggregation import Aggregator, aggregator
+from edgegossip.balance.sampler import AccuracyAwareSampler
+from edgegossip.balance.selection import Focused, Random, Selection
+from edgegossip.learning.batches import BatchStream
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.look import Look
+from edgegossip.learning.loss import Loss, losses_of, to_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyAware:
+    """How a worker chooses what an epoch visits, and what stands for its data meanwhile.
+
+    Args:
+        selection: What to prefer.
+        aggregator: Makes the aggregated points; not used by selections that need no losses.
+        look_share: Share of each epoch, in (0, 1], that looking at aggregated points may take,
+            those first that were looked at longest ago; None looks at all of them before each
+            epoch, as the paper does.
+
+    Raises:
+        ValueError: If `look_share` is out of range.
+    """
+
+    selection: Selection = Focused()
+    aggregator: Aggregator = aggregator("hash-kmeans")
+    look_share: float | None = 0.02
+
+    def __post_init__(self) -> None:
+        if self.look_share is not None and not 0 < self.look_share <= 1:
+            raise ValueError(f"look_share must be in (0, 1] or None, got {self.look_share}")
+
+    def aggregate(self, dataset: Dataset, shard: Tensor) -> AggregatedData | None:
+        """The aggregated points of `shard` ([n] indices), if the selection needs any."""
+        if not self.selection.needs_losses:
+            return None
+        return self.aggregator.fit(*dataset.train.batch(shard))
+
+    def make_stream(
+        self,
+        aggregated: AggregatedData | None,
+        num_samples: int,
+        batch_size: int,
+        key: tuple[int, ...],
+        loss_of: Callable[[Tensor], Tensor] | None,
+    ) -> BatchStream:
+        """The stream of a worker; `loss_of` measures losses of aggregated points."""
+        sampler = AccuracyAwareSampler(
+            aggregated,
+            num_samples=num_samples,
+            batch_size=batch_size,
+            selection=self.selection,
+            key=key,
+        )
+        if aggregated is None or loss_of is None:
+            return BatchStream(sampler)
+        max_cost = None if self.look_share is None else self.look_share * num_samples
+        return BatchStream(sampler, Look(loss_of, len(aggregated.y), max_cost))
+
+
+PLAIN = AccuracyAware(selection=Random())
+"""Every pass in a new random order, as without EdgeGossip."""
+
+
+class AggregatedLosses:
+    """Measures a model's losses on aggregated points.
+
+    Augmentation is left out, and normalisation layers use their running statistics: means of
+    several samples are not what the model trains on, and must not move them.
+
+    Args:
+        module: The model, at its present parameters.
+        loss: Of outputs and targets.
+        dataset: Says how samples are prepared for the model.
+        aggregated: The points.
+        torch_device: Where to compute.
+        batch_size: Points at once.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        dataset: Dataset,
+        aggregated: AggregatedData,
+        torch_device: torch.device,
+        batch_size: int = 500,
+    ) -> None:
+        self._module = module
+        self._loss = loss
+        sample, _ = dataset.train.batch(torch.zeros(1, dtype=torch.int64))
+        x = dataset.prepare(aggregated.x, is_picture=sample.dtype == torch.uint8)
+        self._x, self._y = to_model(x, torch_device), aggregated.y.to(torch_device)
+        self._batch_size = batch_size
+
+    @torch.no_grad()
+    def __call__(self, points: Tensor) -> Tensor:
+        """Losses of the aggregated points of these indices, [num_points]."""
+        was_training = self._module.training
+        self._module.eval()
+        losses = [self._measure(some) for some in torch.split(points, self._batch_size)]
+        self._module.train(was_training)
+        return torch.cat(losses)
+
+    def _measure(self, points: Tensor) -> Tensor:
+        return losses_of(self._loss, self._module(self._x[points]), self._y[points]).cpu()

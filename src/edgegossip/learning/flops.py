@@ -1,0 +1,28 @@
+"""How much arithmetic a model's training takes: the yardstick for everything else's cost."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def training_flops(module: nn.Module, x: Tensor) -> float:
+    """Floating-point operations of training `module` on one sample.
+
+    A forward pass is counted; a backward pass takes twice as many, for the gradients of
+    activations and of weights.
+
+    Args:
+        module: A model; its mode and buffers stay as they are.
+        x: [1, ...] one prepared sample.
+
+    >>> training_flops(nn.Linear(10, 5), torch.zeros(1, 10))
+    300.0
+    """
+    was_training = module.training
+    module.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(x)
+    module.train(was_training)
+    return 3.0 * int(counter.get_total_flops())

@@ -1,0 +1,112 @@
+"""A worker that balances: samples with weights, data of others, shares of a pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.unit.test_learner import DATA, SHARD, learner, seeded, start
+from torch import nn
+
+from edgegossip.balance.selection import Candidates, Choice
+from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.protocol import Epochs, Steps
+from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.learning.accuracy_aware import AccuracyAware
+from edgegossip.learning.optimizer import SGD
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """In order, with weights 0, 1, 2, 0, 1, 2, ..."""
+
+    needs_losses: ClassVar[bool] = False
+    needs_sample_losses: ClassVar[bool] = False
+    keeps_subsets_whole: ClassVar[bool] = False
+
+    def choose(
+        self, candidates: Candidates, num_samples: int, random: torch.Generator
+    ) -> Choice:
+        order = torch.arange(num_samples)
+        return Choice(order, (order % 3).to(torch.float32))
+
+
+def test_weights_multiply_the_loss_of_each_sample() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
+    some = learner(
+        model=model,
+        optimizer=SGD(lr=0.1, momentum=0.0),
+        augmentation=None,
+        accuracy_aware=AccuracyAware(selection=Weighted()),
+    )
+    result = some.train(start(some), Steps(1), {})
+
+    x, y = DATA.train.batch(SHARD[:8])
+    losses = F.cross_entropy(model(DATA.prepare(x)), y, reduction="none")
+    by_hand = torch.stack([(i % 3) * loss for i, loss in enumerate(losses)]).sum() / 8
+    by_hand.backward()  # type: ignore[no-untyped-call]
+    assert result.loss == pytest.approx(float(by_hand.detach()))
+    for trained, param in zip(some.model.module.parameters(), model.parameters(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(trained, param - 0.1 * param.grad)
+
+
+SHARDS = {0: SHARD, 1: torch.tensor([1, 3, 5]), 2: torch.tensor([7])}
+
+
+def test_assigned_data_is_trained_on_from_then_on() -> None:
+    some = learner(shards=SHARDS)
+    some.train(start(some), Steps(1), {})
+    some.assign((2, 0, 2))
+    assert some.num_samples == 33
+    assert some.shard.tolist() == [*SHARD.tolist(), 7]
+    assert some.train(start(some), Epochs(), {}).num_samples == 33
+    some.assign((1,))
+    assert some.train(start(some), Epochs(), {}).num_samples == 3
+
+
+def test_data_that_cannot_be_reached_is_not_assigned() -> None:
+    with pytest.raises(LocalProtocolError, match="cannot reach the data of worker 3"):
+        learner(shards=SHARDS).assign((0, 3))
+
+
+def test_a_learner_without_data_can_be_assigned_some() -> None:
+    some = learner(shard=torch.empty(0, dtype=torch.int64), shards=SHARDS)
+    with pytest.raises(LocalProtocolError, match="it has no data"):
+        some.train(start(some), Steps(1), {})
+    some.assign((1,))
+    assert some.train(start(some), Epochs(), {}).num_samples == 3
+
+
+def test_a_restored_learner_has_the_data_it_was_assigned() -> None:
+    original, other = (learner(shards=SHARDS) for _ in range(2))
+    original.assign((1, 2))
+    original.train(start(original), Epochs(0.5), {})
+    other.load_state_dict(assemble(*dismantle(original.state_dict())))
+    work = Epochs(0.5, goes_on=True)
+    params = start(original)
+    results = [one.train(params, work, {}) for one in (original, other)]
+    assert torch.equal(results[0].params, results[1].params)
+
+
+@pytest.mark.parametrize("keep_ratio", [0.25, 0.5, 1.0])
+def test_a_cut_pass_costs_its_share_of_a_whole_one(keep_ratio: float) -> None:
+    some = learner()
+    work = Epochs(1.0, keep_ratio)
+    assert some.cost(work, {}) == keep_ratio * some.cost(Epochs(), {})
+    assert some.train(start(some), work, {}).num_samples == keep_ratio * len(SHARD)
+
+
+def test_blocks_of_a_pass_end_where_one_piece_does() -> None:
+    whole, pieces = learner(), learner()
+    params = start(whole)
+    expected = whole.train(params, Epochs(1.0, 0.75), {})
+    num_samples = 0
+    for goes_on in (False, True, True):
+        result = pieces.train(params, Epochs(1 / 3, 0.75, goes_on=goes_on), {})
+        params, num_samples = result.params, num_samples + result.num_samples
+    assert torch.equal(params, expected.params)
+    assert num_samples == expected.num_samples == 24

@@ -1,0 +1,170 @@
+"""A balanced epoch ends when it was to end, though speeds change under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgegossip.balance.plan import TOLERANCE, EpochPlan
+from edgegossip.balance.sampler import AccuracyAwareSampler
+from edgegossip.balance.selection import Random
+from edgegossip.core.protocol import Epochs, Train, Trained
+from edgegossip.learning.batches import BatchStream
+
+BATCH_SIZE = 10
+NUM_SAMPLES = 1000
+
+
+def plan_of(
+    keep_ratio: float = 0.5,
+    num_blocks: int = 8,
+    throughput: float = 10.0,
+    share: float = 1.0,
+    now: float = 0.0,
+) -> EpochPlan:
+    return EpochPlan.begin(
+        Train(torch.zeros(1), Epochs(share)),
+        keep_ratio=keep_ratio,
+        epoch_cost=float(NUM_SAMPLES),
+        throughput=throughput,
+        num_blocks=num_blocks,
+        now=now,
+    )
+
+
+@dataclass
+class Epoch:
+    """What came of a plan."""
+
+    seconds: float
+    result: Trained
+    blocks: list[int]  # samples of each
+
+
+def carry_out(plan: EpochPlan, speed_at: Callable[[float], float]) -> Epoch:
+    """On a machine whose forecasts are right as long as its speed does not change."""
+    sampler = AccuracyAwareSampler(
+        num_samples=NUM_SAMPLES, batch_size=BATCH_SIZE, selection=Random()
+    )
+    stream = BatchStream(sampler)
+    now = plan.start
+    train: Train | None = plan.first()
+    blocks: list[int] = []
+    while train is not None:
+        cost = stream.cost(train.work)
+        batches = list(stream.take(train.work))
+        now += cost / speed_at(now)
+        size = sum(map(len, batches))
+        blocks.append(size)
+        params = train.params + len(batches)
+        plan.account(Trained(params, train.params, size, len(batches), 1.0, 2.0, cost=cost))
+        train = None if plan.is_done else plan.next(speed_at(now), now)
+    return Epoch(now - plan.start, plan.result(now), blocks)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 8])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_at_a_steady_speed_it_does_what_was_planned(num_blocks: int, share: float) -> None:
+    epoch = carry_out(plan_of(num_blocks=num_blocks, share=share), lambda _: 10.0)
+    assert sum(epoch.blocks) == share * 500
+    assert epoch.seconds == pytest.approx(share * 50.0)
+    # Blocks are rounded up to batches.
+    assert num_blocks - 1 <= len(epoch.blocks) <= num_blocks
+    assert epoch.blocks
+
+
+def test_blocks_are_of_about_equal_size() -> None:
+    blocks = carry_out(plan_of(), lambda _: 10.0).blocks
+    assert max(blocks) - min(blocks) <= 3 * BATCH_SIZE
+
+
+def test_one_that_slows_down_does_less_and_ends_on_time() -> None:
+    epoch = carry_out(plan_of(), lambda now: 10.0 if now < 25 else 5.0)
+    assert sum(epoch.blocks) == pytest.approx(250 + 125, abs=4 * BATCH_SIZE)
+    # At most: the block that was under way when it slowed down.
+    assert epoch.seconds == pytest.approx(50.0, abs=4.0)
+
+
+def test_one_that_speeds_up_does_more_and_ends_on_time() -> None:
+    epoch = carry_out(plan_of(), lambda now: 10.0 if now < 25 else 14.0)
+    assert sum(epoch.blocks) == pytest.approx(250 + 350, abs=4 * BATCH_SIZE)
+    assert epoch.seconds == pytest.approx(50.0, abs=4.0)
+
+
+def test_more_than_all_data_is_never_done() -> None:
+    epoch = carry_out(plan_of(keep_ratio=1.0), lambda now: 10.0 if now < 25 else 100.0)
+    assert sum(epoch.blocks) == NUM_SAMPLES
+
+
+def test_one_that_nearly_stands_still_ends_its_epoch_with_what_it_has() -> None:
+    epoch = carry_out(plan_of(), lambda now: 10.0 if now < 5 else 0.1)
+    assert sum(epoch.blocks) <= 2 * (500 / 8 + BATCH_SIZE)
+
+
+def test_a_small_deviation_is_let_be() -> None:
+    plan = plan_of()
+    first = plan.first()
+    plan.account(Trained(first.params, first.params, 60, 6, 6.0, 1.0, cost=60.0))
+    planned = plan.cost
+    plan.next(10.0 * (1 + 0.5 * TOLERANCE), 6.0)
+    assert plan.cost == planned
+    plan.next(10.0 * (1 + 2 * TOLERANCE), 6.0)
+    assert plan.cost > planned
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    keep_ratio=st.floats(0.001, 1),
+    num_blocks=st.sampled_from([1, 2, 8]),
+    before=st.floats(0.1, 1000),
+    after=st.floats(0.1, 1000),
+)
+def test_whatever_happens_it_ends_and_adds_up(
+    keep_ratio: float, num_blocks: int, before: float, after: float
+) -> None:
+    plan = plan_of(keep_ratio, num_blocks, before)
+    middle = 0.3 * plan.deadline
+    epoch = carry_out(plan, lambda now: before if now < middle else after)
+    assert 1 <= sum(epoch.blocks) < NUM_SAMPLES + BATCH_SIZE
+    assert len(epoch.blocks) <= 2 * (num_blocks / keep_ratio + 1)
+    assert epoch.result.num_samples == epoch.result.cost == sum(epoch.blocks)
+    # Late by no more than a block at the later speed, begun before it was known.
+    block = keep_ratio * NUM_SAMPLES / num_blocks + 1.5 * BATCH_SIZE
+    assert epoch.seconds <= plan.deadline + 1.5 * block / min(before, after)
+
+
+def test_the_result_is_one_training_from_start_to_end() -> None:
+    plan = plan_of(num_blocks=2, now=7.0)
+    first = plan.first()
+    middle, end = torch.ones(1), torch.full((1,), 2.0)
+    plan.account(Trained(middle, first.params, 250, 25, 25.0, 4.0, {"a": middle}, cost=250.0))
+    second = plan.next(10.0, 32.0)
+    assert second is not None
+    assert second.params is middle
+    assert second.work == Epochs(0.5, 0.5, goes_on=True)
+    plan.account(Trained(end, middle, 250, 75, 25.0, 0.0, {"a": end}, cost=250.0))
+    assert plan.is_done
+    result = plan.result(57.0)
+    assert result.before is first.params
+    assert result.params is end
+    assert result.outputs == {"a": end}
+    assert (result.num_samples, result.num_steps, result.cost) == (500, 100, 500.0)
+    assert result.seconds == 50.0
+    assert result.loss == pytest.approx(0.25 * 4.0)
+
+
+def test_the_look_counts_as_done_and_takes_from_the_samples() -> None:
+    plan = plan_of(num_blocks=2)
+    first = plan.first()
+    # Of the 500 samples' worth that it may do, the look took 100.
+    plan.account(Trained(first.params, first.params, 200, 20, 30.0, 0.0, cost=300.0))
+    second = plan.next(10.0, 30.0)
+    assert second is not None
+    assert second.work == Epochs(0.5, 0.5, goes_on=True)
+    plan.account(Trained(first.params, first.params, 200, 20, 20.0, 0.0, cost=200.0))
+    assert plan.is_done
