@@ -40,8 +40,8 @@ SYNCHRONOUS: dict[str, RoundBased[Any]] = {
 }
 
 SPREADS: dict[str, dict[str, Any]] = {
-    "exact": {"num_blocks": 3},
-    "gossip": {"num_blocks": 1, "spread": "gossip"},
+    "exact": {"block_share": 0.5},
+    "gossip": {"block_share": 1.0, "spread": "gossip"},
 }
 
 BALANCED: dict[str, EdgeGossip] = {

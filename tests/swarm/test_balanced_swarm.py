@@ -39,7 +39,7 @@ def draw_balanced_world(inner: AnyAlgorithm, seed: int) -> World:
     num_workers = len(world.platforms)
     settings: dict[str, Any] = {
         "spread": draw.choice(["exact", "exact", "gossip"]),
-        "num_blocks": draw.choice([1, 2, 8]),
+        "block_share": draw.choice([1.0, 0.5, 0.25]),
         "timeout": draw.choice([None, 0.01, 30.0]),
     }
     if settings["spread"] == "exact" and draw.random() < 0.6:
@@ -184,9 +184,9 @@ def test_a_slow_platform_that_comes_back_holds_nobody_up() -> None:
     assert seconds < 8 * 4 + 5
 
 
-@pytest.mark.parametrize("num_blocks", [1, 8])
-def test_epochs_end_together_on_idle_platforms(num_blocks: int) -> None:
-    algorithm = EdgeGossip(inner=FEW_ROUNDS["epoch-gossip"], num_blocks=num_blocks)
+@pytest.mark.parametrize("block_share", [1.0, 0.25])
+def test_epochs_end_together_on_idle_platforms(block_share: float) -> None:
+    algorithm = EdgeGossip(inner=FEW_ROUNDS["epoch-gossip"], block_share=block_share)
     platforms = [Platform(throughput=speed) for speed in SPEEDS]
     world = make_world(algorithm, platforms=platforms, size=160, lr=0.001)
     assert world.run()
@@ -195,8 +195,8 @@ def test_epochs_end_together_on_idle_platforms(num_blocks: int) -> None:
 
 def test_blocks_come_to_the_same_as_an_epoch_in_one_piece() -> None:
     after = []
-    for num_blocks in (1, 2, 8):
-        algorithm = EdgeGossip(inner=FEW_ROUNDS["epoch-gossip"], num_blocks=num_blocks)
+    for block_share in (1.0, 0.5, 0.25):
+        algorithm = EdgeGossip(inner=FEW_ROUNDS["epoch-gossip"], block_share=block_share)
         platforms = [Platform(throughput=speed) for speed in SPEEDS]
         world = make_world(algorithm, platforms=platforms, size=160, lr=0.01)
         assert world.run()

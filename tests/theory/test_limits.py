@@ -206,7 +206,7 @@ def flatten(plain: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
     return plain
 
 
-FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), num_blocks=2)
+FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), block_share=0.5)
 
 
 @pytest.mark.parametrize(

@@ -115,13 +115,13 @@ def test_it_forecasts_before_it_trains_and_tells_everybody() -> None:
 
 
 def test_the_share_follows_from_all_forecasts() -> None:
-    effects = Worker(EdgeGossip(inner=INNER, num_blocks=1)).begins(20.0, 50.0, 40.0)
+    effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(20.0, 50.0, 40.0)
     assert effects[0] == CANCEL
     assert only(Train, effects).work == Epochs(1.0, keep_ratio=0.4)
 
 
 def test_the_fastest_keeps_all_of_its_data() -> None:
-    effects = Worker(EdgeGossip(inner=INNER, num_blocks=1)).begins(50.0, 20.0, 40.0)
+    effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(50.0, 20.0, 40.0)
     assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)
 
 
@@ -135,7 +135,7 @@ def test_it_waits_for_the_last_forecast() -> None:
 
 def test_nothing_begins_before_the_own_forecast_is_there() -> None:
     for inner in (INNER, BY_STEPS):
-        worker = Worker(EdgeGossip(inner=inner, num_blocks=1))
+        worker = Worker(EdgeGossip(inner=inner, block_share=1.0))
         [train] = worker.begins(20.0, 50.0, 40.0)[1:]
         assert isinstance(train, Train)
         worker.trains(train, 40.0)
@@ -151,7 +151,7 @@ def test_nothing_begins_before_the_own_forecast_is_there() -> None:
 
 
 def test_with_the_inner_algorithm_waiting_forecasts_only_are_noted() -> None:
-    worker = Worker(EdgeGossip(inner=INNER, num_blocks=1))
+    worker = Worker(EdgeGossip(inner=INNER, block_share=1.0))
     train = only(Train, worker.begins(20.0, 50.0, 40.0))
     worker.trains(train, 40.0)
     assert worker.hears(1, 99.0, round=1) == []
@@ -159,7 +159,7 @@ def test_with_the_inner_algorithm_waiting_forecasts_only_are_noted() -> None:
 
 
 def test_a_late_forecast_is_replaced_by_the_last_one_known() -> None:
-    worker = Worker(EdgeGossip(inner=INNER, timeout=3.0, num_blocks=1))
+    worker = Worker(EdgeGossip(inner=INNER, timeout=3.0, block_share=1.0))
     worker.starts()
     worker.hears(1, 50.0)
     worker.hears(2, 80.0, round=-1)
@@ -169,7 +169,7 @@ def test_a_late_forecast_is_replaced_by_the_last_one_known() -> None:
 
 
 def test_a_platform_never_heard_of_counts_for_nothing() -> None:
-    worker = Worker(EdgeGossip(inner=INNER, num_blocks=1))
+    worker = Worker(EdgeGossip(inner=INNER, block_share=1.0))
     worker.starts()
     worker.expects(20.0)
     effects = worker.on(TimerFired("forecast"), now=1.0)
@@ -191,7 +191,7 @@ def test_an_old_forecast_does_not_replace_a_newer_one() -> None:
 
 
 def test_a_lost_worker_is_not_waited_for_nor_told() -> None:
-    worker = Worker(EdgeGossip(inner=INNER, num_blocks=1))
+    worker = Worker(EdgeGossip(inner=INNER, block_share=1.0))
     worker.starts()
     worker.on(WorkerLost(2))
     assert sends(worker.expects(20.0)) == [(1, "forecast")]
@@ -216,7 +216,7 @@ def test_a_worker_that_comes_back_is_told_the_forecast_it_missed() -> None:
 
 
 def test_the_wait_for_forecasts_is_short_for_a_slow_platform_too() -> None:
-    worker = Worker(EdgeGossip(inner=INNER, num_blocks=1))
+    worker = Worker(EdgeGossip(inner=INNER, block_share=1.0))
     train = only(Train, worker.begins(1.0, 50.0, 50.0))
     worker.trains(train, 2.0)
     for sender in (1, 2):
@@ -229,20 +229,20 @@ def test_the_wait_for_forecasts_is_short_for_a_slow_platform_too() -> None:
 
 
 def test_blocks_are_one_training_for_the_inner_algorithm() -> None:
-    worker = Worker(EdgeGossip(inner=INNER, num_blocks=2))
+    worker = Worker(EdgeGossip(inner=INNER, block_share=0.5))
     first = only(Train, worker.begins(20.0, 50.0, 40.0))
     assert first.work == Epochs(0.5, keep_ratio=0.4)
     assert worker.trains(first, 20.0, now=1.0) == [Predict()]
     [second] = worker.expects(20.0, now=1.0)
     assert isinstance(second, Train)
-    assert second.work == Epochs(0.5, keep_ratio=0.4, goes_on=True)
+    assert second.work == Epochs(0.25, keep_ratio=0.4, goes_on=True)
     effects = worker.trains(second, 20.0, now=2.0)
     assert sends(effects) == [(1, "params"), (2, "params")]
     assert worker.state.params.tolist() == [2.0, 2.0]
 
 
 def test_speed_that_falls_within_an_epoch_ends_it_early() -> None:
-    worker = Worker(EdgeGossip(inner=INNER, num_blocks=2))
+    worker = Worker(EdgeGossip(inner=INNER, block_share=0.5))
     first = only(Train, worker.begins(20.0, 50.0, 40.0))
     assert worker.trains(first, 20.0, now=2.0) == [Predict()]
     assert sends(worker.expects(1.0, now=2.0)) == [(1, "params"), (2, "params")]
@@ -278,7 +278,7 @@ def test_by_steps_a_forecast_is_made_once_a_pass() -> None:
 
 
 def gossiping(inner: Any = INNER, **settings: Any) -> Worker:  # noqa: ANN401
-    return Worker(EdgeGossip(inner=inner, spread="gossip", num_blocks=1, **settings))
+    return Worker(EdgeGossip(inner=inner, spread="gossip", block_share=1.0, **settings))
 
 
 def params_message(seconds: float | None = None, age: float = 0.0) -> Message:
@@ -347,7 +347,7 @@ def test_a_failed_platform_passes_on_its_parameters_untrained() -> None:
 
 
 def test_to_continue_is_to_train_without_the_failed() -> None:
-    effects = Worker(EdgeGossip(inner=INNER, num_blocks=1)).begins(20.0, 1e-9, 1e-9)
+    effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(20.0, 1e-9, 1e-9)
     assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)
 
 
@@ -366,7 +366,7 @@ def test_as_many_failures_as_allowed_do_not_halt_the_run() -> None:
 
 def reassigning(rank: int = 0, **settings: Any) -> Worker:  # noqa: ANN401
     return Worker(
-        EdgeGossip(inner=INNER, on_failure="reassign", num_blocks=1, **settings), rank
+        EdgeGossip(inner=INNER, on_failure="reassign", block_share=1.0, **settings), rank
     )
 
 
@@ -495,7 +495,7 @@ def test_a_spare_that_fails_itself_keeps_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_blocks": 0}, "num_blocks must be at least 1, got 0"),
+        ({"block_share": 0.0}, r"block_share must be in \(0, 1\], got 0"),
         ({"timeout": 0.0}, "timeout must be positive or None, got 0.0"),
         ({"timeout": math.nan}, "timeout must be positive or None, got nan"),
         ({"max_age": 0}, "max_age must be at least 1 or None, got 0"),

@@ -72,7 +72,8 @@ class EdgeGossip:
             platform that can reach it.
         spares: Workers without data that stay out until a failed platform's data is theirs.
         reachable: For each worker, whose data it can reach; None for everybody everybody's.
-        num_blocks: Pieces of an epoch, at least 1; 1 forecasts once an epoch, as the paper.
+        block_share: Share of what is left of an epoch that is done before the speed is forecast
+            anew, in (0, 1]; 1 forecasts once an epoch, as the paper does.
         timeout: Seconds to wait for forecasts; None for 5 % of the own epoch.
         max_age: Epochs after which `gossip` forgets the fastest; None for twice
             :math:`1 + \lceil \log_2 E \rceil`.
@@ -93,13 +94,13 @@ class EdgeGossip:
     on_failure: Literal["continue", "halt", "reassign"] = "continue"
     spares: tuple[Rank, ...] = ()
     reachable: Mapping[Rank, tuple[Rank, ...]] | None = None
-    num_blocks: int = 8
+    block_share: float = 0.25
     timeout: Seconds | None = None
     max_age: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            raise ValueError(f"num_blocks must be at least 1, got {self.num_blocks}")
+        if not 0 < self.block_share <= 1:
+            raise ValueError(f"block_share must be in (0, 1], got {self.block_share}")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be positive or None, got {self.timeout}")
         if self.max_age is not None and self.max_age < 1:
@@ -308,7 +309,7 @@ class EdgeGossip:
             keep_ratio=state.keep_ratio,
             epoch_cost=state.epoch_cost,
             throughput=state.throughput,
-            num_blocks=self.num_blocks,
+            block_share=self.block_share,
             now=now,
         )
         return [state.plan.first()]

@@ -12,6 +12,9 @@ TOLERANCE = 0.02
 """A plan is kept while it is off by no more than this share of the epoch: batches and forecasts
 are not exact either."""
 
+MOST_BLOCKS = 12
+"""Blocks are no smaller than a twelfth of the first one, so their number is bounded."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPlan:
@@ -24,7 +27,7 @@ class EpochPlan:
         cost: What is to be done in all, in training samples' worth.
         deadline: When it is to be done.
         start: When it was begun.
-        block_share: Of the pass, in each piece; speed is predicted anew before each.
+        block_share: Share of what is left that the next block does, in (0, 1].
         done: What has been done, in training samples' worth.
         num_samples: Samples processed.
         num_steps: Steps taken.
@@ -57,7 +60,7 @@ class EpochPlan:
         keep_ratio: float,
         epoch_cost: float,
         throughput: float,
-        num_blocks: int,
+        block_share: float,
         now: Seconds,
     ) -> EpochPlan:
         """Plan `train` for this predicted `throughput`, in training samples' worth a second."""
@@ -70,14 +73,15 @@ class EpochPlan:
             cost=cost,
             deadline=now + cost / throughput,
             start=now,
-            block_share=train.work.share / num_blocks,
+            block_share=block_share,
             params=train.params,
             outputs={},
         )
 
     def first(self) -> Train:
         """The first block: begins the pass."""
-        return self._train(Epochs(self.block_share, self.keep_ratio))
+        assert isinstance(self.train.work, Epochs)
+        return self._train(Epochs(self.train.work.share * self.block_share, self.keep_ratio))
 
     def account(self, event: Trained) -> None:
         """Add what a block has done."""
@@ -105,11 +109,11 @@ class EpochPlan:
         left = self.cost - self.done
         affordable = throughput * max(0.0, self.deadline - now)
         if abs(affordable - left) > TOLERANCE * self.cost:
-            left = min(affordable, self.epoch_cost - self.done)
+            left = affordable
             self.cost = self.done + left
         if left < self._half_batch:
             return None
-        block = self.block_share * self.pass_samples
+        block = self.block_share * max(left, self.cost / MOST_BLOCKS)
         amount = left if left < 1.5 * block else block
         share = min(1.0, amount / self.pass_samples)
         return self._train(Epochs(share, self.keep_ratio, goes_on=True))
