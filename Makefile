@@ -19,7 +19,7 @@ unexport PYTHONPATH
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## Compare four algorithms on 4 uneven machines; ends with table and report
+demo: $(READY) ## Compare five algorithms on 4 uneven machines; ends with table and report
 	$(BIN)/edgegossip compare quickstart
 
 test: $(READY) ## Run the fast tests and the doctests
@@ -57,10 +57,12 @@ check-examples: $(READY) ## Run the examples
 		(cd $(SCRATCH)/examples && "$(CURDIR)/$(BIN)/python" "$(CURDIR)/$$example"); \
 	done
 
-check-demo: $(READY) ## Run a short form of the demo
-	rm -rf $(SCRATCH)/demo
+check-demo: $(READY) ## Run a short form of the demo, and of a study
+	rm -rf $(SCRATCH)/demo $(SCRATCH)/study
 	$(BIN)/edgegossip compare quickstart --num-epochs 3 --out $(SCRATCH)/demo
 	test -s $(SCRATCH)/demo/report.html && test -s $(SCRATCH)/demo/summary.json
+	$(BIN)/edgegossip study edgegossip/speedup --short --seeds 0 --out $(SCRATCH)/study
+	test -s $(SCRATCH)/study/report.html && test -s $(SCRATCH)/study/figures/speedup.svg
 
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .

@@ -146,7 +146,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"loads change every {options.phase:g} s; medians over seeds 0 to 4 (range)")
     print(
-        "block_share profiled   spread of an epoch's ends, median    95 %   forecast error, mean"
+        "block_share profiled   spread of an epoch's ends, median, 95 %   forecast error, mean"
     )
     for block_share in (1.0, 0.25):
         for is_profiled in (False, True):

@@ -12,7 +12,7 @@ from tests.small_runs import ALGORITHMS, ctrl_c_at, repeatable_events, summary
 
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
-from edgegossip.experiments.registry import RECIPES
+from edgegossip.experiments.registry import RECIPES, STUDIES
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,10 +82,12 @@ def test_help_and_list_import_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_the_list_has_a_line_for_each_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_a_line_for_each_recipe_and_study(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert [line.split()[0] for line in lines] == [*RECIPES, *STUDIES]
     assert all(len(line) <= 120 for line in lines)
 
 
@@ -116,6 +118,12 @@ def test_without_a_command_the_usage_is_printed_as_an_error(
         (["compare", "--out", "x"], "compare needs a recipe"),
         (["run", "quikstart"], "unknown recipe 'quikstart'; .*did you mean 'quickstart'"),
         (["run", "quickstart", "--resume"], "--resume needs --out DIR"),
+        (["study"], "study needs a name: one of edgegossip/fig3"),
+        (["study", "edgegossip/fig33"], "unknown study .*did you mean 'edgegossip/fig3'"),
+        (["study", "edgegossip/fig8", "--resume"], "--resume needs --out DIR"),
+        (["study", "edgegossip/fig8", "--threads", "-1"], "threads must be at least 0, got -1"),
+        (["study", "edgegossip/fig8", "--seeds", "1", "1"], "give different seeds"),
+        (["study", "edgegossip/fig8", "--only", "mnist-lenet"], "did you mean 'mnist-lenet5'"),
         (["run", "quickstart", "--only", "gosip"], "unknown algorithm 'gosip'.*'gossip'"),
         (["compare", "quickstart", "--only", "gosgd"], "compare runs everything"),
         (["run", "quickstart", "--batch-size", "0"], "batch_size must be at least 1, got 0"),
@@ -151,7 +159,7 @@ def test_wrong_usage_is_explained_in_a_line(
     [
         (["run", "quickstart", "--bach-size", "3"], "--batch-size"),
         (["run", "quickstart", "--batch-size", "three"], "three"),
-        (["report"], "Of a run or a comparison"),
+        (["report"], "Of a run, a comparison or"),
     ],
     ids=" ".join,
 )

@@ -52,6 +52,7 @@ def test_each_happening_is_a_line_with_its_numbers(tmp_path: Path) -> None:
             "rank": 1,
             "num_steps": 2,
             "num_samples": 8,
+            "cost": 0.0,
             "loss": 0.5,
         },
         {

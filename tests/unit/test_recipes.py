@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from edgegossip.experiments.recipes.baselines import compare_baselines
 from edgegossip.experiments.recipes.quickstart import DEFAULTS, quickstart
+from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.runner import run
+from edgegossip.learning.models import mlp
+from edgegossip.learning.readers import digits
+from edgegossip.learning.task import Workload
+from edgegossip.sim.platform import uneven
 
 
 @pytest.mark.parametrize("throughput", [1000.0, 1e6])
@@ -22,3 +28,20 @@ def test_everyone_gets_the_time_that_epoch_gossip_takes(
         e.max_seconds for name, e in comparison.experiments.items() if name != "epoch-gossip"
     }
     assert limits == {results.virtual_seconds}
+
+
+def test_edge_gossip_chooses_its_samples_and_the_baselines_do_not() -> None:
+    platforms = uneven(4)
+    experiments = compare_baselines(digits(), mlp, platforms, DEFAULTS).experiments
+    assert list(experiments)[:3] == ["epoch-gossip", "edge-gossip", "gosgd"]
+    chosen = {name: e.task.accuracy_aware for name, e in experiments.items()}
+    assert chosen.pop("edge-gossip") is ACCURACY_AWARE
+    assert not any(each.selection.needs_losses for each in chosen.values())
+
+
+def test_getting_ready_takes_no_worker_of_the_quickstart_a_tenth_of_the_run() -> None:
+    for experiment in quickstart().experiments.values():
+        workload = Workload(experiment.task, range(4), experiment.seed)
+        for rank, platform in enumerate(experiment.platforms):
+            seconds = platform.duration(0.0, workload.make_trainer(rank).setup_cost)
+            assert seconds < 0.1 * (experiment.max_seconds or 1.0)

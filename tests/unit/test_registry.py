@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 
 from edgegossip.core.errors import DataError, UsageError
-from edgegossip.experiments.registry import RECIPES, load_recipe
+from edgegossip.experiments.registry import RECIPES, STUDIES, load_recipe, load_study
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_there_and_does_what_the_list_says(name: str) -> None:
     recipe = load_recipe(name)
     assert (recipe.__doc__ or "").splitlines()[0] == RECIPES[name].summary
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_is_there_and_does_what_the_list_says(name: str) -> None:
+    make_study = load_study(name)
+    assert (make_study.__doc__ or "").splitlines()[0] == STUDIES[name].summary
+    study = make_study()
+    assert study.name == name
+    assert study.cells
+    assert study.printed
+    assert make_study.__module__ == STUDIES[name].module
 
 
 def test_an_unknown_recipe_is_answered_with_those_there_are() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.run_folders import Event, comparison, ended, header, whole_run, write_run
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.report.balance import kept_shares
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, notices, story
@@ -159,6 +160,52 @@ def test_story_names_the_winner_and_how_much_sooner_it_was(compared: Path) -> No
     assert "8.0 × as fast as the slowest" in text  # noqa: RUF001
     assert f"gossip reached 90 % accuracy first, after {gossip['time_to_target']:.3g} s" in text
     assert f"{gossip['speedup']:.1f} × sooner than the baseline all-reduce" in text  # noqa: RUF001
+
+
+def balanced_run(num_rounds: int = 4) -> list[Event]:
+    """Workers that take 250, 125, 62 and 31 of their 250 samples in a round, and never wait."""
+    events: list[Event] = []
+    for rank, num_samples in enumerate((250, 125, 62, 31)):
+        for index in range(num_rounds):
+            start = 0.25 * index
+            trained = {"start": start, "num_steps": 1, "num_samples": num_samples, "loss": 0.5}
+            sent = {"kind": "params", "round": index, "receivers": [0], "num_bytes": 9}
+            end = start + 0.25
+            events += [
+                {"type": "trained", "time": end, "rank": rank, **trained},
+                {"type": "sent", "time": end, "rank": rank, **sent, "start": end, "end": end},
+            ]
+    first = header("edge-gossip") | {
+        "algorithm": {"type": "EdgeGossip"},
+        "shard_sizes": [250] * 4,
+    }
+    return [first, *sorted(events, key=lambda event: event["time"]), ended(0.25 * num_rounds)]
+
+
+def test_story_names_who_waited_before_and_what_each_keeps_now(tmp_path: Path) -> None:
+    folder = comparison(tmp_path)
+    write_run(folder / "edge-gossip", balanced_run())
+    text = story_of(folder)
+    assert re.search(
+        r"In all-reduce, worker 0 \(1,000 samples/s\) spent \d\d % of its time waiting for "
+        r"worker 3, the slowest \(125 samples/s\)",
+        text,
+    )
+    assert "workers 0 to 3 kept 100 %, 50 %, 25 % and 12 % of their data" in text
+    assert re.search(r"The longest wait was that of worker \d, 0 % of its time", text)
+    assert "kept" not in story_of(comparison(tmp_path / "without"))
+
+
+def test_a_round_that_was_cut_off_does_not_count_as_kept(tmp_path: Path) -> None:
+    log = balanced_run()
+    extra = next(event for event in log if event["type"] == "trained") | {"time": 1.1}
+    run = read_folder(write_run(tmp_path, [*log[:-1], extra, ended(1.1)])).runs[0]
+    assert kept_shares(run) == pytest.approx([1.0, 0.5, 0.248, 0.124])
+
+
+def test_before_the_first_round_is_over_nothing_was_kept(tmp_path: Path) -> None:
+    log = [balanced_run()[0], ended(0.1)]
+    assert kept_shares(read_folder(write_run(tmp_path, log)).runs[0]) is None
 
 
 def test_target_that_nobody_reached_is_not_called_reached(tmp_path: Path) -> None:

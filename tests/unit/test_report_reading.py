@@ -52,10 +52,10 @@ def test_shares_of_a_worker_make_up_the_whole_run() -> None:
 
 def test_work_cut_off_by_a_crash_is_not_called_waiting() -> None:
     events = [
-        {"type": "trained", "time": 1.0, "start": 0.0, "rank": 0},
+        {"type": "trained", "time": 1.0, "start": 0.0, "rank": 0, "num_samples": 1},
         {"type": "crashed", "time": 3.0, "rank": 0},
         {"type": "recovered", "time": 4.0, "rank": 0},
-        {"type": "trained", "time": 5.0, "start": 4.0, "rank": 0},
+        {"type": "trained", "time": 5.0, "start": 4.0, "rank": 0, "num_samples": 1},
         {"type": "finished", "time": 10.0, "rank": 0},
     ]
     shares = activities(log_of(events, speeds=[1.0]))[0].shares

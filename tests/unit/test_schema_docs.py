@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import edgegossip as eg
+from edgegossip.experiments.registry import load_study
+from edgegossip.experiments.studies.settings import StudySettings
+from edgegossip.experiments.study import run_study
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-folder.md"
 
@@ -56,3 +59,15 @@ def test_every_field_of_the_json_files_is_documented(folder: Path, file: str) ->
     content = json.loads((folder / file).read_text())
     assert set(content) <= documented()
     assert set(content.get("runs", {}).get("gossip", {})) <= documented()
+
+
+def test_every_field_of_a_study_is_documented(tmp_path: Path) -> None:
+    study = load_study("edgegossip/fig8")(StudySettings(short=True))
+    run_study(study, out=tmp_path, num_threads=0)
+    content = json.loads((tmp_path / "study.json").read_text())
+    assert set(content) <= documented()
+    [figure], [table] = content["figures"], content["tables"]
+    panel = figure["panels"][0]
+    cell = next(iter(content["cells"].values()))
+    for part in (cell, figure, panel, panel["series"][0], table, content["machine"]):
+        assert set(part) <= documented()

@@ -20,9 +20,11 @@ from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.registry import RECIPES, load_recipe
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import Interrupted, run
+from edgegossip.experiments.study import STUDY
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
+from edgegossip.report.study import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +56,13 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     name, options, chosen = _parse(command, arguments)
     if options.resume and options.out is None:
         raise UsageError("--resume needs --out DIR, the folder of the interrupted run")
-    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     # A recipe file's colon and slashes make no good folder name.
-    out = options.out or Path("runs", name.rpartition(":")[2], stamp)
+    out = options.out or default_folder(name.rpartition(":")[2])
     settings: dict[str, Any] = {
         "out": out,
         "resume": options.resume,
         "recipe": name,
-        "command": _repeatable(command, arguments),
+        "command": repeatable(command, arguments),
         "num_threads": options.threads,
     }
     try:
@@ -81,7 +82,12 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     return 0
 
 
-def _repeatable(command: str, arguments: list[str]) -> str:
+def default_folder(name: str) -> Path:
+    """Where results go if nobody says: the name and the time."""
+    return Path("runs", name, datetime.now().strftime("%Y-%m-%d-%H%M%S"))
+
+
+def repeatable(command: str, arguments: list[str]) -> str:
     """The command less the options that do not matter for its results."""
     kept: list[str] = []
     remaining = iter(arguments)
@@ -96,7 +102,8 @@ def _repeatable(command: str, arguments: list[str]) -> str:
 def report_command(arguments: list[str]) -> int:
     """`edgegossip report`."""
     folder = tyro.cli(_report_folder, prog="edgegossip report", args=arguments)
-    print(f"report: {write_report(folder)}")
+    write = write_study_report if (folder / STUDY).exists() else write_report
+    print(f"report: {write(folder)}")
     return 0
 
 
@@ -104,7 +111,7 @@ def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
     """Draw figures and report.html of a run folder again.
 
     Args:
-        folder: Of a run or a comparison.
+        folder: Of a run, a comparison or a study.
     """
     return folder
 

@@ -13,14 +13,15 @@ edgegossip: train one PyTorch model together on machines of very different speed
 
 usage: edgegossip COMMAND [OPTIONS]
 
-  edgegossip list                   the recipes, a line each
+  edgegossip list                   the recipes and studies, a line each
   edgegossip run RECIPE             one algorithm of a recipe (--only NAME says which)
   edgegossip compare RECIPE         all algorithms of a recipe, side by side
-  edgegossip report DIR             draw the report of a run folder (again)
+  edgegossip study STUDY            a figure of a paper, or of ours, from many runs
+  edgegossip report DIR             draw the report of a folder (again)
   edgegossip run RECIPE --help      every option of a recipe
 
 RECIPE is a name from the list, or a function of your own: FILE.py:NAME.
-Results go to --out DIR, by default runs/RECIPE/STAMP; open report.html there.
+Results go to --out DIR, by default runs/NAME/STAMP; open report.html there.
 """
 
 
@@ -58,7 +59,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(importlib.metadata.version("edgegossip"))
         return 0
-    if rest in (["-h"], ["--help"]) and command in ("list", "run", "compare"):
+    if rest in (["-h"], ["--help"]) and command in ("list", "run", "compare", "study"):
         print(USAGE, end="")
         return 0
     if command not in _COMMANDS:
@@ -67,12 +68,13 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _list(arguments: list[str]) -> int:
-    from edgegossip.experiments.registry import RECIPES
+    from edgegossip.experiments.registry import RECIPES, STUDIES
 
     if arguments:
         raise UsageError(f"list takes no arguments, got {' '.join(arguments)}")
-    width = max(map(len, RECIPES))
-    for name, entry in RECIPES.items():
+    entries = RECIPES | STUDIES
+    width = max(map(len, entries))
+    for name, entry in entries.items():
         print(f"{name:{width}}  {entry.summary}")
     return 0
 
@@ -89,6 +91,12 @@ def _compare(arguments: list[str]) -> int:
     return run_command(arguments, is_comparison=True)
 
 
+def _study(arguments: list[str]) -> int:
+    from edgegossip.cli.study import study_command
+
+    return study_command(arguments)
+
+
 def _report(arguments: list[str]) -> int:
     from edgegossip.cli.commands import report_command
 
@@ -103,6 +111,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
     "run": _run,
     "compare": _compare,
+    "study": _study,
     "report": _report,
 }
 

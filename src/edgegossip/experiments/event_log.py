@@ -76,6 +76,7 @@ class EventLog:
             rank=rank,
             num_steps=event.num_steps,
             num_samples=event.num_samples,
+            cost=event.cost,
             loss=event.loss,
         )
 

@@ -1,4 +1,4 @@
-"""Recipes by name. Imports nothing heavy, so that listing them is instant."""
+"""Recipes and studies by name. Imports nothing heavy, so that listing them is instant."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from edgegossip.core.errors import EdgeGossipError, UsageError, unknown_name
 
 if TYPE_CHECKING:  # these import torch, which takes longer than `edgegossip list` may
     from edgegossip.experiments.experiment import Comparison, Experiment
+    from edgegossip.experiments.study import Study
 
 Recipe: TypeAlias = "Callable[..., Experiment | Comparison]"
+MakeStudy: TypeAlias = "Callable[..., Study]"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a recipe is, and what it does in a line (the first of its docstring)."""
+    """Where a recipe or a study is, and what it does in a line (the first of its docstring)."""
 
     module: str
     function: str
@@ -57,6 +59,63 @@ RECIPES = {
         "Activities of 21 people on 21 phones of measured speeds, tested on 9 others.",
     ),
 }
+
+_STUDIES = "edgegossip.experiments.studies"
+STUDIES = {
+    "edgegossip/fig3": Entry(
+        f"{_STUDIES}.aggregation",
+        "fig3",
+        "The eight combinations: time of each step, and accuracy learnt from the points alone.",
+    ),
+    "edgegossip/fig5": Entry(
+        f"{_STUDIES}.training",
+        "fig5",
+        "Accuracy over time: four models, three aggregations, and the controls.",
+    ),
+    "edgegossip/fig6": Entry(
+        f"{_STUDIES}.training",
+        "fig6",
+        "Time to target and loss of accuracy with 4, 8, 16 and 32 platforms.",
+    ),
+    "edgegossip/fig7": Entry(
+        f"{_STUDIES}.aggregation",
+        "fig7",
+        "Time to generate aggregated points, for ratios 5, 10 and 20.",
+    ),
+    "edgegossip/fig8": Entry(
+        f"{_STUDIES}.look",
+        "fig8",
+        "The share of an epoch that looking at points takes: accounted and measured.",
+    ),
+    "edgegossip/fig12": Entry(
+        f"{_STUDIES}.training",
+        "fig12",
+        "Time to target and loss of accuracy where two platforms are 3 or 5 times as fast.",
+    ),
+    "edgegossip/fig13": Entry(
+        f"{_STUDIES}.training",
+        "fig13",
+        "Time to target and loss of accuracy with aggregation ratios 5, 10 and 20.",
+    ),
+    "edgegossip/speedup": Entry(
+        f"{_STUDIES}.speedup",
+        "speedup",
+        "Time to EpochGossip's best accuracy less 0.3 points, at imbalances 2, 4 and 8.",
+    ),
+}
+
+
+def load_study(name: str) -> MakeStudy:
+    """Find one of our studies by name.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    if name not in STUDIES:
+        raise UsageError(unknown_name("study", name, STUDIES))
+    entry = STUDIES[name]
+    found: MakeStudy = getattr(importlib.import_module(entry.module), entry.function)
+    return found
 
 
 def load_recipe(name: str) -> Recipe:

@@ -147,9 +147,17 @@ class _Run:
             self._restore(checkpoint)
         else:
             self._log.write(
-                "experiment", **folder.header, command=command, wall_started=folder.started
+                "experiment",
+                **folder.header,
+                command=command,
+                shard_sizes=self._shard_sizes(),
+                wall_started=folder.started,
             )
         self._samples_before = self._log.samples_processed
+
+    def _shard_sizes(self) -> list[int]:
+        shards, num_workers = self._workload.shards, self._experiment.num_workers
+        return [len(shards[rank]) if rank in shards else 0 for rank in range(num_workers)]
 
     def execute(self) -> Results:
         """Simulate to the end, or until asked to stop, and leave a whole folder either way."""

@@ -13,6 +13,9 @@ from rich.table import Table
 from edgegossip.experiments.progress import Status
 from edgegossip.report import units
 
+MAX_ROWS = 12
+"""More runs than these would not fit a screen; the newest stay."""
+
 COLUMNS = ("run", "done", "virtual time", "epochs", "accuracy", "sent", "samples/s", "left")
 
 
@@ -58,7 +61,7 @@ class LiveView:
         table = Table(box=None, padding=(0, 2))
         for column in COLUMNS:
             table.add_column(column, justify="left" if column == "run" else "right")
-        for status in self._statuses.values():
+        for status in list(self._statuses.values())[-MAX_ROWS:]:
             table.add_row(*cells(status))
         return table
 

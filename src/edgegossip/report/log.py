@@ -57,6 +57,9 @@ class WorkerLog:
         crashes: When it crashed.
         recoveries: When it came back.
         finished: When it had no work left; None if it never said so.
+        num_samples: Processed in all.
+        num_rounds: After which it sent its parameters; 0 for algorithms without rounds.
+        round_samples: Processed in those rounds.
     """
 
     training: list[Span] = field(default_factory=list)
@@ -64,6 +67,9 @@ class WorkerLog:
     crashes: list[Seconds] = field(default_factory=list)
     recoveries: list[Seconds] = field(default_factory=list)
     finished: Seconds | None = None
+    num_samples: int = 0
+    num_rounds: int = 0
+    round_samples: int = 0
 
 
 @dataclass(slots=True)
@@ -94,10 +100,16 @@ class RunLog:
         match event["type"]:
             case "trained":
                 span = (float(event["start"]), float(event["time"]))
-                self._worker(event).training.append(span)
+                worker = self._worker(event)
+                worker.training.append(span)
+                worker.num_samples += int(event["num_samples"])
             case "sent":
                 span = (float(event["start"]), float(event["end"]))
-                self._worker(event).sending.append(span)
+                worker = self._worker(event)
+                worker.sending.append(span)
+                if event["kind"] == "params":
+                    worker.num_rounds = int(event["round"]) + 1
+                    worker.round_samples = worker.num_samples
             case "lost":
                 self.lost[str(event["reason"])] += 1
             case "evaluated":

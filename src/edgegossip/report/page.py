@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.report.activity import mean_shares
@@ -19,7 +19,7 @@ from edgegossip.report.folder import Run, RunFolder, read_folder
 from edgegossip.report.prose import highlights, notices, story
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
-from edgegossip.report.units import data_size, listing, number, percent, seconds, times
+from edgegossip.report.units import data_size, listing, number, percent, seconds, times, written
 
 REPORT = "report.html"
 FIGURES = "figures"
@@ -56,9 +56,9 @@ def write_report(folder: Path) -> Path:
     try:
         (folder / FIGURES).mkdir(exist_ok=True)
         for picture in (*curves, *timelines):
-            _write(folder / FIGURES / f"{picture.name}.png", picture.png)
-            _write(folder / FIGURES / f"{picture.name}.svg", picture.svg)
-        _write(folder / REPORT, page.encode())
+            write_file(folder / FIGURES / f"{picture.name}.png", picture.png)
+            write_file(folder / FIGURES / f"{picture.name}.svg", picture.svg)
+        write_file(folder / REPORT, page.encode())
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder} ({error.strerror}); the run itself is "
@@ -74,24 +74,8 @@ def render_page(
     timelines: list[Picture],
 ) -> str:
     """Fill in the template; whatever comes from the data is escaped."""
-    environment = Environment(
-        loader=PackageLoader("edgegossip", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "number": number,
-        "percent": percent,
-        "seconds": seconds,
-        "data_size": data_size,
-        "times": times,
-        "setting": _setting_text,
-        "data_uri": _data_uri,
-    }
     header = folder.runs[0].log.header
-    return environment.get_template("page.html").render(
+    return template("page.html").render(
         folder=folder,
         colors=colors,
         story=story(folder),
@@ -106,6 +90,28 @@ def render_page(
         platforms=_platform_groups(folder.runs[0]),
         facts=_facts(header),
     )
+
+
+def template(name: str) -> Template:
+    """A page to fill in, with our filters."""
+    environment = Environment(
+        loader=PackageLoader("edgegossip", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "percent": percent,
+        "seconds": seconds,
+        "data_size": data_size,
+        "times": times,
+        "written": written,
+        "setting": _setting_text,
+        "data_uri": _data_uri,
+    }
+    return environment.get_template(name)
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +146,7 @@ def _data_uri(picture: Picture) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg).decode()}"
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write all of `path` or nothing, so that nobody ever opens half a file."""
     temporary = path.with_name(f".{path.name}.part")
     try:

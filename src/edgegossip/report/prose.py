@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from edgegossip.report.activity import described, mean_shares
+from edgegossip.report.balance import balance
 from edgegossip.report.folder import Run, RunFolder
 from edgegossip.report.units import data_size, listing, number, percent, seconds, times
 
@@ -17,9 +18,11 @@ MAX_SPEEDS = 8
 def story(folder: RunFolder) -> list[str]:
     """Tell the setting, the outcome, the traffic and the faults, a sentence or two each."""
     if folder.is_comparison:
-        parts = [_setting(folder), _race(folder), _traffic(folder), _bound(folder)]
+        parts = [_setting(folder), _race(folder), balance(folder)]
+        parts += [_traffic(folder), _bound(folder)]
     else:
-        parts = [_setting(folder), _outcome(folder), _time_spent(folder.runs[0])]
+        parts = [_setting(folder), _outcome(folder), balance(folder)]
+        parts += [_time_spent(folder.runs[0])]
     return [part for part in [*parts, *faults(folder)] if part]
 
 

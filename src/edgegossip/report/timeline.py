@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.report.activity import Activity, Spans, clipped, described
+from edgegossip.report.balance import kept_sentence
 from edgegossip.report.folder import Run, RunFolder
 from edgegossip.report.style import (
     INK,
@@ -190,6 +191,8 @@ def _caption(run: Run, ranks: list[Rank], window: Seconds) -> str:
         f"{described(run.workers[rank].shares)}."
         for rank in extremes
     ]
+    if kept := kept_sentence(run):
+        parts.append(kept)
     if any(run.workers[rank].shares["unfinished"] > 0 for rank in ranks):
         parts.append(
             "Hatched: work cut off by a crash or the end is not in the log, so the worker may "

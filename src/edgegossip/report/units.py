@@ -65,6 +65,33 @@ def times(value: float | None) -> str:
     return f"{number(value) if value >= 100 else f'{value:.1f}'}{NO_BREAK}\u00d7"
 
 
+def points(value: float | None) -> str:
+    """A difference of shares, in percentage points.
+
+    >>> points(0.0078).split(), points(-0.001).split()
+    (['0.78', 'pp'], ['-0.10', 'pp'])
+    """
+    return UNKNOWN if value is None else f"{100 * value:.2f}{NO_BREAK}pp"
+
+
+def written(value: str | float | None, unit: str) -> str:
+    """A value in its unit: text, number, seconds, percent, points or times.
+
+    >>> written(0.5, "percent").split(), written("LeNet-5", "text")
+    (['50', '%'], 'LeNet-5')
+    """
+    if isinstance(value, str):
+        return value
+    ways = {
+        "number": number,
+        "seconds": seconds,
+        "percent": percent,
+        "points": points,
+        "times": times,
+    }
+    return ways.get(unit, number)(value)
+
+
 def listing(words: Sequence[str]) -> str:
     """Words as a sentence lists them.
 

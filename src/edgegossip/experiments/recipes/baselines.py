@@ -1,22 +1,25 @@
-"""The four baselines on the same machines, for the same virtual time."""
+"""The baselines and EdgeGossip on the same machines, for the same virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.protocol import Algorithm, Payload, Seconds, TrainingResult, Work
+from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.core.protocol import Algorithm
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
-from edgegossip.experiments.recipes.settings import Settings
+from edgegossip.experiments.recipes.settings import ACCURACY_AWARE, Settings
+from edgegossip.experiments.rehearsal import epoch_gossip_seconds
+from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.optimizer import SGD
@@ -24,7 +27,6 @@ from edgegossip.learning.partition import IID, Partition
 from edgegossip.learning.task import Task, Workload
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
-from edgegossip.sim.simulator import Simulator
 
 UNTIL_CUT_OFF = 10**9
 """Rounds of an algorithm that goes on until the time limit."""
@@ -42,9 +44,10 @@ def compare_baselines(
     partition: Partition = IID(),
     augmentation: Augmentation | None = None,
     link: Link = HOME_LINK,
+    accuracy_aware: AccuracyAware = ACCURACY_AWARE,
     target_accuracy: float | None = None,
 ) -> Comparison:
-    """EpochGossip for ``settings.num_epochs``, and the other three for as long as that takes.
+    """EpochGossip for ``settings.num_epochs``, and the others for as long as that takes.
 
     Args:
         dataset: Training and test samples.
@@ -54,6 +57,7 @@ def compare_baselines(
         partition: Deals the samples to the workers.
         augmentation: Of the training batches.
         link: Every link.
+        accuracy_aware: How EdgeGossip chooses samples.
         target_accuracy: See `Comparison`.
 
     Raises:
@@ -73,69 +77,39 @@ def compare_baselines(
         augmentation=augmentation,
         torch_device=settings.torch_device,
     )
-    max_seconds = epoch_gossip_seconds(task, platforms, link, settings)
-    experiments = {
-        algorithm_name(algorithm): Experiment(
-            task=task,
+    workload = Workload(task, range(len(platforms)), settings.seed)
+    max_seconds = epoch_gossip_seconds(workload, platforms, link, settings.num_epochs)
+
+    def experiment(algorithm: Algorithm[Any]) -> Experiment:
+        is_edge_gossip = isinstance(algorithm, EdgeGossip)
+        return Experiment(
+            task=replace(task, accuracy_aware=accuracy_aware) if is_edge_gossip else task,
             algorithm=algorithm,
             platforms=platforms,
             links=Links(default=link),
             seed=settings.seed,
             max_seconds=None if isinstance(algorithm, EpochGossip) else max_seconds,
         )
-        for algorithm in _baselines(len(platforms), settings)
-    }
+
+    algorithms = _algorithms(len(platforms), settings)
     return Comparison(
-        experiments=experiments, baseline="epoch-gossip", target_accuracy=target_accuracy
+        experiments={algorithm_name(each): experiment(each) for each in algorithms},
+        baseline="epoch-gossip",
+        target_accuracy=target_accuracy,
     )
 
 
-def _baselines(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
+def _algorithms(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
     everyone = complete(num_workers)
     return [
-        AllReduce(topology=everyone, num_rounds=UNTIL_CUT_OFF),
         EpochGossip(topology=everyone, num_rounds=settings.num_epochs),
+        EdgeGossip(inner=EpochGossip(topology=everyone, num_rounds=UNTIL_CUT_OFF)),
         GoSGD(
             topology=everyone,
             num_rounds=UNTIL_CUT_OFF,
             exchange_probability=settings.exchange_probability,
             seed=settings.seed,
         ),
+        AllReduce(topology=everyone, num_rounds=UNTIL_CUT_OFF),
         Gossip(topology=ring(num_workers), num_rounds=UNTIL_CUT_OFF),
     ]
-
-
-def epoch_gossip_seconds(
-    task: Task, platforms: tuple[Platform, ...], link: Link, settings: Settings
-) -> Seconds:
-    """Virtual seconds that EpochGossip takes: simulated, with nothing really trained."""
-    num_workers = len(platforms)
-    workload = Workload(task, range(num_workers), settings.seed)
-    simulator = Simulator(
-        EpochGossip(topology=complete(num_workers), num_rounds=settings.num_epochs),
-        platforms,
-        workload.initial_params,
-        lambda rank, incarnation: Rehearsal(len(workload.shards[rank])),
-        links=Links(default=link),
-    )
-    simulator.run()
-    return simulator.now
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """A trainer that only says what an epoch of `num_samples` would cost."""
-
-    num_samples: int
-
-    def cost(self, work: Work, inputs: Payload) -> float:
-        return self.num_samples
-
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        return TrainingResult(params, self.num_samples, 1, 0.0)
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass

@@ -1,4 +1,4 @@
-"""The four baselines on pictures: MNIST and CIFAR-10, uneven platforms."""
+"""The baselines and EdgeGossip on pictures: MNIST and CIFAR-10, uneven platforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four baselines on phones' sensors: every worker one person, every phone as it is."""
+"""The baselines and EdgeGossip on phones' sensors: every worker one person."""
 
 from __future__ import annotations
 

@@ -6,6 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgegossip.learning.accuracy_aware import AccuracyAware
+
+ACCURACY_AWARE = AccuracyAware()
+"""How EdgeGossip chooses what slow workers train on, in recipes and studies."""
+
 
 def default_data_dir() -> Path:
     """$EDGEGOSSIP_DATA, or the folder "data"."""

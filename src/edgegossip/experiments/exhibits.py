@@ -1,0 +1,100 @@
+"""What a study shows, as plain values: figures and tables that a report draws.
+
+They lie in `study.json`, so that a page is made from that file alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Unit: TypeAlias = Literal["text", "number", "seconds", "percent", "points", "times"]
+"""How a number is written: "percent" and "points" (percentage points) are shares in [0, 1]."""
+
+Value: TypeAlias = str | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One curve, or one bar in each category.
+
+    Args:
+        name: In the legend.
+        x: Of a curve; categories of bars by name.
+        y: One for each x; None for a bar that is missing.
+        low: Lower end of the range of each y over the seeds; empty for none.
+        high: Upper end.
+        is_mark: Bars only: a line across each category instead, such as a bound.
+    """
+
+    name: str
+    x: tuple[float | str, ...]
+    y: tuple[float | None, ...]
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+    is_mark: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes.
+
+    Args:
+        title: Above it.
+        kind: "lines", "bars" (side by side) or "stacked" bars.
+        x_label: Below it.
+        y_label: Beside it.
+        y_unit: Of the numbers on the vertical axis.
+        series: In order of the legend.
+        is_log: The vertical axis is logarithmic.
+    """
+
+    title: str
+    kind: Literal["lines", "bars", "stacked"]
+    x_label: str
+    y_label: str
+    y_unit: Unit
+    series: tuple[Series, ...]
+    is_log: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Panels side by side, as the paper has them.
+
+    Args:
+        name: File name without suffix.
+        heading: What it shows, in a few words.
+        caption: How to read it.
+        panels: At least one.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Numbers in rows.
+
+    Args:
+        heading: What they are.
+        columns: Title and unit of each column.
+        rows: As many values as columns in each.
+        note: How to read it.
+    """
+
+    heading: str
+    columns: tuple[tuple[str, Unit], ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibits:
+    """All that a study shows of what it has found so far."""
+
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()

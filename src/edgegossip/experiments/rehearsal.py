@@ -1,0 +1,70 @@
+"""When EpochGossip's epochs end: simulated, with nothing really trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.protocol import Payload, Rank, Seconds, Trainer, TrainingResult, Work
+from edgegossip.core.topology import complete
+from edgegossip.learning.task import Workload
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+from edgegossip.sim.simulator import Simulator
+
+
+def epoch_gossip_seconds(
+    workload: Workload, platforms: Sequence[Platform], link: Link, num_epochs: int
+) -> Seconds:
+    """Virtual seconds until EpochGossip on the complete graph has done `num_epochs`.
+
+    Args:
+        workload: Says how large shards and messages are.
+        platforms: One for each worker.
+        link: Every link.
+        num_epochs: At least 1.
+    """
+    simulator = Simulator(
+        _OnlySends(topology=complete(len(platforms)), num_rounds=num_epochs),
+        platforms,
+        workload.initial_params,
+        lambda rank, incarnation: Rehearsal(len(workload.shards[rank])),
+        links=Links(default=link),
+    )
+    simulator.run()
+    return simulator.now
+
+
+class _OnlySends(EpochGossip):
+    """EpochGossip that saves itself the mixing of large models."""
+
+    def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Rehearsal(Trainer):
+    """A trainer that only says what an epoch over a shard would cost."""
+
+    shard_size: int
+
+    @property
+    def num_samples(self) -> int:
+        return self.shard_size
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        return self.num_samples
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        return TrainingResult(params, self.num_samples, 1, 0.0)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass

@@ -1,0 +1,65 @@
+"""What the events of a run say about its training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.protocol import Rank, Seconds
+
+
+class TrainingEvents:
+    """The lines `trained`, and `sent` with parameters of a round, of an `events.jsonl`.
+
+    Args:
+        path: The file; the run was not interrupted before its first line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        self._sizes: list[int] = lines[0]["shard_sizes"]
+        self._trained = [line for line in lines if line["type"] == "trained"]
+        self._sent: dict[tuple[Rank, int], Any] = {
+            (line["rank"], line["round"]): line
+            for line in lines
+            if line["type"] == "sent" and line["kind"] == "params"
+        }
+
+    def sent_by(self, num_rounds: int) -> Seconds | None:
+        """When the last worker had sent its parameters of round `num_rounds`, counted from 1.
+
+        None if one never did, or the algorithm has no rounds.
+        """
+        lines = [self._sent.get((rank, num_rounds - 1)) for rank in range(len(self._sizes))]
+        ends = [line["end"] for line in lines if line is not None]
+        return max(ends) if len(ends) == len(lines) else None
+
+    def kept_shares(self) -> list[float] | None:
+        """The share of its samples that each worker trained on in a round, on average.
+
+        None if one has come to the end of no round.
+        """
+        if {rank for rank, _ in self._sent} != set(range(len(self._sizes))):
+            return None
+        return [self._kept_share(rank, size) for rank, size in enumerate(self._sizes)]
+
+    def _kept_share(self, rank: Rank, size: int) -> float:
+        num_rounds = 1 + max(round_ for other, round_ in self._sent if other == rank)
+        end = self._sent[rank, num_rounds - 1]["time"]
+        done = [
+            line["num_samples"]
+            for line in self._trained
+            if line["rank"] == rank and line["time"] <= end
+        ]
+        return sum(done) / (num_rounds * size) if size else 0.0
+
+    def look_share(self, rank: Rank | None = None) -> float | None:
+        """Share of the training time of `rank`, or of all, that went into looking at points.
+
+        None if nobody has trained.
+        """
+        lines = [line for line in self._trained if rank in (None, line["rank"])]
+        cost = sum(line["cost"] for line in lines)
+        samples = sum(line["num_samples"] for line in lines)
+        return (cost - samples) / cost if cost else None

@@ -1,0 +1,52 @@
+"""Platforms of a wanted imbalance."""
+
+from __future__ import annotations
+
+import math
+
+from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
+
+
+def imbalanced(
+    num_workers: int = 4, throughput: float = 1000.0, imbalance: float = 4.0
+) -> tuple[Platform, ...]:
+    """Platforms like `uneven`, but the fastest is `imbalance` times as fast as the slowest.
+
+    The speeds 1 : 0.8 : 0.33 : 0.25 are raised to the power log(imbalance) / log(4), so that
+    they stay as unevenly spread.
+
+    Args:
+        num_workers: At least 1.
+        throughput: Training samples per second of the fastest.
+        imbalance: T_max / T_min, at least 1.
+
+    Raises:
+        ValueError: If `imbalance` is below 1.
+
+    >>> [round(platform.throughput) for platform in imbalanced(imbalance=16)]
+    [1000, 640, 109, 62]
+    """
+    if not 1 <= imbalance < math.inf:
+        raise ValueError(f"imbalance must be at least 1 and finite, got {imbalance}")
+    exponent = math.log(imbalance) / math.log(1 / min(UNEVEN_SPEEDS))
+    speeds = [speed**exponent for speed in UNEVEN_SPEEDS]
+    return uneven(num_workers, throughput, speeds)
+
+
+def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[Platform, ...]:
+    """Two fast platforms, and two slow ones that take `factor` times as long.
+
+    >>> [platform.throughput for platform in fast_and_slow(5)]
+    [1000.0, 1000.0, 200.0, 200.0]
+    """
+    return uneven(4, throughput, (1.0, 1.0, 1 / factor, 1 / factor))
+
+
+def time_ratio(platforms: tuple[Platform, ...]) -> float:
+    """T_max / T_min of equal shards on idle platforms.
+
+    >>> time_ratio(fast_and_slow(5))
+    5.0
+    """
+    speeds = [platform.total_throughput for platform in platforms]
+    return max(speeds) / min(speeds)

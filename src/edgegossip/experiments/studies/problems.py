@@ -1,0 +1,195 @@
+"""What the studies learn: data, model and settings, scaled down where two cores need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from edgegossip.core.randomness import generator
+from edgegossip.experiments.recipes.settings import Settings
+from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.dataset import ArraySplit, Dataset, Split
+from edgegossip.learning.learner import Augmentation
+from edgegossip.learning.models import (
+    alexnet,
+    lenet5,
+    mlp,
+    mobilenet_v2,
+    resnet20,
+    sensor_cnn,
+    squeezenet,
+)
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.readers import DATASETS
+from edgegossip.learning.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A learning task of a study.
+
+    Args:
+        name: For people and folders.
+        dataset: Name of the data set.
+        model: Called with `input_shape` and `num_classes`.
+        num_train: Training samples, drawn at random; None for all there are.
+        num_test: Test samples, likewise.
+        settings: Epochs of EpochGossip, SGD, and the throughput of the fastest platform.
+        augmentation: Of the training batches.
+        scaled_down: What is smaller than in the paper, in a sentence; empty for nothing.
+    """
+
+    name: str
+    dataset: str
+    model: Callable[..., nn.Module]
+    num_train: int | None = None
+    num_test: int | None = None
+    settings: Settings = Settings()
+    augmentation: Augmentation | None = None
+    scaled_down: str = ""
+
+    def load(self, data_dir: Path) -> Dataset:
+        """Read the data set.
+
+        Raises:
+            DataError: If a file is missing or damaged.
+        """
+        return _load(self.dataset, data_dir, self.num_train, self.num_test)
+
+    def task(self, data_dir: Path) -> Task:
+        """The learning task; see `load`."""
+        dataset = self.load(data_dir)
+        shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
+        return Task(
+            dataset=dataset,
+            model=partial(self.model, **shape),
+            optimizer=SGD(
+                lr=self.settings.lr,
+                momentum=self.settings.momentum,
+                weight_decay=self.settings.weight_decay,
+            ),
+            batch_size=self.settings.batch_size,
+            augmentation=self.augmentation,
+            torch_device=self.settings.torch_device,
+        )
+
+    def plain(self) -> dict[str, object]:
+        """What results depend on, in JSON."""
+        return {
+            "problem": self.name,
+            "num_train": self.num_train,
+            "num_test": self.num_test,
+            "num_epochs": self.settings.num_epochs,
+            "batch_size": self.settings.batch_size,
+            "lr": self.settings.lr,
+            "momentum": self.settings.momentum,
+            "throughput": self.settings.throughput,
+        }
+
+
+@cache
+def _load(name: str, data_dir: Path, num_train: int | None, num_test: int | None) -> Dataset:
+    dataset = DATASETS[name](data_dir)
+    return replace(
+        dataset,
+        train=_some(dataset.train, num_train, "train"),
+        test=_some(dataset.test, num_test, "test"),
+        # Who samples are from is of no use to the studies, which deal them at random.
+        subjects=None,
+    )
+
+
+def _some(split: Split, num_samples: int | None, which: str) -> Split:
+    """Some samples of a split, at random but always the same."""
+    if num_samples is None or num_samples >= len(split):
+        return split
+    order = torch.randperm(len(split), generator=generator(0, "study", which))
+    return ArraySplit(*split.batch(order[:num_samples]))
+
+
+MNIST_LENET5 = Problem(
+    name="mnist-lenet5",
+    dataset="mnist",
+    model=lenet5,
+    settings=Settings(num_epochs=15, throughput=2000.0),
+)
+CIFAR10_LENET5 = Problem(
+    name="cifar10-lenet5",
+    dataset="cifar10",
+    model=lenet5,
+    settings=Settings(num_epochs=24),
+)
+HAR_CNN = Problem(
+    name="har-cnn",
+    dataset="har",
+    model=sensor_cnn,
+    settings=Settings(num_epochs=40, throughput=500.0, exchange_probability=0.1),
+)
+CIFAR10_RESNET20 = Problem(
+    name="cifar10-resnet20",
+    dataset="cifar10",
+    model=resnet20,
+    num_train=10_000,
+    num_test=5_000,
+    settings=Settings(
+        num_epochs=12, throughput=200.0, batch_size=32, lr=0.05, weight_decay=1e-4
+    ),
+    augmentation=flip_and_crop,
+    scaled_down="ResNet-20 (not in the paper) learns from 10,000 of the 50,000 pictures of "
+    "CIFAR-10 for 12 epochs, and is tested on 5,000 of the 10,000.",
+)
+CIFAR10_ALEXNET = Problem(
+    name="cifar10-alexnet",
+    dataset="cifar10",
+    model=alexnet,
+    num_train=2_000,
+    num_test=1_000,
+    settings=Settings(num_epochs=4, throughput=50.0, exchange_probability=0.1),
+    scaled_down="AlexNet (57 million parameters) learns from 2,000 of the 50,000 pictures of "
+    "CIFAR-10 for 4 epochs, and is tested on 1,000 of the 10,000.",
+)
+CIFAR10_SQUEEZENET = Problem(
+    name="cifar10-squeezenet",
+    dataset="cifar10",
+    model=squeezenet,
+    num_train=5_000,
+    num_test=2_000,
+    settings=Settings(num_epochs=6, throughput=200.0, exchange_probability=0.1),
+    scaled_down="SqueezeNet learns from 5,000 of the 50,000 pictures of CIFAR-10 for 6 "
+    "epochs, and is tested on 2,000 of the 10,000.",
+)
+CIFAR10_MOBILENET_V2 = Problem(
+    name="cifar10-mobilenet-v2",
+    dataset="cifar10",
+    model=mobilenet_v2,
+    num_train=2_000,
+    num_test=1_000,
+    settings=Settings(num_epochs=4, throughput=50.0, exchange_probability=0.1),
+    scaled_down="MobileNet-v2 learns from 2,000 of the 50,000 pictures of CIFAR-10 for 4 "
+    "epochs, and is tested on 1,000 of the 10,000.",
+)
+DIGITS_MLP = Problem(
+    name="digits-mlp",
+    dataset="digits",
+    # A smaller model would take less time for all of its epochs than aggregation.
+    model=partial(mlp, hidden=(512, 512)),
+    num_train=400,
+    num_test=200,
+    settings=Settings(
+        num_epochs=4, batch_size=16, lr=0.02, throughput=100.0, exchange_probability=0.1
+    ),
+    scaled_down="The short form: 400 handwritten digits of 8 x 8 pixels and a small "
+    "perceptron stand for everything. Its numbers mean nothing.",
+)
+
+
+def with_epochs(problem: Problem, num_epochs: int) -> Problem:
+    """`problem` for another number of EpochGossip's epochs."""
+    settings = replace(problem.settings, num_epochs=num_epochs)
+    reason = f"{problem.name}: {num_epochs} epochs of EpochGossip; the paper prints no number."
+    return replace(problem, settings=settings, scaled_down=problem.scaled_down or reason)

@@ -1,0 +1,209 @@
+"""EpochGossip against others, on the same data and machines: cells of one run each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Algorithm, Seconds
+from edgegossip.core.topology import complete
+from edgegossip.experiments.experiment import Experiment, throughput_bound
+from edgegossip.experiments.recipes.baselines import HOME_LINK, UNTIL_CUT_OFF
+from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
+from edgegossip.experiments.rehearsal import epoch_gossip_seconds
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.studies.events import TrainingEvents
+from edgegossip.experiments.studies.platforms import time_ratio
+from edgegossip.experiments.studies.problems import Problem
+from edgegossip.experiments.study import Cell, Row, Session
+from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware
+from edgegossip.learning.task import Workload
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import Platform
+
+Runs: TypeAlias = Mapping[str, AccuracyAware | None]
+"""Who races against EpochGossip, by name: EdgeGossip that chooses samples so, or `GOSGD`."""
+
+BASELINE = "epoch-gossip"
+GOSGD = None
+"""In place of an `AccuracyAware`: the run is GoSGD, asynchronous as its authors have it."""
+
+CONTROLS: Runs = {
+    "random": PLAIN,
+    "gosgd": GOSGD,
+}
+"""What EdgeGossip has to beat: the same shares of data chosen at random, and no barrier."""
+
+CONTENDERS: Runs = {"edge-gossip": ACCURACY_AWARE, **CONTROLS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Machines to race on.
+
+    Args:
+        name: E.g. "imbalance 4".
+        platforms: One for each worker.
+        runs: Who races against EpochGossip, by the name of the run.
+    """
+
+    name: str
+    platforms: tuple[Platform, ...]
+    runs: Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """One problem and seed, on machines of the same number but different speeds.
+
+    EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, only
+    their times do, and those are simulated without training. The others run for EpochGossip's
+    time, or for `max_rounds` epochs of the fastest platform if that is less.
+
+    Args:
+        group: What `--only` picks.
+        problem: What is learnt.
+        setups: Machines to race on, with equally many workers.
+        seed: Of everything random.
+        max_rounds: In multiples of EpochGossip's epochs; None for no such limit.
+    """
+
+    group: str
+    problem: Problem
+    setups: tuple[Setup, ...]
+    seed: int
+    max_rounds: float | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Of each setup."""
+        return len(self.setups[0].platforms)
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        """The runs; data is read when the first of them begins."""
+        folder = f"{self.group}/{self.num_workers}-workers/seed{self.seed}"
+        baseline = f"{folder}/{BASELINE}"
+        yield Cell(name=baseline, group=self.group, work=partial(self._baseline, data_dir))
+        for setup in self.setups:
+            for name in setup.runs:
+                yield Cell(
+                    name=f"{folder}/{setup.name.replace(' ', '-')}/{name}",
+                    group=self.group,
+                    work=partial(self._contender, data_dir, baseline, setup, name),
+                )
+
+    def _baseline(self, data_dir: Path, session: Session) -> Row:
+        """Train EpochGossip on equal platforms, and say when its epochs end on each setup."""
+        settings = self.problem.settings
+        task = self.problem.task(data_dir)
+        workload = Workload(task, range(self.num_workers), self.seed)
+        largest = max(len(shard) for shard in workload.shards.values())
+        results = session.run(
+            Experiment(
+                task=task,
+                algorithm=self._epoch_gossip(settings.num_epochs),
+                platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
+                seed=self.seed,
+                # A hair after each epoch: later nobody has got through the next one.
+                evaluation_interval=largest / settings.throughput * (1 + 1e-9),
+                name=BASELINE,
+            )
+        )
+        return self._facts(None, BASELINE) | {
+            "accuracies": [evaluation.accuracy for evaluation in results.history],
+            "num_epochs": settings.num_epochs,
+            "num_train": len(task.dataset.train),
+            "setups": {setup.name: self._times(workload, setup) for setup in self.setups},
+        }
+
+    def _times(self, workload: Workload, setup: Setup) -> dict[str, Any]:
+        num_epochs, platforms = self.problem.settings.num_epochs, setup.platforms
+        fastest = max(platforms, key=lambda platform: platform.total_throughput)
+        equal = (fastest,) * len(platforms)
+        seconds = partial(epoch_gossip_seconds, workload, link=HOME_LINK)
+        return {
+            "epoch_ends": [
+                0.0,
+                *(seconds(platforms, num_epochs=k + 1) for k in range(num_epochs)),
+            ],
+            "round_seconds": seconds(equal, num_epochs=1),
+            "throughput_bound": throughput_bound(platforms),
+            "time_ratio": time_ratio(platforms),
+        }
+
+    def _contender(
+        self, data_dir: Path, baseline: str, setup: Setup, name: str, session: Session
+    ) -> Row:
+        """Run one of the others on one setup."""
+        if baseline not in session.rows:
+            raise TrainingError(f"{baseline} failed, so there is nothing to compare with")
+        times = session.rows[baseline]["setups"][setup.name]
+        task = self.problem.task(data_dir)
+        accuracy_aware = setup.runs[name]
+        if accuracy_aware is not None:
+            task = replace(task, accuracy_aware=accuracy_aware)
+        results = session.run(
+            Experiment(
+                task=task,
+                algorithm=self._algorithm(accuracy_aware),
+                platforms=setup.platforms,
+                links=Links(default=HOME_LINK),
+                seed=self.seed,
+                max_seconds=self._max_seconds(times),
+                evaluation_interval=times["round_seconds"] / 2,
+                name=name,
+            )
+        )
+        return self._facts(setup.name, name) | _found(results, session.folder, self.problem)
+
+    def _facts(self, setup: str | None, run: str) -> dict[str, Any]:
+        return {
+            "group": self.group,
+            "problem": self.problem.name,
+            "setup": setup,
+            "run": run,
+            "seed": self.seed,
+        }
+
+    def _max_seconds(self, times: Mapping[str, Any]) -> Seconds:
+        whole: Seconds = times["epoch_ends"][-1]
+        if self.max_rounds is None:
+            return whole
+        num_rounds = self.max_rounds * self.problem.settings.num_epochs
+        limit: Seconds = num_rounds * times["round_seconds"]
+        return min(whole, limit)
+
+    def _epoch_gossip(self, num_rounds: int) -> EpochGossip:
+        return EpochGossip(topology=complete(self.num_workers), num_rounds=num_rounds)
+
+    def _algorithm(self, accuracy_aware: AccuracyAware | None) -> Algorithm[Any]:
+        if accuracy_aware is not None:
+            return EdgeGossip(inner=self._epoch_gossip(UNTIL_CUT_OFF))
+        return GoSGD(
+            topology=complete(self.num_workers),
+            num_rounds=UNTIL_CUT_OFF,
+            exchange_probability=self.problem.settings.exchange_probability,
+            seed=self.seed,
+        )
+
+
+def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
+    """What a run has shown: its curve, and what its events say about shares and looks."""
+    events = TrainingEvents(folder / "events.jsonl")
+    left = events.sent_by(problem.settings.num_epochs)
+    return {
+        "times": [evaluation.time for evaluation in results.history],
+        "accuracies": [evaluation.accuracy for evaluation in results.history],
+        "equal_epochs_time": None if left is None else left + HOME_LINK.latency,
+        "kept_shares": events.kept_shares(),
+        "look_share": events.look_share(),
+        "samples_processed": results.history[-1].samples_processed,
+        "bytes_sent": results.history[-1].bytes_sent,
+    }

@@ -1,0 +1,28 @@
+"""What all studies let a person change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgegossip.experiments.recipes.settings import default_data_dir
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySettings:
+    """Settings that all studies share.
+
+    Args:
+        short: Seconds instead of an hour: built-in data and a small model. It shows that
+            everything works; its numbers mean nothing.
+        seeds: Each run is repeated with these, which are different.
+        data_dir: Holds the data sets, as docs/recipes.md says; by default $EDGEGOSSIP_DATA.
+    """
+
+    short: bool = False
+    seeds: tuple[int, ...] = (0,)
+    data_dir: Path = default_data_dir()
+
+    def plain(self) -> dict[str, object]:
+        """In JSON, less what has no effect on results."""
+        return {"short": self.short, "seeds": list(self.seeds)}

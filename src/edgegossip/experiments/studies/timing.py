@@ -1,0 +1,80 @@
+"""How long something takes on one thread, hardly disturbed by other work on the machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from edgegossip.balance.aggregated import AggregatedData
+from edgegossip.balance.aggregation import Aggregator
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.runner import one_intra_op_thread
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch and BLAS compute on one thread, so that processor time is time."""
+    with one_intra_op_thread(), threadpool_limits(1):
+        yield
+
+
+def processor_seconds(work: Callable[[], object], num_repeats: int = 3) -> Seconds:
+    """Median processor time of `work` on one thread, after a warm-up."""
+    with one_thread():
+        work()
+        measured = []
+        for _ in range(num_repeats):
+            start = time.process_time()
+            work()
+            measured.append(time.process_time() - start)
+    return statistics.median(measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Processor seconds of the three steps of aggregation."""
+
+    reduction: Seconds
+    division: Seconds
+    means: Seconds
+
+
+def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData, StepTimes]:
+    """Aggregate on one thread, and say how long each step took; the rest counts as means."""
+    reduction: Any = _Timed(chosen.reduction)
+    division: Any = _Timed(chosen.division)
+    timed = replace(chosen, reduction=reduction, division=division)
+    with one_thread():
+        chosen.fit(x[:200], y[:200])  # what is slow only the first time
+        start = time.process_time()
+        aggregated = timed.fit(x, y)
+        total = time.process_time() - start
+    rest = total - reduction.seconds - division.seconds
+    return aggregated, StepTimes(
+        reduction=reduction.seconds, division=division.seconds, means=rest
+    )
+
+
+@dataclass
+class _Timed:
+    """A reduction or a division that counts its processor time."""
+
+    inner: Any
+    seconds: Seconds = field(default=0.0, init=False)
+
+    def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
+        start = time.process_time()
+        found: Tensor = self.inner(points, num_subsets, seed)
+        self.seconds += time.process_time() - start
+        return found
+
+    def num_flops(self, *sizes: Any) -> float:  # noqa: ANN401 - those of either
+        flops: float = self.inner.num_flops(*sizes)
+        return flops

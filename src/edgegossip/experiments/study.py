@@ -1,0 +1,294 @@
+"""Carry out a study: several runs or measurements that make a figure of a paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from edgegossip.core.errors import RunFolderError, TrainingError, UsageError, unknown_name
+from edgegossip.experiments.describe import versions
+from edgegossip.experiments.exhibits import Exhibits
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.files import write_json
+from edgegossip.experiments.progress import Progress, Silent, Status
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.run_folder import read_json, require_folder
+from edgegossip.experiments.runner import run
+
+STUDY = "study.json"
+
+Row: TypeAlias = Mapping[str, Any]
+"""What a cell has found, in JSON. Fields that a clock has measured begin with `wall_`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a cell may use while it works.
+
+    Args:
+        folder: Of the cell, for runs; not there yet.
+        rows: What the cells before it have found, by name.
+        num_threads: Of the compute pool; None for one a core.
+        progress: A live view.
+    """
+
+    folder: Path
+    rows: Mapping[str, Row]
+    num_threads: int | None = None
+    progress: Progress = Silent()
+
+    def run(self, experiment: Experiment) -> Results:
+        """Run `experiment` in the cell's folder; one that was interrupted there goes on."""
+        return run(
+            experiment,
+            out=self.folder,
+            resume=self.folder.is_dir(),
+            num_threads=self.num_threads,
+            # A large model's checkpoints would take longer to write than it trains.
+            checkpoint_seconds=float("inf"),
+            progress=self.progress,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A piece of a study's work that is done once and kept.
+
+    Args:
+        name: Path of its folder within the study's.
+        group: What it is part of; `only` picks groups.
+        work: Does it; one simulator run or some measurements.
+    """
+
+    name: str
+    group: str
+    work: Callable[[Session], Row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Several runs or measurements that make a figure, as a plain value.
+
+    Args:
+        name: E.g. "edgegossip/fig3".
+        title: What is asked, in a line.
+        printed: What the paper says and prints about it, a sentence each.
+        scaled_down: What is smaller here than there, and how much, a sentence each.
+        settings: What the rows depend on, in JSON.
+        cells: In the order in which they are done.
+        exhibit: Figures and tables of the rows that there are, by name of the cell.
+
+    Raises:
+        ValueError: If two cells have one name, or there are none.
+    """
+
+    name: str
+    title: str
+    printed: tuple[str, ...]
+    scaled_down: tuple[str, ...]
+    settings: Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    exhibit: Callable[[Mapping[str, Row]], Exhibits]
+
+    def __post_init__(self) -> None:
+        names = [cell.name for cell in self.cells]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"two cells of {self.name} have the name {twice[0]!r}; give different seeds"
+            )
+        if not names:
+            raise ValueError(f"{self.name} has no cells; give at least one seed")
+
+    def only(self, group: str) -> Study:
+        """The study with the cells of one group.
+
+        Raises:
+            UsageError: If there is no such group.
+        """
+        groups = dict.fromkeys(cell.group for cell in self.cells)
+        if group not in groups:
+            raise UsageError(unknown_name("part of this study", group, groups))
+        cells = tuple(cell for cell in self.cells if cell.group == group)
+        return replace(self, cells=cells, settings={**self.settings, "only": group})
+
+
+def run_study(
+    study: Study,
+    *,
+    out: Path | str,
+    resume: bool = False,
+    command: str | None = None,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Row]:
+    """Do the cells of `study` that are not done yet; returns the rows by name of the cell.
+
+    ``out/study.json`` is written whole after each cell, so an interrupted study leaves a valid
+    folder, and `resume` goes on with the cell that it was in. A cell whose training fails is
+    noted, and the others are done.
+
+    Args:
+        study: What to do.
+        out: Made if need be; must not hold a study unless `resume`.
+        resume: Keep the cells that `out` has of this study.
+        command: That would do it again, for the record.
+        num_threads: Of the compute pool; None for one a core. No effect on results.
+        progress: A live view.
+
+    Raises:
+        Interrupted: After Ctrl+C or SIGTERM.
+        RunFolderError: If `out` cannot be written, or does not hold what `resume` needs.
+    """
+    out = Path(out)
+    record = _Record(study, out, command, resume=resume)
+    for number, cell in enumerate(study.cells, start=1):
+        if cell.name in record.rows:
+            continue
+        view = _Named(progress or Silent(), f"{number}/{len(study.cells)} {cell.name}")
+        session = Session(
+            folder=out / "cells" / cell.name,
+            rows=record.rows,
+            num_threads=num_threads,
+            progress=view,
+        )
+        view.begin()
+        started = time.monotonic()
+        try:
+            row = cell.work(session)
+        except TrainingError as error:
+            record.errors[cell.name] = str(error)
+        else:
+            record.add(cell, row, time.monotonic() - started)
+        record.write()
+    return record.rows
+
+
+class _Record:
+    """`study.json`, and what of it is kept when a study goes on."""
+
+    def __init__(self, study: Study, out: Path, command: str | None, *, resume: bool) -> None:
+        self.rows: dict[str, Row] = {}
+        self.errors: dict[str, str] = {}
+        self._study = study
+        self._path = out / STUDY
+        self._command = command
+        self._groups: dict[str, str] = {}
+        self._wall_seconds: dict[str, float] = {}
+        self._wall_started = datetime.now(UTC).isoformat(timespec="seconds")
+        if resume:
+            require_folder(out)
+        if self._path.exists():
+            if not resume:
+                raise RunFolderError(
+                    f"{out} already holds a study; choose another --out, or --resume it"
+                )
+            self._go_on(read_json(self._path))
+        self._make_folder(out)
+        self.write()
+
+    def _make_folder(self, out: Path) -> None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make {out}: {error.strerror}; choose another --out"
+            ) from error
+
+    def _go_on(self, kept: dict[str, Any]) -> None:
+        now = json.loads(json.dumps({"study": self._study.name, **self._study.settings}))
+        before = {"study": kept.get("study"), **kept.get("settings", {})}
+        for name in {**now, **before}:
+            if now.get(name) != before.get(name):
+                raise RunFolderError(
+                    f"{self._path} is of another study: its {name} is "
+                    f"{before.get(name)!r:.60}, now {now.get(name)!r:.60}; resume with the "
+                    "same settings, or choose another --out"
+                )
+        for name, cell in kept["cells"].items():
+            self.rows[name] = cell["row"]
+            self._groups[name] = cell["group"]
+            self._wall_seconds[name] = cell["wall_seconds"]
+        self._wall_started = kept["wall_started"]
+
+    def add(self, cell: Cell, row: Row, wall_seconds: float) -> None:
+        self.rows[cell.name] = row
+        self._groups[cell.name] = cell.group
+        self._wall_seconds[cell.name] = wall_seconds
+        self.errors.pop(cell.name, None)
+
+    def write(self) -> None:
+        study = self._study
+        exhibits = study.exhibit(self.rows)
+        write_json(
+            self._path,
+            {
+                "schema": 1,
+                "study": study.name,
+                "title": study.title,
+                "printed": study.printed,
+                "scaled_down": study.scaled_down,
+                "settings": study.settings,
+                "command": self._command,
+                "num_cells": len(study.cells),
+                "cells": {
+                    name: {
+                        "group": self._groups[name],
+                        "row": row,
+                        "wall_seconds": self._wall_seconds[name],
+                    }
+                    for name, row in self.rows.items()
+                },
+                "errors": self.errors,
+                "figures": _plain(exhibits.figures),
+                "tables": _plain(exhibits.tables),
+                "versions": versions(),
+                "machine": machine(),
+                "wall_started": self._wall_started,
+                "wall_seconds": sum(self._wall_seconds.values()),
+            },
+        )
+
+
+def _plain(values: Iterable[Any]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(value) for value in values]
+
+
+def machine() -> dict[str, object]:
+    """What measured times depend on, besides versions."""
+    return {
+        "num_cores": os.cpu_count(),
+        "system": platform.system(),
+        "architecture": platform.machine(),
+    }
+
+
+class _Named:
+    """Tells a live view which cell it looks at, whatever a run within is called."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress = progress
+        self._name = name
+
+    def begin(self) -> None:
+        """Measurements say nothing else until they are over."""
+        self.update(
+            Status(
+                name=self._name,
+                time=0.0,
+                share=0.0,
+                evaluation=None,
+                wall_seconds=0.0,
+                samples_per_second=0.0,
+            )
+        )
+
+    def update(self, status: Status) -> None:
+        self._progress.update(replace(status, name=self._name))

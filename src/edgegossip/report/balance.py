@@ -1,0 +1,71 @@
+"""Who waited, and what was done against it: in words."""
+
+from __future__ import annotations
+
+from edgegossip.report.folder import Run, RunFolder
+from edgegossip.report.units import listing, number, percent
+
+MAX_NAMED = 8
+"""More workers than these are not named one by one."""
+
+
+def kept_shares(run: Run) -> list[float] | None:
+    """The share of its data that each worker trained on in a round of EdgeGossip, on average.
+
+    None for other algorithms, and where somebody has come to the end of no round.
+    """
+    if run.log.header["algorithm"].get("type") != "EdgeGossip":
+        return None
+    sizes = run.log.header.get("shard_sizes")
+    if not sizes or not all(worker.num_rounds for worker in run.log.workers):
+        return None
+    return [
+        worker.round_samples / (worker.num_rounds * size) if size else 0.0
+        for worker, size in zip(run.log.workers, sizes, strict=True)
+    ]
+
+
+def kept_sentence(run: Run) -> str:
+    """Say the shares; empty where there are none to tell."""
+    shares = kept_shares(run)
+    if shares is None:
+        return ""
+    if len(shares) > MAX_NAMED:
+        kept = f"its workers kept from {percent(min(shares), 0)} to {percent(max(shares), 0)}"
+    else:
+        last = len(shares) - 1
+        kept = f"workers 0 to {last} kept {listing([percent(share, 0) for share in shares])}"
+    return f"In each round {kept} of their data."
+
+
+def balance(folder: RunFolder) -> str:
+    """Say who waited for whom before EdgeGossip, and who waits with it; empty without it."""
+    balanced = [run for run in folder.runs if run.workers and kept_shares(run) is not None]
+    if not balanced:
+        return ""
+    return " ".join([_before(folder), *map(_now, balanced)]).strip()
+
+
+def _before(folder: RunFolder) -> str:
+    """What happens in the baseline."""
+    run = next((run for run in folder.runs if run.name == folder.baseline), None)
+    if run is None or not run.workers or kept_shares(run) is not None:
+        return ""
+    speeds = run.throughputs
+    fastest, slowest = speeds.index(max(speeds)), speeds.index(min(speeds))
+    waiting = run.workers[fastest].shares["waiting"]
+    return (
+        f"In {run.name}, worker {fastest} ({number(speeds[fastest])} samples/s) spent "
+        f"{percent(waiting, 0)} of its time waiting for worker {slowest}, the slowest "
+        f"({number(speeds[slowest])} samples/s)."
+    )
+
+
+def _now(run: Run) -> str:
+    waiting = [worker.shares["waiting"] for worker in run.workers]
+    longest = waiting.index(max(waiting))
+    return (
+        f"In {run.name} every worker takes only as much of its data as it has time for, so "
+        f"that all end together. {kept_sentence(run)} The longest wait was that of worker "
+        f"{longest}, {percent(waiting[longest], 0)} of its time."
+    )

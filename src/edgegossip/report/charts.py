@@ -1,0 +1,167 @@
+"""Draw a study's figures: panels of curves or bars, from plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from edgegossip.report.style import (
+    BASELINE_COLOR,
+    INK,
+    MUTED,
+    RUN_COLORS,
+    SENDING,
+    Picture,
+    figure_style,
+    new_figure,
+    render,
+)
+from edgegossip.report.units import listing, written
+
+WIDTH, HEIGHT = 9.6, 3.7
+GREY = ("epoch-gossip", "paper")
+"""What others are measured against is drawn in grey, as in every report."""
+
+
+def study_picture(figure: Mapping[str, Any]) -> Picture:
+    """Draw one figure of `study.json`."""
+    panels = figure["panels"]
+    num_columns = min(2, len(panels))
+    num_rows = -(-len(panels) // num_columns)
+    colors = series_colors(panels)
+    with figure_style():
+        canvas = new_figure(WIDTH, HEIGHT * num_rows + 0.5)
+        grid = canvas.subplots(num_rows, num_columns, squeeze=False).flat
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw(axes, panel, colors)
+        for axes in list(grid)[len(panels) :]:
+            axes.set_axis_off()
+        handles = {
+            label: handle
+            for axes in canvas.axes
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        if len(handles) > 1:
+            names = [name for name in colors if name in handles]
+            canvas.legend(
+                [handles[name] for name in names],
+                names,
+                loc="outside lower center",
+                ncols=math.ceil(len(names) / math.ceil(len(names) / 6)),
+                frameon=False,
+            )
+        png, svg = render(canvas, "png"), render(canvas, "svg")
+    return Picture(
+        name=figure["name"],
+        heading=figure["heading"],
+        caption=figure["caption"],
+        alt=_alt(figure),
+        png=png,
+        svg=svg,
+    )
+
+
+def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """One colour for each name in all panels.
+
+    >>> series_colors([{"series": [{"name": "epoch-gossip"}, {"name": "random"}]}])
+    {'epoch-gossip': '#5b6470', 'random': '#0072b2'}
+    """
+    names = list(dict.fromkeys(each["name"] for panel in panels for each in panel["series"]))
+    free = iter([*RUN_COLORS, SENDING, INK] * len(names))
+    return {name: BASELINE_COLOR if name in GREY else next(free) for name in names}
+
+
+def _draw(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
+    axes.set_title(panel["title"])
+    axes.set_xlabel(panel["x_label"])
+    axes.set_ylabel(panel["y_label"])
+    unit = panel["y_unit"]
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
+    if panel["kind"] == "lines":
+        _draw_lines(axes, panel["series"], colors)
+    else:
+        _draw_bars(axes, panel["series"], colors, unit, is_stacked=panel["kind"] == "stacked")
+    if panel["is_log"]:
+        axes.set_yscale("log")
+
+
+def _draw_lines(
+    axes: Axes, series: Sequence[Mapping[str, Any]], colors: Mapping[str, str]
+) -> None:
+    for each in series:
+        color = colors[each["name"]]
+        axes.plot(each["x"], each["y"], color=color, label=each["name"], linewidth=1.8)
+        axes.plot(each["x"][-1:], each["y"][-1:], "o", color=color, markersize=4)
+    axes.set_xlim(left=0)
+
+
+def _draw_bars(
+    axes: Axes,
+    series: Sequence[Mapping[str, Any]],
+    colors: Mapping[str, str],
+    unit: str,
+    *,
+    is_stacked: bool,
+) -> None:
+    categories = list(dict.fromkeys(x for each in series for x in each["x"]))
+    whole = [each for each in series if not each["is_mark"]]
+    width = 0.7 if is_stacked else 0.8 / max(1, len(whole))
+    bottom = np.zeros(len(categories))
+    for index, each in enumerate(whole):
+        offset = 0.0 if is_stacked else (index - (len(whole) - 1) / 2) * width
+        places = np.array([categories.index(x) for x in each["x"]]) + offset
+        heights = np.array([np.nan if y is None else y for y in each["y"]])
+        axes.bar(
+            places,
+            heights,
+            width * 0.94,
+            bottom=bottom if is_stacked else None,
+            color=colors[each["name"]],
+            label=each["name"],
+        )
+        if is_stacked:
+            bottom = bottom + np.nan_to_num(heights)
+        elif each["low"]:
+            _draw_ranges(axes, places, each)
+    for each in series:
+        if each["is_mark"]:
+            places = np.array([categories.index(x) for x in each["x"]])
+            values = np.array(each["y"], float)
+            axes.hlines(values, places - 0.42, places + 0.42, color=INK, label=each["name"])
+    is_crowded = sum(map(len, categories)) > 40
+    axes.set_xticks(
+        range(len(categories)),
+        categories,
+        rotation=30 if is_crowded else 0,
+        ha="right" if is_crowded else "center",
+    )
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.grid(visible=False, axis="x")
+
+
+def _draw_ranges(axes: Axes, places: Any, each: Mapping[str, Any]) -> None:  # noqa: ANN401
+    for place, low, high in zip(places, each["low"], each["high"], strict=True):
+        if low is not None and high is not None and high > low:
+            axes.plot([place, place], [low, high], color=INK, linewidth=0.9)
+
+
+def _alt(figure: Mapping[str, Any]) -> str:
+    parts = []
+    for panel in figure["panels"]:
+        unit = panel["y_unit"]
+        words = []
+        for each in panel["series"]:
+            if panel["kind"] == "lines":
+                words.append(f"{each['name']} ends at {written(each['y'][-1], unit)}")
+            else:
+                pairs = zip(each["x"], each["y"], strict=True)
+                values = [f"{x} {written(y, unit)}" for x, y in pairs]
+                words.append(f"{each['name']}: {listing(values)}")
+        parts.append(f"{panel['title']}. {'; '.join(words)}.")
+    return " ".join([f"Chart, {figure['heading']}.", *parts])

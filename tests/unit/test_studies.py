@@ -1,0 +1,260 @@
+"""Our studies: what they run, and what they make of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.balance.selection import RankedPerClass
+from edgegossip.core.topology import complete
+from edgegossip.experiments.exhibits import Exhibits
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.recipes.baselines import HOME_LINK
+from edgegossip.experiments.registry import STUDIES, load_study
+from edgegossip.experiments.rehearsal import epoch_gossip_seconds
+from edgegossip.experiments.runner import run
+from edgegossip.experiments.studies.events import TrainingEvents
+from edgegossip.experiments.studies.platforms import fast_and_slow, imbalanced, time_ratio
+from edgegossip.experiments.studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
+from edgegossip.experiments.studies.race import BASELINE, CONTROLS, GOSGD, Race, Setup
+from edgegossip.experiments.studies.settings import StudySettings
+from edgegossip.experiments.studies.standings import bars, race_table, standings
+from edgegossip.experiments.study import Row, Study, run_study
+from edgegossip.learning.accuracy_aware import AccuracyAware
+from edgegossip.learning.models import mlp
+from edgegossip.learning.task import Workload
+from edgegossip.report.study import write_study_report
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import uneven
+
+SHORT = StudySettings(short=True)
+NOWHERE = Path("nowhere")  # digits need no file
+TINY = replace(
+    DIGITS_MLP,
+    num_train=120,
+    num_test=40,
+    settings=replace(DIGITS_MLP.settings, num_epochs=2, batch_size=10),
+)
+# Small messages: nobody is through the next epoch before the last has its averages.
+SMALL = replace(TINY, model=partial(mlp, hidden=(8,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_a_short_form_that_draws_a_page(name: str, tmp_path: Path) -> None:
+    study = load_study(name)(SHORT)
+    rows = run_study(study, out=tmp_path, num_threads=0)
+    assert len(rows) == len(study.cells)
+    page = write_study_report(tmp_path).read_text()
+    assert "Not complete" not in page
+    assert len(list((tmp_path / "figures").glob("*.svg"))) == 1
+    again = run_study(study, out=tmp_path, num_threads=0, resume=True)
+    assert again == json.loads(json.dumps(rows))
+    assert write_study_report(tmp_path).read_text() == page
+
+
+def races(problem: Problem, **changes: Any) -> Study:  # noqa: ANN401
+    runs = {"edge-gossip": AccuracyAware(selection=RankedPerClass()), **CONTROLS}
+    setups = (Setup(name="uneven", platforms=uneven(4), runs=runs),)
+    settings: dict[str, Any] = {"group": "g", "problem": problem, "setups": setups, "seed": 0}
+    race = Race(**settings | changes)
+    return Study(
+        name="test/race",
+        title="",
+        printed=(),
+        scaled_down=(),
+        settings={},
+        cells=tuple(race.cells(NOWHERE)),
+        exhibit=lambda rows: Exhibits(),
+    )
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+    rows = run_study(races(TINY), out=tmp_path_factory.mktemp("race"), num_threads=0)
+    return {row["run"]: row for row in rows.values()}
+
+
+def test_epoch_gossip_on_equal_platforms_says_all_about_uneven_ones(
+    tmp_path: Path,
+) -> None:
+    study = races(SMALL, setups=(Setup(name="uneven", platforms=uneven(4), runs={}),))
+    [row] = run_study(study, out=tmp_path / "study", num_threads=0).values()
+    [_, *ends] = row["setups"]["uneven"]["epoch_ends"]
+    direct = run(
+        Experiment(
+            task=SMALL.task(NOWHERE),
+            algorithm=EpochGossip(topology=complete(4), num_rounds=2),
+            platforms=uneven(4),
+            links=Links(default=HOME_LINK),
+            evaluation_interval=ends[0],
+        ),
+        out=tmp_path / "direct",
+        num_threads=0,
+    )
+    found = {evaluation.time: evaluation.accuracy for evaluation in direct.history}
+    assert [found[end] for end in ends] == row["accuracies"][1:]
+    assert direct.virtual_seconds == ends[-1]
+
+
+def test_all_contenders_get_the_same_time(raced: dict[str, Row]) -> None:
+    end = raced[BASELINE]["setups"]["uneven"]["epoch_ends"][-1]
+    assert {row["times"][-1] for name, row in raced.items() if name != BASELINE} == {end}
+
+
+def test_rows_say_what_was_kept_and_what_looking_took(raced: dict[str, Row]) -> None:
+    assert raced["edge-gossip"]["look_share"] > 0
+    assert raced["random"]["look_share"] == 0
+    assert raced["gosgd"]["kept_shares"] is None
+    kept = raced["random"]["kept_shares"]
+    assert kept[0] == 1.0
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] <= 0.5  # batches of 10 in shards of 30 are coarse
+
+
+def test_a_limit_of_rounds_is_kept_to(tmp_path: Path) -> None:
+    setup = Setup(name="uneven", platforms=uneven(4), runs={"gosgd": GOSGD})
+    study = races(TINY, setups=(setup,), max_rounds=0.5)
+    [baseline, other] = run_study(study, out=tmp_path, num_threads=0).values()
+    assert other["times"][-1] == 0.5 * 2 * baseline["setups"]["uneven"]["round_seconds"]
+
+
+def test_a_rehearsal_takes_as_long_as_an_epoch_on_the_slowest() -> None:
+    workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
+    once, twice = (epoch_gossip_seconds(workload, uneven(4), HOME_LINK, k) for k in (1, 2))
+    assert twice - once == pytest.approx(30 / 250)
+    assert 30 / 250 < once < 30 / 250 + 0.01
+
+
+# Standings.
+
+
+def baseline_row(**changes: Any) -> Row:  # noqa: ANN401
+    times = {
+        "epoch_ends": [0.0, 40.0, 80.0, 120.0],
+        "round_seconds": 10.0,
+        "throughput_bound": 2.38,
+        "time_ratio": 4.0,
+    }
+    row = {"group": "g", "problem": "p", "setup": None, "run": BASELINE, "seed": 0}
+    return row | {"accuracies": [0.1, 0.7, 0.8, 0.9], "setups": {"uneven": times}} | changes
+
+
+def other_row(**changes: Any) -> Row:  # noqa: ANN401
+    row = {"group": "g", "problem": "p", "setup": "uneven", "run": "random", "seed": 0}
+    curve = {"times": [0.0, 10.0, 20.0, 30.0, 40.0], "accuracies": [0.1, 0.6, 0.7, 0.85, 0.91]}
+    return row | curve | {"equal_epochs_time": 30.0} | changes
+
+
+def test_a_speedup_is_the_baselines_time_to_the_target_over_ones_own() -> None:
+    own, other = standings([baseline_row(), other_row()], target_gap=0.1)
+    assert own.target == pytest.approx(0.8)
+    assert (own.time, own.speedup) == (80.0, 1.0)
+    assert other.time == 30.0
+    assert other.speedup == pytest.approx(80 / 30)
+    assert other.of_bound == pytest.approx(80 / 30 / 2.38)
+    assert other.equal_epochs_speedup == 4.0
+    assert other.accuracy_loss == pytest.approx(0.05)
+    assert other.accuracy_gap == pytest.approx(-0.01)
+    assert own.of_bound is None
+
+
+def test_runs_are_compared_with_their_own_seed_only() -> None:
+    later = {"epoch_ends": [0.0, 400.0, 800.0, 1200.0]}
+    times = baseline_row()["setups"]["uneven"] | later
+    rows = [
+        baseline_row(),
+        baseline_row(seed=1, setups={"uneven": times}),
+        other_row(),
+        other_row(seed=1),
+    ]
+    found = {each.seed: each.speedup for each in standings(rows, 0.1) if each.run == "random"}
+    assert found == {0: pytest.approx(80 / 30), 1: pytest.approx(800 / 30)}
+
+
+def test_who_never_gets_there_counts_as_slowest_in_the_median() -> None:
+    never = {"accuracies": [0.1] * 5, "equal_epochs_time": None}
+    rows = [baseline_row(seed=seed) for seed in (0, 1, 2)]
+    rows += [other_row(), other_row(seed=1, **never), other_row(seed=2, **never)]
+    found = standings(rows, 0.1)
+    table = race_table(found, "x", "")
+    [random] = [row for row in table.rows if row[2] == "random"]
+    line = {title: value for (title, _), value in zip(table.columns, random, strict=True)}
+    assert line["time to target"] is None
+    assert line["speed-up"] is None
+    assert line["bound"] == 2.38
+    others = [each for each in found if each.run != BASELINE]
+    panel = bars(
+        others, lambda each: each.speedup, title="", y_label="", y_unit="times", has_bound=True
+    )
+    assert [(each.name, each.y) for each in panel.series] == [
+        ("random", (None,)),
+        ("throughput bound", (2.38,)),
+    ]
+
+
+# What runs say in their events.
+
+
+def test_shares_are_counted_over_whole_rounds(tmp_path: Path) -> None:
+    def trained(rank: int, time: float, num_samples: int, cost: float) -> dict[str, Any]:
+        return {
+            "type": "trained",
+            "rank": rank,
+            "time": time,
+            "num_samples": num_samples,
+            "cost": cost,
+        }
+
+    def sent(rank: int, time: float, round_: int) -> dict[str, Any]:
+        return {
+            "type": "sent",
+            "kind": "params",
+            "rank": rank,
+            "time": time,
+            "round": round_,
+            "end": time + 0.5,
+        }
+
+    lines = [
+        {"type": "experiment", "shard_sizes": [100, 100]},
+        trained(0, 1.0, 100, 103.0),
+        sent(0, 1.0, 0),
+        trained(1, 1.1, 25, 28.0),
+        sent(1, 1.1, 0),
+        trained(0, 2.0, 60, 63.0),  # cut off before it was sent
+    ]
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = TrainingEvents(path)
+    assert events.kept_shares() == [1.0, 0.25]
+    assert events.sent_by(1) == 1.6
+    assert events.sent_by(2) is None
+    assert events.look_share() == pytest.approx(9 / 194)
+    assert events.look_share(rank=1) == pytest.approx(3 / 28)
+
+
+# Settings.
+
+
+def test_imbalance_is_what_was_asked_for() -> None:
+    for imbalance in (1.0, 2.0, 4.0, 8.0):
+        assert time_ratio(imbalanced(4, 100.0, imbalance)) == pytest.approx(imbalance)
+    assert imbalanced(4, 100.0, 4.0) == uneven(4, 100.0)
+    assert time_ratio(fast_and_slow(3)) == pytest.approx(3)
+    with pytest.raises(ValueError, match="imbalance must be at least 1 and finite"):
+        imbalanced(4, 100.0, 0.5)
+
+
+def test_a_scaled_down_problem_takes_the_same_samples_each_time() -> None:
+    first, second = (replace(TINY, num_test=n).load(NOWHERE) for n in (40, 50))
+    assert len(first.train) == 120
+    assert len(first.test) == 40
+    assert first.train.labels.tolist() == second.train.labels.tolist()
+    assert MNIST_LENET5.plain()["num_train"] is None

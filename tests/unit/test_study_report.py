@@ -1,0 +1,127 @@
+"""A study's page tells what is in `study.json`, and nothing that is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_report import PageReader
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.report.charts import study_picture
+from edgegossip.report.study import write_study_report
+
+
+def panel(kind: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    x: list[Any] = [0.0, 1.0, 2.0] if kind == "lines" else ["3 times", "5 times"]
+    y = [0.1, 0.5, 0.75] if kind == "lines" else [0.5, None]
+    series = {"x": x, "y": y, "low": [], "high": [], "is_mark": False}
+    values = {
+        "title": f"Some {kind}",
+        "kind": kind,
+        "x_label": "",
+        "y_label": "accuracy",
+        "y_unit": "percent",
+        "is_log": False,
+        "series": [{"name": "random", **series}, {"name": "epoch-gossip", **series}],
+    }
+    return values | changes
+
+
+def figure(*kinds: str) -> dict[str, Any]:
+    return {
+        "name": "fig12",
+        "heading": "Uneven",
+        "caption": "How to read it.",
+        "panels": [panel(kind) for kind in kinds],
+    }
+
+
+def write_study(folder: Path, **changes: Any) -> Path:  # noqa: ANN401
+    table = {
+        "heading": "Ours",
+        "columns": [["run", "text"], ["bound", "times"], ["loss", "points"]],
+        "rows": [["random", 2.38, 0.0078], ["<gosgd>", None, -0.002]],
+        "note": "Medians.",
+    }
+    study = {
+        "study": "test/fig12",
+        "title": "What if?",
+        "printed": ["The paper prints 2.70."],
+        "scaled_down": ["2,000 pictures."],
+        "settings": {"seeds": [0, 1]},
+        "command": "edgegossip study test/fig12",
+        "num_cells": 1,
+        "cells": {"a": {}},
+        "errors": {},
+        "figures": [figure("bars")],
+        "tables": [table],
+        "versions": {"torch": "2.13.0"},
+        "machine": {"num_cores": 2, "architecture": "x86_64", "system": "Linux"},
+        "wall_started": "2026-11-21T10:00:00+00:00",
+        "wall_seconds": 12.0,
+    }
+    (folder / "study.json").write_text(json.dumps(study | changes))
+    return folder
+
+
+def read(folder: Path) -> PageReader:
+    reader = PageReader()
+    reader.feed(write_study_report(folder).read_text(encoding="utf-8"))
+    return reader
+
+
+def test_the_page_has_paper_and_ours_and_how_it_was_done(tmp_path: Path) -> None:
+    reader = read(write_study(tmp_path))
+    for words in (
+        "The paper prints 2.70.",
+        "2,000 pictures.",
+        "2.4 ×",  # noqa: RUF001
+        "0.78 pp",
+        "<gosgd>",
+        "edgegossip study test/fig12",
+        "2 cores",
+    ):
+        assert words in reader.text.replace("\xa0", " "), words
+    assert "Not complete" not in reader.text
+    assert all(load.startswith("data:") for load in reader.loads)
+    assert (tmp_path / "figures" / "fig12.svg").read_bytes().startswith(b"<?xml")
+    [alt] = [alt for alt in reader.alts if alt]
+    assert "random: 3 times 50\xa0% and 5 times \u2013" in alt
+
+
+def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
+    errors = {"a/gosgd": "the loss became nan"}
+    text = read(write_study(tmp_path, num_cells=3, errors=errors, figures=[])).text
+    assert "1 of 3 parts are done" in text
+    assert "a/gosgd failed. the loss became nan" in text
+    assert "Nothing yet." in text
+
+
+@pytest.mark.slow
+def test_each_kind_of_panel_is_drawn_the_same_again() -> None:
+    first, second = (study_picture(figure("lines", "bars", "stacked")) for _ in range(2))
+    assert first.svg == second.svg
+    assert "Some lines. random ends at 75\xa0%" in first.alt
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "cannot read .*study.json"),
+        ("[]", "has no str 'study'; give the folder that a study wrote"),
+        ('{"study": "x"}', "has no str 'title'"),
+    ],
+)
+def test_a_damaged_study_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "study.json").write_text(content)
+    with pytest.raises(RunFolderError, match=message):
+        write_study_report(tmp_path)
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+    write_study(tmp_path, figures=[{"panels": [{}]}])
+    with pytest.raises(RunFolderError, match="is damaged"):
+        write_study_report(tmp_path)
