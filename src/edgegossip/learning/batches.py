@@ -44,6 +44,7 @@ class BatchStream:
         self._batches: list[Batch] = []  # of the present pass
         self._sizes: list[int] = []  # theirs
         self._position = 0  # batches of it already taken
+        self._unpaid = 0.0  # done before and not charged for
 
     @property
     def epoch_cost(self) -> float:
@@ -51,7 +52,14 @@ class BatchStream:
         return self.sampler.num_samples + self._look_cost(1.0)
 
     def cost(self, work: Work) -> float:
-        """What `take` would cost for `work`, in samples' worth; does not change anything."""
+        """What `take` would cost for `work`, in samples' worth; does not change anything.
+
+        Where subsets are kept whole, batches turn out larger than can be known before a pass
+        begins; the rest is charged with the next work.
+        """
+        return self._unpaid + self._cost(work)
+
+    def _cost(self, work: Work) -> float:
         if isinstance(work, Steps):
             return self._cost_of_steps(work)
         if work.goes_on and self._position < len(self._batches):
@@ -63,6 +71,12 @@ class BatchStream:
 
     def take(self, work: Work) -> Iterator[Batch]:
         """The batches of `work`, one after the other; looks when a pass begins."""
+        self._unpaid = -self._cost(work)
+        for batch in self._take(work):
+            self._unpaid += len(batch)
+            yield batch
+
+    def _take(self, work: Work) -> Iterator[Batch]:
         if isinstance(work, Steps):
             for _ in range(work.num_steps):
                 if self._position >= _num_whole(self._sizes, self.sampler.batch_size):
@@ -84,6 +98,7 @@ class BatchStream:
     def _begin_pass(self, keep_ratio: float) -> None:
         if self._look is not None:
             self._look(self.sampler, keep_ratio)
+            self._unpaid += self._look.cost(keep_ratio)
         self._batches = self.sampler.begin_epoch(self._num_due(keep_ratio))
         self._sizes = list(map(len, self._batches))
         self._position = 0
@@ -121,6 +136,7 @@ class BatchStream:
         weights = [batch.weights for batch in left if batch.weights is not None]
         return {
             "sampler": self.sampler.state_dict(),
+            "unpaid": self._unpaid,
             "sizes": self._sizes,
             "position": self._position,
             "positions": torch.cat([b.positions for b in left]) if left else None,
@@ -129,6 +145,7 @@ class BatchStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state["sampler"])
+        self._unpaid = state["unpaid"]
         self._sizes, self._position = list(state["sizes"]), state["position"]
         # Of what has been taken only the sizes matter.
         self._batches = [Batch(torch.empty(0, dtype=torch.int64))] * self._position

@@ -124,6 +124,9 @@ CIFAR10_LENET5 = Problem(
     model=lenet5,
     settings=Settings(num_epochs=24),
 )
+CIFAR10_LENET5_AUGMENTED = replace(
+    CIFAR10_LENET5, name="cifar10-lenet5-augmented", augmentation=flip_and_crop
+)
 HAR_CNN = Problem(
     name="har-cnn",
     dataset="har",

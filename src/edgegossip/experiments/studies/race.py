@@ -65,21 +65,21 @@ class Race:
 
     EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, only
     their times do, and those are simulated without training. The others run for EpochGossip's
-    time, or for `max_rounds` epochs of the fastest platform if that is less.
+    time, or until they have processed `max_work` times as many samples if that is sooner.
 
     Args:
         group: What `--only` picks.
         problem: What is learnt.
         setups: Machines to race on, with equally many workers.
         seed: Of everything random.
-        max_rounds: In multiples of EpochGossip's epochs; None for no such limit.
+        max_work: Samples they process, in multiples of EpochGossip's; None for no such limit.
     """
 
     group: str
     problem: Problem
     setups: tuple[Setup, ...]
     seed: int
-    max_rounds: float | None = None
+    max_work: float | None = None
 
     @property
     def num_workers(self) -> int:
@@ -174,11 +174,10 @@ class Race:
 
     def _max_seconds(self, times: Mapping[str, Any]) -> Seconds:
         whole: Seconds = times["epoch_ends"][-1]
-        if self.max_rounds is None:
+        if self.max_work is None:
             return whole
-        num_rounds = self.max_rounds * self.problem.settings.num_epochs
-        limit: Seconds = num_rounds * times["round_seconds"]
-        return min(whole, limit)
+        # In this time those who never wait process `max_work` times as many samples.
+        return min(whole, self.max_work * whole / float(times["throughput_bound"]))
 
     def _epoch_gossip(self, num_rounds: int) -> EpochGossip:
         return EpochGossip(topology=complete(self.num_workers), num_rounds=num_rounds)

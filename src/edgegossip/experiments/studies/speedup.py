@@ -10,6 +10,7 @@ from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.studies.platforms import imbalanced
 from edgegossip.experiments.studies.problems import (
     CIFAR10_LENET5,
+    CIFAR10_LENET5_AUGMENTED,
     CIFAR10_RESNET20,
     DIGITS_MLP,
     HAR_CNN,
@@ -58,8 +59,8 @@ def speedup(settings: StudySettings = DEFAULTS, *, all_controls: bool = False) -
             *(problem.scaled_down for problem in problems if problem.scaled_down),
             "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
             "on speeds, and when its epochs end on other machines is simulated without "
-            "training. The others run for 1.5 times as many rounds as it has epochs, or for "
-            "its time if that is shorter; all of them for the same virtual time.",
+            "training. The others run until they have processed 1.2 times as many samples, or "
+            "for its time if that is shorter; all of them for the same virtual time.",
         ),
         settings={
             **settings.plain(),
@@ -76,7 +77,13 @@ def speedup(settings: StudySettings = DEFAULTS, *, all_controls: bool = False) -
 def _problems(settings: StudySettings) -> tuple[Problem, ...]:
     if settings.short:
         return (DIGITS_MLP,)
-    return (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5, CIFAR10_RESNET20)
+    return (
+        MNIST_LENET5,
+        HAR_CNN,
+        CIFAR10_LENET5,
+        CIFAR10_LENET5_AUGMENTED,
+        CIFAR10_RESNET20,
+    )
 
 
 def _race(problem: Problem, seed: int, settings: StudySettings, *, all_controls: bool) -> Race:
@@ -98,7 +105,7 @@ def _race(problem: Problem, seed: int, settings: StudySettings, *, all_controls:
             for imbalance in wanted
         ),
         seed=seed,
-        max_rounds=None if settings.short else 1.5,
+        max_work=None if settings.short else 1.2,
     )
 
 

@@ -207,14 +207,14 @@ def _paper_machines(problem: Problem, runs: Runs) -> Setup:
 
 def _races(problem: Problem, setups: tuple[Setup, ...], settings: StudySettings) -> list[Race]:
     # In the short form they would be over before anybody gets anywhere.
-    max_rounds = None if settings.short else 1.5
+    max_work = None if settings.short else 1.2
     return [
         Race(
             group=problem.name,
             problem=problem,
             setups=setups,
             seed=seed,
-            max_rounds=max_rounds,
+            max_work=max_work,
         )
         for seed in settings.seeds
     ]
