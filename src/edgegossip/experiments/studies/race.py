@@ -198,9 +198,16 @@ def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
     """What a run has shown: its curve, and what its events say about shares and looks."""
     events = TrainingEvents(folder / "events.jsonl")
     left = events.sent_by(problem.settings.num_epochs)
+    before = [None, *(evaluation.accuracy for evaluation in results.history)]
+    kept = [
+        evaluation
+        for evaluation, earlier in zip(results.history, before, strict=False)
+        if evaluation.accuracy != earlier or evaluation is results.history[-1]
+    ]
     return {
-        "times": [evaluation.time for evaluation in results.history],
-        "accuracies": [evaluation.accuracy for evaluation in results.history],
+        # When it changed, and the end.
+        "times": [evaluation.time for evaluation in kept],
+        "accuracies": [evaluation.accuracy for evaluation in kept],
         "equal_epochs_time": None if left is None else left + HOME_LINK.latency,
         "kept_shares": events.kept_shares(),
         "look_share": events.look_share(),

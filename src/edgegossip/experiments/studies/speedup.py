@@ -134,8 +134,8 @@ def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
     note = (
         "Medians over the seeds; a dash: never, or it has no epochs. The target is "
         "EpochGossip's best accuracy less 0.3 percentage points, looked at after each of its "
-        "epochs; the others after each of theirs, GoSGD twice in such a time. The bound is what not waiting alone "
-        "can bring, in samples per second: sum(v) / (E v_min)."
+        "epochs; the others after each of theirs, GoSGD twice in such a time. The bound is "
+        "what not waiting alone can bring, in samples per second: sum(v) / (E v_min)."
     )
     table = race_table(found, "Speed-ups, with their bound", note)
     return Exhibits(figures=(figure,) if panels else (), tables=(table,))
