@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.exhibits import Panel, Series, Table, Unit
@@ -29,7 +31,7 @@ class Standing:
             where nobody waits.
         time_ratio: T_max / T_min.
         best_accuracy: Of all evaluations.
-        final_accuracy: At the end of the time.
+        final_accuracy: Mean over the last fifth of its time.
         equal_epochs_speedup: The paper's measure: EpochGossip's time for all of its epochs
             over this run's for as many rounds; None without rounds.
         accuracy_loss: EpochGossip's accuracy less this run's, after as many rounds.
@@ -93,7 +95,9 @@ def _standing(
 ) -> Standing:
     time, reference = _time_to(row, target), _time_to(baseline, target)
     ends, end = baseline["equal_epochs_time"], row["equal_epochs_time"]
-    accuracy = None if end is None else _accuracy_at(row, end)
+    # A little later, when the models that were sent have been averaged and measured.
+    settled = 0.2 * times["round_seconds"]
+    accuracy = None if end is None else _accuracy_at(row, end + settled)
     return Standing(
         group=row["group"],
         setup=setup,
@@ -105,7 +109,7 @@ def _standing(
         throughput_bound=times["throughput_bound"],
         time_ratio=times["time_ratio"],
         best_accuracy=max(row["accuracies"]),
-        final_accuracy=row["accuracies"][-1],
+        final_accuracy=_final_accuracy(row),
         equal_epochs_speedup=ends / end if end else None,
         accuracy_loss=None if accuracy is None else baseline["accuracies"][-1] - accuracy,
         accuracy_gap=max(baseline["accuracies"]) - max(row["accuracies"]),
@@ -118,9 +122,22 @@ def _time_to(row: Row, target: float) -> Seconds | None:
 
 
 def _accuracy_at(row: Row, time: Seconds) -> float | None:
-    """What the first evaluation at `time` or later found."""
-    pairs = zip(row["times"], row["accuracies"], strict=True)
-    return next((accuracy for when, accuracy in pairs if when >= time * (1 - 1e-9)), None)
+    """The accuracy at `time`, which holds until it changes; None where the run was over."""
+    if row["times"][-1] < time - 1e-9 * time and row["run"] != BASELINE:
+        return None
+    index = bisect.bisect_right(row["times"], time) - 1
+    accuracy: float = row["accuracies"][index]
+    return accuracy
+
+
+def _final_accuracy(row: Row) -> float:
+    """The mean over the last fifth of the run: one evaluation alone would be chance."""
+    times: list[Seconds] = row["times"]
+    end, total = times[-1], 0.0
+    since = 0.8 * end
+    for (start, stop), accuracy in zip(pairwise(times), row["accuracies"], strict=False):
+        total += max(0.0, stop - max(start, since)) * accuracy
+    return total / (end - since)
 
 
 def median(values: Iterable[float | None], missing: float = -math.inf) -> float | None:
