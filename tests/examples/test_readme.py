@@ -94,3 +94,8 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert file.exists(), f"{page.name} links to {link}"
         if anchor:
             assert anchor in anchors(file), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("block", python_blocks("docs/edgegossip.md"))
+def test_examples_of_the_edgegossip_page_run(block: str) -> None:
+    exec(compile(block, "docs/edgegossip.md", "exec"), {})

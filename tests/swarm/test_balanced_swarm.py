@@ -26,7 +26,7 @@ from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.core.topology import complete
-from edgegossip.sim.fault import Crash, Fault, Faults, Recover
+from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Recover
 from edgegossip.sim.platform import ContentionTrace, Platform
 
 each_inner = pytest.mark.parametrize("name", ALGORITHMS)
@@ -182,6 +182,18 @@ def test_a_slow_platform_that_comes_back_holds_nobody_up() -> None:
     seconds, _ = run_after((4,), inner, "exact", Recover(at=6.0, rank=4))
     # All of its data would take it 32 s; the others need 4 s for an epoch.
     assert seconds < 8 * 4 + 5
+
+
+def test_a_failed_platform_that_misses_a_forecast_holds_nobody_up() -> None:
+    algorithm = EdgeGossip(inner=FEW_ROUNDS["epoch-gossip"])
+    platforms = [Platform(throughput=speed) for speed in (*SPEEDS[:-1], 1e-4)]
+    missed = Drop(probability=1.0, sender=1, receiver=4, end=0.01)
+    world = make_world(
+        algorithm, platforms=platforms, faults=Faults(script=(missed,)), size=32, lr=0.01
+    )
+    assert world.run()
+    # 5 % of its own epoch would be 16,000 s.
+    assert world.now < 4 * 4 + 1
 
 
 @pytest.mark.parametrize("block_share", [1.0, 0.25])

@@ -212,6 +212,22 @@ def test_wrong_samples_are_refused(x: Tensor, y: Tensor, message: str) -> None:
         aggregator("hash-kmeans").fit(x, y)
 
 
+def test_arrays_are_refused_with_what_makes_tensors_of_them() -> None:
+    x, y = torch.zeros(4, 2), torch.zeros(4).long()
+    with pytest.raises(ValueError, match=r"got ndarray and Tensor; torch.as_tensor"):
+        aggregator("hash-kmeans").fit(x.numpy(), y)  # type: ignore[arg-type]
+
+
+@every_combination
+def test_samples_that_need_gradients_are_aggregated_as_any_others(name: str) -> None:
+    x, y = torch.rand(30, 9), torch.arange(30) % 2
+    plain = aggregator(name, ratio=5).fit(x, y)
+    with_gradients = aggregator(name, ratio=5).fit(x.clone().requires_grad_(), y)
+    assert torch.equal(with_gradients.subset_of, plain.subset_of)
+    assert torch.equal(with_gradients.x, plain.x)
+    assert not with_gradients.x.requires_grad
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_values_that_are_not_finite_are_refused_with_the_sample(value: float) -> None:
     x = torch.zeros(4, 2, 3)

@@ -16,6 +16,7 @@ from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.learning.accuracy_aware import AccuracyAware
+from edgegossip.learning.loss import Loss
 from edgegossip.learning.optimizer import SGD
 
 
@@ -98,6 +99,28 @@ def test_a_cut_pass_costs_its_share_of_a_whole_one(keep_ratio: float) -> None:
     work = Epochs(1.0, keep_ratio)
     assert some.cost(work, {}) == keep_ratio * some.cost(Epochs(), {})
     assert some.train(start(some), work, {}).num_samples == keep_ratio * len(SHARD)
+
+
+@pytest.mark.parametrize("work", [Epochs(1.0, 0.001), Steps(2, 0.001)])
+def test_the_smallest_share_is_enough_for_batch_normalisation(work: Epochs | Steps) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 3)))
+    some = learner(model=model)
+    result = some.train(start(some), work, {})
+    assert result.num_samples == 2 * result.num_steps
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: F.cross_entropy(outputs, targets),
+        lambda outputs, targets, **_: F.cross_entropy(outputs, targets),
+    ],
+    ids=["no reduction", "reduction ignored"],
+)
+def test_a_loss_that_gives_none_for_each_sample_cannot_rank(loss: Loss) -> None:
+    some = learner(loss=loss, accuracy_aware=AccuracyAware())
+    with pytest.raises(ValueError, match=r"needs the loss of each one.* choose Random"):
+        some.train(start(some), Steps(1), {})
 
 
 def test_blocks_of_a_pass_end_where_one_piece_does() -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.small_runs import ALGORITHMS, ctrl_c_at, repeatable_events, summary
 
 from edgegossip.cli import commands
+from edgegossip.cli import study as study_cli
 from edgegossip.cli.main import main
+from edgegossip.core.errors import TrainingError
+from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.registry import RECIPES, STUDIES
+from edgegossip.experiments.study import Cell, Row, Session, Study
 
 ROOT = Path(__file__).parents[2]
 
@@ -341,3 +346,73 @@ def test_ctrl_c_outside_of_a_run_has_no_traceback_either(
     monkeypatch.setattr(commands, "load_recipe", interrupted)
     assert main(["run", "own.py:single"]) == 130
     assert complaint(capsys) == "edgegossip: interrupted"
+
+
+# Studies.
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders of which a page was drawn, by a study of three cells: done, failed, stopped."""
+    pages: list[Path] = []
+
+    def work(error: BaseException | None, session: Session) -> Row:
+        if error is not None:
+            raise error
+        return {"value": 1}
+
+    def make_study() -> Study:
+        """Three cells.
+
+        Args:
+            none: There are none.
+        """
+        errors = {"done": None, "bad": TrainingError("nan"), "stopped": KeyboardInterrupt()}
+        return Study(
+            name="test/three",
+            title="",
+            printed=(),
+            scaled_down=(),
+            settings={},
+            cells=tuple(
+                Cell(name=name, group=name, work=partial(work, error))
+                for name, error in errors.items()
+            ),
+            exhibit=lambda rows: Exhibits(),
+        )
+
+    monkeypatch.setattr(study_cli, "load_study", lambda name: make_study)
+    monkeypatch.setattr(study_cli, "write_study_report", pages.append)
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("only", "code", "message"),
+    [
+        ("done", 0, ""),
+        ("bad", 1, "1 of 1 cells failed, the first of them bad; the report says why"),
+        ("stopped", 130, "interrupted in stopped; out holds everything so far"),
+    ],
+)
+def test_a_study_always_leaves_a_page_and_says_how_it_ended(
+    own: str,
+    drawn: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    only: str,
+    code: int,
+    message: str,
+) -> None:
+    assert main(["study", "test/three", "--only", only, "--out", "out"]) == code
+    assert message in capsys.readouterr().err
+    assert drawn == [Path("out")]
+
+
+def test_help_on_a_study_tells_of_options_and_not_of_arguments(
+    drawn: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "test/three", "--help"])
+    said = capsys.readouterr().out
+    assert "Three cells." in said
+    assert "--resume" in said
+    assert "Args:" not in said

@@ -346,6 +346,18 @@ def test_a_failed_platform_passes_on_its_parameters_untrained() -> None:
     assert worker.state.params.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(("throughput", "cost"), [(1e-9, 100.0), (0.0, 100.0), (20.0, 0.0)])
+def test_who_is_not_to_train_waits_for_no_forecasts(throughput: float, cost: float) -> None:
+    worker = Worker(EdgeGossip(inner=INNER), cost=cost)
+    worker.starts()
+    assert only(SetTimer, worker.expects(throughput)) == SetTimer("forecast", 0.0)
+    assert "params" in [kind for _, kind in sends(worker.on(TimerFired("forecast")))]
+    for sender in (1, 2):
+        worker.on(Received(sender, Message("params", 0, {"params": torch.ones(2)})))
+    # The second time it knows that it is to do nothing.
+    assert only(SetTimer, worker.expects(throughput, now=3.0)) == SetTimer("forecast", 3.0)
+
+
 def test_to_continue_is_to_train_without_the_failed() -> None:
     effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(20.0, 1e-9, 1e-9)
     assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)

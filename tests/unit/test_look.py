@@ -92,9 +92,9 @@ def test_a_cut_pass_costs_its_share_of_a_whole_one(
     assert take(some, work) == round(cost - look)
 
 
-def test_a_look_dearer_than_the_share_leaves_one_sample() -> None:
+def test_a_look_dearer_than_the_share_leaves_two_samples() -> None:
     some, _ = stream()
-    assert take(some, Epochs(1.0, 0.01)) == 1
+    assert take(some, Epochs(1.0, 0.01)) == 2
 
 
 def test_going_on_costs_no_look() -> None:

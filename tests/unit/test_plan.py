@@ -106,6 +106,19 @@ def test_one_that_nearly_stands_still_ends_its_epoch_with_what_it_has() -> None:
     assert sum(epoch.blocks) <= 500 / 4 + BATCH_SIZE
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_epoch_that_goes_on_with_a_pass_does_so_from_its_first_block(goes_on: bool) -> None:
+    plan = EpochPlan.begin(
+        Train(torch.zeros(1), Epochs(0.5, goes_on=goes_on)),
+        keep_ratio=0.5,
+        epoch_cost=100.0,
+        throughput=10.0,
+        block_share=0.5,
+        now=0.0,
+    )
+    assert plan.first().work == Epochs(0.25, keep_ratio=0.5, goes_on=goes_on)
+
+
 def test_a_small_deviation_is_let_be() -> None:
     plan = plan_of()
     first = plan.first()

@@ -41,6 +41,9 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
     path = csv(tmp_path, header="cores,net,disk,time")
     with pytest.raises(DataError, match="no column 'network', 'seconds'; a profile has the"):
         Profile.read(path)
+    path = csv(tmp_path, header="cores;network;disk;seconds")
+    with pytest.raises(DataError, match=r"and this file 'cores;network;disk;seconds'$"):
+        Profile.read(path)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +88,9 @@ def test_parquet_without_pyarrow_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"needs pyarrow; save it as CSV, or pip install"):
-        Profile.read(tmp_path / "profile.parquet")
+    for name in ("profile.parquet", "PROFILE.PARQUET"):
+        with pytest.raises(DataError, match=r"needs pyarrow; save it as CSV, or pip install"):
+            Profile.read(tmp_path / name)
 
 
 def test_a_parquet_file_is_read_like_the_csv_file(tmp_path: Path) -> None:

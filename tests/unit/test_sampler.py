@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from edgegossip.balance.aggregated import AggregatedData
 from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Candidates, Choice, Random, Selection
+from edgegossip.balance.selection import Candidates, Choice, Focused, Random, Selection
 from edgegossip.core.snapshot import assemble, dismantle
 
 
@@ -118,14 +118,19 @@ def test_an_epoch_visits_exactly_its_share_and_none_twice(
     num_batches = len(sampler)
     batches = list(sampler)
     order = [position for batch in batches for position in batch]
-    assert len(order) == len(set(order)) == max(1, round(keep_ratio * num_samples))
+    due = max(min(2, num_samples), round(keep_ratio * num_samples))
+    assert len(order) == len(set(order)) == due
     assert len(batches) == num_batches
     assert all(len(batch) >= min(batch_size, num_samples) for batch in batches[:-1])
 
 
 def test_a_single_last_sample_joins_the_batch_before() -> None:
     assert [len(batch) for batch in plain(7, 3)] == [3, 4]
-    assert [len(batch) for batch in plain(7, 3, keep_ratio=0.15)] == [1]
+
+
+def test_an_epoch_has_two_samples_at_least_where_there_are_two() -> None:
+    assert [len(batch) for batch in plain(7, 3, keep_ratio=0.01)] == [2]
+    assert [len(batch) for batch in plain(1, 3, keep_ratio=0.01)] == [1]
 
 
 @settings(max_examples=20, deadline=None)
@@ -141,7 +146,7 @@ def test_whole_subsets_fill_batches_that_are_only_cut_at_the_end(
     sampler = hardest(subset_of, batch_size, [5.0, 4.0, 3.0, 2.0, 1.0, 0.0])
     sampler.keep_ratio = keep_ratio
     batches = list(sampler)
-    assert sum(map(len, batches)) == max(1, round(keep_ratio * len(subset_of)))
+    assert sum(map(len, batches)) == max(2, round(keep_ratio * len(subset_of)))
     subsets = [{subset_of[position] for position in batch} for batch in batches]
     for one, other in pairwise(subsets):
         assert not one & other
@@ -210,6 +215,19 @@ def test_the_points_looked_at_longest_ago_are_the_stalest() -> None:
     assert sampler.stalest_points(2).tolist() == [0, 2]
 
 
+def test_losses_recorded_in_a_data_loader_bring_focus() -> None:
+    sampler = AccuracyAwareSampler(
+        aggregated([0] * 20), batch_size=4, selection=Focused(), keep_ratio=0.5
+    )
+    loader = DataLoader(TensorDataset(torch.arange(20)), batch_sampler=sampler)
+    hard = torch.arange(20) < 5
+    for _ in range(3):
+        sampler.set_losses(torch.zeros(1))  # all recognised
+        visited = torch.cat([positions for (positions,) in loader])
+        sampler.record(torch.arange(20), hard.float())
+    assert bool(hard[visited].all())
+
+
 # Weights.
 
 
@@ -249,7 +267,17 @@ def test_another_key_is_another_order() -> None:
 @pytest.mark.parametrize("keep_ratio", [0.0, -0.5, 1.01])
 def test_a_keep_ratio_out_of_range_is_refused(keep_ratio: float) -> None:
     with pytest.raises(ValueError, match=r"keep_ratio must be in \(0, 1\], got"):
-        list(plain(keep_ratio=keep_ratio))
+        plain(keep_ratio=keep_ratio)
+    sampler = plain()
+    sampler.keep_ratio = keep_ratio
+    with pytest.raises(ValueError, match=r"keep_ratio must be in \(0, 1\], got"):
+        list(sampler)
+
+
+@pytest.mark.parametrize("num_samples", [0, -1])
+def test_no_samples_are_refused(num_samples: int) -> None:
+    with pytest.raises(ValueError, match=f"no samples to choose from, got .*={num_samples};"):
+        plain(num_samples)
 
 
 def test_a_selection_that_ranks_needs_aggregated_points() -> None:

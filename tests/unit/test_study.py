@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.small_runs import Recorder, quick
+from tests.small_runs import ALGORITHMS, Recorder, ctrl_c_at, quick
 
 from edgegossip.core.errors import RunFolderError, TrainingError, UsageError
 from edgegossip.experiments.exhibits import Exhibits, Table
+from edgegossip.experiments.runner import Interrupted
 from edgegossip.experiments.study import Cell, Row, Session, Study, run_study
 
 
@@ -73,7 +75,7 @@ def test_a_stopped_study_is_valid_and_goes_on_without_doing_anything_twice(
     tmp_path: Path,
 ) -> None:
     works = {"a": Counter(1.0), "b": Counter(2.0, KeyboardInterrupt()), "c": Counter(3.0)}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted, match=rf"in b; {tmp_path} holds everything so far"):
         run_study(study_of(works), out=tmp_path)
     assert list(kept(tmp_path)["cells"]) == ["a"]
     assert kept(tmp_path)["num_cells"] == 3
@@ -83,6 +85,31 @@ def test_a_stopped_study_is_valid_and_goes_on_without_doing_anything_twice(
     assert list(rows) == ["a", "b", "c"]
     assert [work.num_times for work in works.values()] == [1, 2, 1]
     assert kept(tmp_path)["wall_started"] == started
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_measurements_too(number: int, tmp_path: Path) -> None:
+    def measure(session: Session) -> Row:
+        signal.raise_signal(number)
+        return {"value": 1.0}
+
+    earlier = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="interrupted in a;"):
+        run_study(study_of({"a": measure}), out=tmp_path)
+    assert kept(tmp_path)["cells"] == {}
+    assert signal.getsignal(signal.SIGTERM) == earlier
+
+
+def test_a_run_that_was_stopped_goes_on_within_its_study(tmp_path: Path) -> None:
+    def work(session: Session) -> Row:
+        return {"value": session.run(quick("gosgd")).final_accuracy}
+
+    study = study_of({"a/gosgd": work})
+    whole = run_study(study, out=tmp_path / "whole", num_threads=0)
+    out = tmp_path / "stopped"
+    with ctrl_c_at(8, ALGORITHMS["gosgd"]), pytest.raises(Interrupted, match=f"; {out} holds"):
+        run_study(study, out=out, num_threads=0)
+    assert run_study(study, out=out, num_threads=0, resume=True) == whole
 
 
 def test_a_cell_that_fails_is_noted_and_tried_again_on_resume(tmp_path: Path) -> None:

@@ -84,10 +84,11 @@ class Aggregator:
             y: Class of each sample, whole numbers [num_samples].
 
         Raises:
-            ValueError: If shapes, lengths or dtypes are others, or there are no samples.
+            ValueError: If types, shapes or lengths are others, or there are no samples.
             DataError: If a value of `x` is not finite.
         """
         _validate(x, y)
+        x, y = x.detach().cpu(), y.detach().cpu()
         labels, class_of, class_sizes = torch.unique(
             y.long(), return_inverse=True, return_counts=True
         )
@@ -209,6 +210,11 @@ def _means(x: Tensor, subset_of: Tensor, num_subsets: int) -> Tensor:
 
 
 def _validate(x: Tensor, y: Tensor) -> None:
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise ValueError(
+            f"x and y must be tensors, got {type(x).__name__} and {type(y).__name__}; "
+            "torch.as_tensor makes them of arrays"
+        )
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise ValueError(f"x must be pictures (uint8) or floats, got {x.dtype}; convert it")
     if x.ndim < 2 or x.numel() == 0:

@@ -13,7 +13,7 @@ class Shares:
     """What each platform is to do in the next epoch.
 
     Attributes:
-        keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform.
+        keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
         seconds: [E] :math:`T_i`, what all of its data would take; infinite if it failed.
         has_failed: [E] :math:`F_i`.
     """

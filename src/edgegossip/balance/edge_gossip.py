@@ -63,7 +63,7 @@ class EdgeGossip:
     the last one known has to do.
 
     Args:
-        inner: Any gossip algorithm.
+        inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
         spread: How :math:`\min_j T_j` is learnt.
         balancer: Algorithm 1, with its thresholds.
         on_failure: What to do when more platforms have failed than the balancer allows (only
@@ -74,7 +74,8 @@ class EdgeGossip:
         reachable: For each worker, whose data it can reach; None for everybody everybody's.
         block_share: Share of what is left of an epoch that is done before the speed is forecast
             anew, in (0, 1]; 1 forecasts once an epoch, as the paper does.
-        timeout: Seconds to wait for forecasts; None for 5 % of the own epoch.
+        timeout: Seconds to wait for forecasts; None for 5 % of the own epoch. A failed platform
+            does not wait.
         max_age: Epochs after which `gossip` forgets the fastest; None for twice
             :math:`1 + \lceil \log_2 E \rceil`.
 
@@ -124,7 +125,6 @@ class EdgeGossip:
 
     @property
     def topology(self) -> Topology:
-        """Of the inner algorithm."""
         topology: Topology = self.inner.topology  # type: ignore[attr-defined]
         return topology
 
@@ -134,13 +134,11 @@ class EdgeGossip:
 
     @property
     def num_rounds(self) -> int:
-        """Of the inner algorithm."""
         num_rounds: int = self.inner.num_rounds  # type: ignore[attr-defined]
         return num_rounds
 
     @property
     def exchanges_per_round(self) -> int:
-        """Of the inner algorithm."""
         return getattr(self.inner, "exchanges_per_round", 1)
 
     def init(self, rank: Rank, params: Any) -> BalancedState:  # noqa: ANN401
@@ -238,7 +236,9 @@ class EdgeGossip:
     def _announce(self, state: BalancedState, now: Seconds) -> list[Effect]:
         own = PlatformForecast(state.inner.round, state.throughput, state.epoch_cost)
         state.forecasts[state.rank] = own
-        timeout = self.timeout or 0.05 * min(state.keep_ratio * state.seconds, 1e9)
+        # Who is not to train need not know how fast the others are.
+        has_failed = state.has_failed(self.balancer.min_throughput)
+        timeout = 0.0 if has_failed else self.timeout or 0.05 * state.keep_ratio * state.seconds
         timer = [] if state.is_spare else [SetTimer("forecast", now + timeout)]
         return [*self._tell_all(state, own.message()), *timer]
 
@@ -281,8 +281,7 @@ class EdgeGossip:
         if state.waiting is None or state.is_predicting or state.is_assigning:
             return []
         if self.spread == "gossip":
-            own = state.seconds
-            has_failed = state.throughput < self.balancer.min_throughput or own == math.inf
+            own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
             state.keep_ratio = 0.0 if has_failed else min(state.fastest.seconds, own) / own
         else:
             shares = self._shares(state)

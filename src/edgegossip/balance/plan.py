@@ -79,9 +79,11 @@ class EpochPlan:
         )
 
     def first(self) -> Train:
-        """The first block: begins the pass."""
-        assert isinstance(self.train.work, Epochs)
-        return self._train(Epochs(self.train.work.share * self.block_share, self.keep_ratio))
+        """The first block: begins the pass, unless what was asked for goes on with one."""
+        work = self.train.work
+        assert isinstance(work, Epochs)
+        share = work.share * self.block_share
+        return self._train(Epochs(share, self.keep_ratio, work.goes_on))
 
     def account(self, event: Trained) -> None:
         """Add what a block has done."""

@@ -59,7 +59,7 @@ class Profile:
             DataError: If the file is missing or not of this form, or a number out of range.
         """
         path = Path(path)
-        is_parquet = path.suffix == ".parquet"
+        is_parquet = path.suffix.lower() == ".parquet"
         columns = _read_parquet(path) if is_parquet else _read_csv(path)
         contentions, seconds = [], []
         rows = zip(*(columns[name] for name in COLUMNS), strict=True)
@@ -121,7 +121,7 @@ def _require_columns(path: Path, found: Sequence[str]) -> None:
     if missing := [name for name in COLUMNS if name not in found]:
         raise DataError(
             f"{path} has no column {', '.join(map(repr, missing))}; a profile has the columns "
-            f"{', '.join(COLUMNS)}"
+            f"{', '.join(COLUMNS)}, and this file {', '.join(map(repr, found)) or 'none'}"
         )
 
 

@@ -37,8 +37,8 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     r"""Batches of the share `keep_ratio` of a data set that a `Selection` prefers.
 
     Before an epoch, look at the aggregated points with the present model and hand in their
-    losses (`set_losses`); each epoch then visits
-    :math:`\max(1, \mathrm{round}(r\,|X|))` samples. With `DataLoader` alone::
+    losses (`set_losses`); each epoch then visits :math:`\mathrm{round}(r\,|X|)` samples, but
+    at least two. With `DataLoader` alone::
 
         sampler = AccuracyAwareSampler(aggregated, batch_size=64, selection=Ranked())
         loader = DataLoader(dataset, batch_sampler=sampler)
@@ -46,9 +46,19 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             sampler.set_losses(losses_of(model, aggregated.x, aggregated.y))
             for x, y in loader: ...
 
-    A selection that weighs samples (`Importance`, `Pruned`) says so in `weights`; multiply each
-    sample's loss by its own. Workers of a `DataLoader` fetch ahead but do not run the sampler,
-    so `num_workers` changes nothing.
+    A selection that weighs samples (`Importance`, `Pruned`) says so in `weights`, and one that
+    goes by their losses (`Focused`) is told them by `record`; untold, it chooses as `Cyclic`
+    does. Both need to know where the samples of a batch stand, so let the data set tell::
+
+        dataset = TensorDataset(x, y, torch.arange(len(x)))
+        ...
+            for x, y, positions in loader:
+                losses = cross_entropy(model(x), y, reduction="none")
+                (losses * sampler.weights[positions]).mean().backward()
+                sampler.record(positions, losses)
+
+    Workers of a `DataLoader` fetch ahead but do not run the sampler, so `num_workers` changes
+    nothing.
 
     Args:
         aggregated: What stands for the samples; None for selections that look at no losses.
@@ -93,8 +103,11 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     ) -> None:
         if aggregated is not None:
             num_samples = aggregated.num_samples
-        if not num_samples:
-            raise ValueError("there are no samples to choose from; give `aggregated`")
+        if not num_samples or num_samples < 0:
+            raise ValueError(
+                f"there are no samples to choose from, got num_samples={num_samples}; give "
+                "`aggregated`, or the length of the data set"
+            )
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if selection.needs_losses and aggregated is None:
@@ -106,6 +119,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self.batch_size = min(batch_size, num_samples)
         self.selection = selection
         self.keep_ratio = keep_ratio
+        self.num_due(keep_ratio)  # refuses one out of range
         self.epoch = 0
         self._key = (key,) if isinstance(key, int) else key
         nothing = torch.arange(num_samples)
@@ -164,20 +178,25 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             yield batch.positions.tolist()
 
     def num_due(self, keep_ratio: float) -> int:
-        """Samples that an epoch visits: ``max(1, round(keep_ratio * num_samples))``.
+        """Samples that an epoch visits: ``round(keep_ratio * num_samples)``, at least two.
 
         Raises:
             ValueError: If `keep_ratio` is not in (0, 1].
         """
         if not 0 < keep_ratio <= 1:
             raise ValueError(f"keep_ratio must be in (0, 1], got {keep_ratio}")
-        return max(1, round(keep_ratio * self.num_samples))
+        return self.at_least_two(keep_ratio * self.num_samples)
+
+    def at_least_two(self, num_samples: float) -> int:
+        """`num_samples`, rounded, but no fewer than two and no more than there are."""
+        # Batch normalisation cannot train on one sample alone.
+        return min(self.num_samples, max(2, round(num_samples)))
 
     def batch_sizes(self, num_samples: int) -> list[int]:
         """Sizes of the batches of `num_samples` samples, where subsets are not kept whole."""
         num_whole, rest = divmod(num_samples, self.batch_size)
         if rest == 1 and num_whole:
-            # Batch normalisation cannot train on one sample alone.
+            # As in `at_least_two`.
             return [self.batch_size] * (num_whole - 1) + [self.batch_size + 1]
         return [self.batch_size] * num_whole + [rest] * (rest > 0)
 
@@ -217,12 +236,12 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         ones = torch.ones_like(batch.positions)
         self._num_visits.index_add_(0, batch.positions, ones)
 
-    def record(self, batch: Batch, losses: Tensor) -> None:
-        """Keep the losses, [batch], that training on `batch` has shown for free.
+    def record(self, positions: Tensor, losses: Tensor) -> None:
+        """Keep the losses, [batch], that training on these samples has shown for free.
 
         Only selections with `needs_sample_losses` look at them.
         """
-        self._sample_losses[batch.positions] = losses.detach().to("cpu", torch.float32)
+        self._sample_losses[positions] = losses.detach().to("cpu", torch.float32)
 
     def _known_losses(self) -> Tensor:
         """Losses, and for points never looked at the mean of those that were."""

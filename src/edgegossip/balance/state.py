@@ -65,6 +65,10 @@ class BalancedState(WorkerState):
         assert train is not None
         return train
 
+    def has_failed(self, min_throughput: float) -> bool:
+        """It is too slow to train, or has nothing to train on."""
+        return self.throughput < min_throughput or self.seconds == math.inf
+
     @property
     def seconds(self) -> Seconds:
         """What all own data would take; infinite where there is none, or no forecast yet."""

@@ -8,12 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from edgegossip.cli.options import Options, parse
 from edgegossip.core.errors import TrainingError, UsageError, unknown_name
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison, Experiment
@@ -28,34 +29,20 @@ from edgegossip.report.study import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RunOptions(Options):
     """How to run a recipe.
 
     Args:
-        out: Run folder; by default runs/RECIPE/STAMP.
-        resume: Go on with the run in `out`, to the result that it would have had.
-        threads: Of the compute pool; by default one a core. No effect on results.
         only: With `run`: the one algorithm of a comparison to run; by default its baseline.
     """
 
-    out: Path | None = None
-    resume: bool = False
-    threads: int | None = None
     only: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.out == Path():
-            raise ValueError("out must be a folder of its own, got an empty name or '.'")
-        if self.threads is not None and self.threads < 0:
-            raise ValueError(f"threads must be at least 0, got {self.threads}")
 
 
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     """`edgegossip run` and `edgegossip compare`."""
     command = "compare" if is_comparison else "run"
     name, options, chosen = _parse(command, arguments)
-    if options.resume and options.out is None:
-        raise UsageError("--resume needs --out DIR, the folder of the interrupted run")
     # A recipe file's colon and slashes make no good folder name.
     out = options.out or default_folder(name.rpartition(":")[2])
     settings: dict[str, Any] = {
@@ -116,32 +103,16 @@ def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
     return folder
 
 
-def _parse(command: str, arguments: list[str]) -> tuple[str, Options, Experiment | Comparison]:
+def _parse(
+    command: str, arguments: list[str]
+) -> tuple[str, RunOptions, Experiment | Comparison]:
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             f"{command} needs a recipe: one of {', '.join(RECIPES)}, or FILE.py:NAME"
         )
     name, *rest = arguments
     recipe = load_recipe(name)
-
-    def parsed(options: Options, chosen: Any) -> tuple[Options, Experiment | Comparison]:  # noqa: ANN401
-        return options, chosen
-
-    # The recipe is known only now, so tyro is told here that its arguments are ours too.
-    parsed.__annotations__ = {
-        "options": Annotated[Options, tyro.conf.arg(name="")],
-        "chosen": Annotated[Any, tyro.conf.arg(name="", constructor=recipe)],
-    }
-    try:
-        options, chosen = tyro.cli(
-            parsed,
-            prog=f"edgegossip {command} {name}",
-            description=recipe.__doc__,
-            args=rest,
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    options, chosen = parse(f"edgegossip {command} {name}", RunOptions, recipe, rest)
     if not isinstance(chosen, Experiment | Comparison):
         raise UsageError(
             f"recipe {name!r} gave {chosen!r:.60}; it must return an Experiment or a Comparison"

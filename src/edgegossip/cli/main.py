@@ -17,10 +17,12 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip run RECIPE             one algorithm of a recipe (--only NAME says which)
   edgegossip compare RECIPE         all algorithms of a recipe, side by side
   edgegossip study STUDY            a figure of a paper, or of ours, from many runs
+                                    (minutes to hours; with --short, seconds)
   edgegossip report DIR             draw the report of a folder (again)
   edgegossip run RECIPE --help      every option of a recipe
+  edgegossip study STUDY --help     every option of a study
 
-RECIPE is a name from the list, or a function of your own: FILE.py:NAME.
+RECIPE and STUDY are names from the list; a recipe of your own is FILE.py:NAME.
 Results go to --out DIR, by default runs/NAME/STAMP; open report.html there.
 """
 

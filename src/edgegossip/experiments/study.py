@@ -6,8 +6,11 @@ import dataclasses
 import json
 import os
 import platform
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +24,7 @@ from edgegossip.experiments.files import write_json
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import read_json, require_folder
-from edgegossip.experiments.runner import run
+from edgegossip.experiments.runner import Interrupted, run
 
 STUDY = "study.json"
 
@@ -160,15 +163,28 @@ def run_study(
             progress=view,
         )
         view.begin()
-        started = time.monotonic()
         try:
-            row = cell.work(session)
-        except TrainingError as error:
-            record.errors[cell.name] = str(error)
-        else:
-            record.add(cell, row, time.monotonic() - started)
-        record.write()
+            with _sigterm_is_ctrl_c():
+                record.do(cell, session)
+        except (Interrupted, KeyboardInterrupt):
+            raise Interrupted(
+                f"interrupted in {cell.name}; {out} holds everything so far, and the same "
+                "command with --resume and --out goes on"
+            ) from None
     return record.rows
+
+
+@contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    """Stop measurements at once on either; runs within take both into their own hands."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 class _Record:
@@ -218,11 +234,18 @@ class _Record:
             self._wall_seconds[name] = cell["wall_seconds"]
         self._wall_started = kept["wall_started"]
 
-    def add(self, cell: Cell, row: Row, wall_seconds: float) -> None:
-        self.rows[cell.name] = row
-        self._groups[cell.name] = cell.group
-        self._wall_seconds[cell.name] = wall_seconds
-        self.errors.pop(cell.name, None)
+    def do(self, cell: Cell, session: Session) -> None:
+        """Do the work of `cell`, and keep its row, or why there is none."""
+        started = time.monotonic()
+        try:
+            row = cell.work(session)
+        except TrainingError as error:
+            self.errors[cell.name] = str(error)
+        else:
+            self.rows[cell.name] = row
+            self._groups[cell.name] = cell.group
+            self._wall_seconds[cell.name] = time.monotonic() - started
+        self.write()
 
     def write(self) -> None:
         study = self._study

@@ -111,7 +111,7 @@ class BatchStream:
     def _num_due(self, keep_ratio: float) -> int:
         """Samples of a pass, so that with its look it costs `keep_ratio` of a whole one."""
         num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
-        return min(self.sampler.num_samples, max(1, round(num_samples)))
+        return self.sampler.at_least_two(num_samples)
 
     def _future_sizes(self, keep_ratio: float) -> list[int]:
         return self.sampler.batch_sizes(self._num_due(keep_ratio))

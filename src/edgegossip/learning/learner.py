@@ -194,7 +194,7 @@ class Learner(Trainer):
         if batch.weights is None and not sampler.selection.needs_sample_losses:
             return self._loss(outputs, y)
         losses = losses_of(self._loss, outputs, y)
-        sampler.record(batch, losses)
+        sampler.record(batch.positions, losses)
         return (
             losses.mean()
             if batch.weights is None

@@ -22,14 +22,17 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     Raises:
         ValueError: If `loss` cannot say it.
     """
+    problem = (
+        f"ranking samples needs the loss of each one, but {loss!r} takes no "
+        "reduction='none' as the functions of torch.nn.functional do; let it, or choose "
+        "Random() or Cyclic()"
+    )
     try:
         losses = loss(outputs, targets, reduction="none")
     except TypeError as error:
-        raise ValueError(
-            f"ranking samples needs the loss of each one, but {loss!r} takes no "
-            "reduction='none' as the functions of torch.nn.functional do; let it, or choose "
-            "Random() or Cyclic()"
-        ) from error
+        raise ValueError(problem) from error
+    if losses.shape[:1] != targets.shape[:1]:
+        raise ValueError(problem)
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 

@@ -35,7 +35,7 @@ def kept_sentence(run: Run) -> str:
     else:
         last = len(shares) - 1
         kept = f"workers 0 to {last} kept {listing([percent(share, 0) for share in shares])}"
-    return f"In each round {kept} of their data."
+    return f"On average {kept} of their data in a round."
 
 
 def balance(folder: RunFolder) -> str:

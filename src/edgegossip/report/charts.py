@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from edgegossip.report.style import (
@@ -21,7 +22,7 @@ from edgegossip.report.style import (
     new_figure,
     render,
 )
-from edgegossip.report.units import listing, written
+from edgegossip.report.units import NO_BREAK, listing, written
 
 WIDTH, HEIGHT = 9.6, 3.7
 GREY = ("epoch-gossip", "paper")
@@ -41,20 +42,7 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
             _draw(axes, panel, colors)
         for axes in list(grid)[len(panels) :]:
             axes.set_axis_off()
-        handles = {
-            label: handle
-            for axes in canvas.axes
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        if len(handles) > 1:
-            names = [name for name in colors if name in handles]
-            canvas.legend(
-                [handles[name] for name in names],
-                names,
-                loc="outside lower center",
-                ncols=math.ceil(len(names) / math.ceil(len(names) / 6)),
-                frameon=False,
-            )
+        _draw_legend(canvas, colors)
         png, svg = render(canvas, "png"), render(canvas, "svg")
     return Picture(
         name=figure["name"],
@@ -77,18 +65,41 @@ def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: BASELINE_COLOR if name in GREY else next(free) for name in names}
 
 
+def _draw_legend(canvas: Figure, colors: Mapping[str, str]) -> None:
+    """Name the series of all panels once; the title says what a single one is."""
+    handles: dict[str, Any] = {}
+    for axes in canvas.axes:
+        found, labels = axes.get_legend_handles_labels()
+        if len(labels) > 1:
+            handles |= dict(zip(labels, found, strict=True))
+    names = [name for name in colors if name in handles]
+    if names:
+        canvas.legend(
+            [handles[name] for name in names],
+            names,
+            loc="outside lower center",
+            ncols=math.ceil(len(names) / math.ceil(len(names) / 6)),
+            frameon=False,
+        )
+
+
 def _draw(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
     axes.set_title(panel["title"])
     axes.set_xlabel(panel["x_label"])
     axes.set_ylabel(panel["y_label"])
     unit = panel["y_unit"]
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, unit)))
     if panel["kind"] == "lines":
         _draw_lines(axes, panel["series"], colors)
     else:
         _draw_bars(axes, panel["series"], colors, unit, is_stacked=panel["kind"] == "stacked")
     if panel["is_log"]:
         axes.set_yscale("log")
+
+
+def _tick(value: float, unit: str) -> str:
+    # Two decimals of percentage points are for tables.
+    return f"{100 * value:g}{NO_BREAK}pp" if unit == "points" else written(value, unit)
 
 
 def _draw_lines(
@@ -141,6 +152,7 @@ def _draw_bars(
         rotation=30 if is_crowded else 0,
         ha="right" if is_crowded else "center",
     )
+    axes.set_xlim(-0.5, len(categories) - 0.5)  # a missing bar keeps its place
     axes.axhline(0, color=MUTED, linewidth=0.8)
     axes.grid(visible=False, axis="x")
 

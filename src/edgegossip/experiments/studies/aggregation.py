@@ -138,7 +138,7 @@ def _fig3_exhibits(rows: Mapping[str, Row]) -> Exhibits:
         title="Time to aggregate",
         kind="stacked",
         x_label="",
-        y_label="processor time (s)",
+        y_label="processor time",
         y_unit="seconds",
         series=tuple(
             Series(
@@ -275,7 +275,7 @@ def _fig7_exhibits(rows: Mapping[str, Row]) -> Exhibits:
                 title=dataset,
                 kind="bars",
                 x_label="",
-                y_label="processor time (s)",
+                y_label="processor time",
                 y_unit="seconds",
                 series=tuple(series),
             )

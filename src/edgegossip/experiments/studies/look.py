@@ -60,8 +60,8 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
         printed=("3.0 % of an epoch's time with LeNet-5, 8.78 % with AlexNet, at ratio 10.",),
         scaled_down=(
             *(problem.scaled_down for problem in problems if problem.scaled_down),
-            "Two epochs on `paper()` are accounted for; processor time on one thread of this "
-            "machine is measured, a whole epoch of one of four workers.",
+            "Two epochs on two fast and two slow platforms are accounted for; processor time "
+            "on one thread of this machine is measured, a whole epoch of one of four workers.",
         ),
         settings={
             **settings.plain(),

@@ -159,11 +159,15 @@ def by_run(found: Iterable[Standing]) -> dict[tuple[str, str, str], list[Standin
 
 
 def race_table(found: Sequence[Standing], heading: str, note: str) -> Table:
-    """Medians over the seeds of each run, with the bound beside each speed-up."""
+    """Medians over the seeds of each run, with the bound beside each speed-up.
+
+    Parts and machines have a column only if there are several.
+    """
+    keys = list(by_run(found))
+    titles = ("part", "machines", "run")
+    told = [i for i in range(3) if titles[i] == "run" or len({key[i] for key in keys}) > 1]
     columns: tuple[tuple[str, Unit], ...] = (
-        ("part", "text"),
-        ("machines", "text"),
-        ("run", "text"),
+        *((titles[i], "text") for i in told),
         ("T_max / T_min", "number"),
         ("bound", "times"),
         ("time to target", "seconds"),
@@ -176,7 +180,7 @@ def race_table(found: Sequence[Standing], heading: str, note: str) -> Table:
     )
     rows = [
         (
-            *key,
+            *(key[i] for i in told),
             some[0].time_ratio,
             some[0].throughput_bound,
             median((each.time for each in some), math.inf),

@@ -1,0 +1,75 @@
+"""Options that commands share, and those of a recipe or a study beside them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from edgegossip.core.errors import UsageError
+
+AnyOptions = TypeVar("AnyOptions", bound="Options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Where results go, and how.
+
+    Args:
+        out: Folder of the results; by default runs/NAME/STAMP.
+        resume: Go on with what was interrupted in `out`, to the result that it would have had.
+        threads: Of the compute pool; by default one a core. No effect on results.
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.out == Path():
+            raise ValueError("out must be a folder of its own, got an empty name or '.'")
+        if self.threads is not None and self.threads < 0:
+            raise ValueError(f"threads must be at least 0, got {self.threads}")
+        if self.resume and self.out is None:
+            raise ValueError("--resume needs --out DIR, the folder of what was interrupted")
+
+
+def parse(
+    prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
+) -> tuple[AnyOptions, Any]:
+    """Read our options, and call `make` with its own.
+
+    Args:
+        prog: What stands before the options.
+        kind: Our options.
+        make: A recipe or a study; its arguments become options.
+        arguments: What was typed after `prog`.
+
+    Raises:
+        UsageError: If a value is out of range. Options that are none end the process.
+    """
+
+    def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        return options, made
+
+    # `make` is known only now, so tyro is told here that its arguments are ours too.
+    parsed.__annotations__ = {
+        "options": Annotated[kind, tyro.conf.arg(name="")],
+        "made": Annotated[Any, tyro.conf.arg(name="", constructor=make)],
+    }
+    # The arguments follow below, each beside its option.
+    description = inspect.cleandoc(make.__doc__ or "").partition("\n\nArgs:")[0]
+    try:
+        return tyro.cli(
+            parsed,
+            prog=prog,
+            description=description,
+            args=arguments,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
