@@ -225,6 +225,11 @@ def test_the_wait_for_forecasts_is_short_for_a_slow_platform_too() -> None:
     assert only(SetTimer, worker.expects(1.0, now=2.0)) == SetTimer("forecast", 2.1)
 
 
+def test_less_than_all_data_may_be_the_most_that_anybody_keeps() -> None:
+    worker = Worker(EdgeGossip(inner=INNER, max_keep_ratio=0.5, block_share=1.0))
+    assert only(Train, worker.begins(20.0, 50.0, 40.0)).work == Epochs(keep_ratio=0.2)
+
+
 # Epochs in blocks.
 
 
@@ -507,6 +512,7 @@ def test_a_spare_that_fails_itself_keeps_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"max_keep_ratio": 1.5}, r"max_keep_ratio must be in \(0, 1\], got 1.5"),
         ({"block_share": 0.0}, r"block_share must be in \(0, 1\], got 0"),
         ({"timeout": 0.0}, "timeout must be positive or None, got 0.0"),
         ({"timeout": math.nan}, "timeout must be positive or None, got nan"),
@@ -515,7 +521,7 @@ def test_a_spare_that_fails_itself_keeps_what_it_has() -> None:
         ({"on_failure": "panic"}, "on_failure must be one of .* got 'panic'"),
         ({"spares": (3,), "on_failure": "reassign"}, r"spares name worker 3; ranks are 0\.\.2"),
         ({"spares": (1,)}, "spares wait for on_failure='reassign'"),
-        ({"spread": "gossip", "on_failure": "halt"}, "needs everybody's forecast"),
+        ({"spread": "gossip", "on_failure": "halt"}, "needs all forecasts"),
     ],
 )
 def test_bad_arguments_are_refused(settings: dict[str, Any], message: str) -> None:

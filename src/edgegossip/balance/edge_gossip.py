@@ -72,6 +72,8 @@ class EdgeGossip:
             platform that can reach it.
         spares: Workers without data that stay out until a failed platform's data is theirs.
         reachable: For each worker, whose data it can reach; None for everybody everybody's.
+        max_keep_ratio: What the fastest keeps of its data each epoch, in (0, 1]; the others in
+            proportion. Below 1, models are averaged more often.
         block_share: Share of what is left of an epoch that is done before the speed is forecast
             anew, in (0, 1]; 1 forecasts once an epoch, as the paper does.
         timeout: Seconds to wait for forecasts; None for 5 % of the own epoch. A failed platform
@@ -95,13 +97,15 @@ class EdgeGossip:
     on_failure: Literal["continue", "halt", "reassign"] = "continue"
     spares: tuple[Rank, ...] = ()
     reachable: Mapping[Rank, tuple[Rank, ...]] | None = None
+    max_keep_ratio: float = 1.0
     block_share: float = 0.25
     timeout: Seconds | None = None
     max_age: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.block_share <= 1:
-            raise ValueError(f"block_share must be in (0, 1], got {self.block_share}")
+        for name in ("max_keep_ratio", "block_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be positive or None, got {self.timeout}")
         if self.max_age is not None and self.max_age < 1:
@@ -117,8 +121,7 @@ class EdgeGossip:
             raise ValueError("spares wait for on_failure='reassign'; set it, or name no spares")
         if self.on_failure != "continue" and self.spread == "gossip":
             raise ValueError(
-                f"on_failure={self.on_failure!r} needs everybody's forecast; choose "
-                "spread='exact'"
+                f"on_failure={self.on_failure!r} needs all forecasts; choose spread='exact'"
             )
 
     # What experiments read of an algorithm is the inner one's.
@@ -142,8 +145,7 @@ class EdgeGossip:
         return getattr(self.inner, "exchanges_per_round", 1)
 
     def init(self, rank: Rank, params: Any) -> BalancedState:  # noqa: ANN401
-        inner = self.inner.init(rank, params)
-        return BalancedState(rank=rank, params=params, inner=inner)
+        return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
 
     def role(self, rank: Rank) -> Role:
         """As the inner algorithm has it; spares have no data and are not evaluated."""
@@ -215,9 +217,8 @@ class EdgeGossip:
 
     def _without_forecast(self, state: BalancedState, event: Received) -> Received:
         state.fastest.hear(event.message.payload, self._max_age)
-        return replace(
-            event, message=replace(event.message, payload=detach(event.message.payload))
-        )
+        message = replace(event.message, payload=detach(event.message.payload))
+        return replace(event, message=message)
 
     @property
     def _max_age(self) -> int:
@@ -288,6 +289,7 @@ class EdgeGossip:
             if effects := self._handle_failures(state, shares):
                 return effects
             state.keep_ratio = float(shares.keep_ratios[state.rank])
+        state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
             return [*cancel, *self._skip(state, now)]
