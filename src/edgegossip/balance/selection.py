@@ -51,15 +51,15 @@ class Choice:
 
 
 class Selection(Protocol):
-    """Chooses samples; a frozen dataclass of hyperparameters.
+    """Chooses samples; a frozen dataclass of hyperparameters that derives from this.
 
     `choose` gives exactly `num_samples` positions, all different unless the selection says
     otherwise, in an order that depends on `random` and the candidates only.
     """
 
-    needs_losses: ClassVar[bool]
-    needs_sample_losses: ClassVar[bool]
-    keeps_subsets_whole: ClassVar[bool]
+    needs_losses: ClassVar[bool] = True
+    needs_sample_losses: ClassVar[bool] = False
+    keeps_subsets_whole: ClassVar[bool] = False
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -68,7 +68,7 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class Ranked:
+class Ranked(Selection):
     """Algorithm 2 to the letter: whole subsets, those of the highest loss first, unshuffled.
 
     Neighbors in the ranking are of one class, and so are batches; on CIFAR-10 training breaks
@@ -78,8 +78,6 @@ class Ranked:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2.
     """
 
-    needs_losses: ClassVar[bool] = True
-    needs_sample_losses: ClassVar[bool] = False
     keeps_subsets_whole: ClassVar[bool] = True
 
     def choose(
@@ -91,12 +89,8 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class RankedShuffled:
+class RankedShuffled(Selection):
     """The samples of `Ranked`, in random order: batches mix subsets and classes."""
-
-    needs_losses: ClassVar[bool] = True
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -106,16 +100,12 @@ class RankedShuffled:
 
 
 @dataclass(frozen=True)
-class RankedPerClass:
+class RankedPerClass(Selection):
     """The same share of each class, within it the subsets of the highest loss; shuffled.
 
     Departs from Algorithm 2, whose ranking over all classes may leave out the easy ones.
     Shares of classes differ by less than one sample.
     """
-
-    needs_losses: ClassVar[bool] = True
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -134,7 +124,7 @@ class RankedPerClass:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(Selection):
     r"""Draw without replacement, with probability :math:`\propto e^{1/T}` for loss :math:`e`.
 
     Each sample has the loss of its aggregated point, to the power of one over the temperature
@@ -149,10 +139,6 @@ class Sampled:
     """
 
     temperature: float = 2.0
-
-    needs_losses: ClassVar[bool] = True
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -169,7 +155,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Importance:
+class Importance(Selection):
     r"""Prefer high losses but weigh samples so that gradients stay unbiased.
 
     Sample :math:`i` is in with probability :math:`\pi_i`, half of which is the same for all and
@@ -187,10 +173,6 @@ class Importance:
 
     uniform_share: float = 0.5
 
-    needs_losses: ClassVar[bool] = True
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         if not 0 < self.uniform_share <= 1:
             raise ValueError(f"uniform_share must be in (0, 1], got {self.uniform_share}")
@@ -205,7 +187,7 @@ class Importance:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class Pruned(Selection):
     r"""Thin out what is below the mean loss, at random, and let the rest of it weigh more.
 
     InfoBatch's idea with aggregated points. A sample whose aggregated point has less than the
@@ -223,10 +205,6 @@ class Pruned:
 
     prune_ratio: float = 0.5
 
-    needs_losses: ClassVar[bool] = True
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         if not 0 <= self.prune_ratio < 1:
             raise ValueError(f"prune_ratio must be in [0, 1), got {self.prune_ratio}")
@@ -240,15 +218,13 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class Cyclic:
+class Cyclic(Selection):
     """Those least often visited, ties at random: passes over all data, however small the share.
 
     Visits of two samples differ by at most one.
     """
 
     needs_losses: ClassVar[bool] = False
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -258,12 +234,10 @@ class Cyclic:
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Selection):
     """Any samples, all alike: the control."""
 
     needs_losses: ClassVar[bool] = False
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -273,7 +247,7 @@ class Random:
 
 
 @dataclass(frozen=True)
-class Focused:
+class Focused(Selection):
     r"""Revisit what is not learnt yet, the more so the more redundant the data prove.
 
     Aggregated points tell how redundant: with :math:`c` the mean probability that the model
@@ -302,9 +276,7 @@ class Focused:
     max_visits: int = 3
     sharpness: float = 3.0
 
-    needs_losses: ClassVar[bool] = True
     needs_sample_losses: ClassVar[bool] = True
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("max_visits", "sharpness"):

@@ -88,9 +88,11 @@ class Monitor:
 
     def trained(self, start: Seconds, end: Seconds) -> None:
         """The training task ran from `start` to `end`."""
-        if self._spans and self._spans[-1][1] == start:
-            start = self._spans.pop()[0]
-        self._spans.append((start, end))
+        spans = self._spans
+        if spans and spans[-1][1] == start:
+            spans[-1] = (spans[-1][0], end)
+            return
+        spans.append((start, end))
         if len(self._spans) > _MAX_SPANS:
             # Those who never ask for a forecast must not pay for it.
             del self._spans[: _MAX_SPANS // 2]

@@ -171,6 +171,8 @@ class Platform:
 
     def duration(self, start: Seconds, cost: float) -> Seconds:
         """Seconds that `cost` (in samples) takes from `start` on, through the contention."""
+        if self.trace is None and self.throttling is None:
+            return cost / self.total_throughput
         now, remaining = start, float(cost)
         while True:
             speed, end = self._speed(now)
