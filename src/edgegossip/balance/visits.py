@@ -25,7 +25,7 @@ def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tenso
     # The first k in descending order are at the maximum, for the smallest k at which the
     # next one, sharing what is left with those behind it, stays below.
     ordered, order = need.sort(descending=True)
-    left = num_visits - max_visits * torch.arange(len(need))
+    left = num_visits - max_visits * torch.arange(len(need), dtype=torch.float64)
     scale = left / ordered.flip(0).cumsum(0).flip(0)
     num_full = int((scale * ordered > max_visits).logical_not().nonzero()[0])
     visits = torch.empty_like(need)
