@@ -26,7 +26,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +35,7 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.protocol import (
     WORKER,
+    Algorithm,
     Effect,
     Event,
     Finish,
@@ -49,12 +49,10 @@ from edgegossip.core.protocol import (
     Steps,
     Train,
     Trained,
-    Trainer,
-    TrainingResult,
-    Work,
     WorkerState,
 )
 from edgegossip.core.topology import Topology, ring
+from edgegossip.experiments.rehearsal import Rehearsal
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import lenet5, mlp
 from edgegossip.learning.task import Task, Workload
@@ -164,7 +162,7 @@ class ChatterState(WorkerState):
 
 
 @dataclass(frozen=True)
-class Chatter:
+class Chatter(Algorithm[ChatterState]):
     """Train and push one small message to the next neighbor, over and over."""
 
     topology: Topology
@@ -190,26 +188,6 @@ class Chatter:
         return []
 
 
-class StubTrainer(Trainer):
-    """Takes no time."""
-
-    @property
-    def num_samples(self) -> int:
-        return 1
-
-    def cost(self, work: Work, inputs: Payload) -> float:
-        return 1.0
-
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        return TrainingResult(params, 1, 1, 0.0)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: object) -> None:
-        pass
-
-
 def event_speed(num_workers: int, num_events: int) -> float:
     """Events per second with training stubbed."""
     num_rounds = max(1, num_events // (2 * num_workers))
@@ -217,7 +195,7 @@ def event_speed(num_workers: int, num_events: int) -> float:
         Chatter(ring(num_workers), num_rounds),
         uneven(num_workers),
         torch.zeros(16),
-        lambda rank, incarnation: StubTrainer(),
+        lambda rank, incarnation: Rehearsal(1),
         links=Links(default=Link(latency=0.003, bandwidth=1e6)),
     )
     start = time.perf_counter()

@@ -13,6 +13,7 @@ from torch import Tensor
 from edgegossip.core.codec import num_bytes
 from edgegossip.core.protocol import (
     WORKER,
+    Algorithm,
     Effect,
     Event,
     Finish,
@@ -39,7 +40,7 @@ Happened: TypeAlias = tuple[Seconds, Rank, Event]
 
 
 @dataclass(frozen=True)
-class Scripted:
+class Scripted(Algorithm[WorkerState]):
     """Answers as it is told, and notes what it is asked."""
 
     answer: Answer

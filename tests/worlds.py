@@ -11,6 +11,7 @@ import torch
 from tests.algorithms import NUM_WORKERS
 from torch import Tensor
 
+from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
     Algorithm,
     Effect,
@@ -33,7 +34,6 @@ from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.pool import ComputePool
-from edgegossip.sim.schedule import Observer
 from edgegossip.sim.simulator import Simulator
 
 NUM_PARAMS = 7
@@ -141,7 +141,7 @@ def _nothing(state: WorkerState, event: Event, now: Seconds) -> None:
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Algorithm[WorkerState]):
     """An algorithm that calls `before` and `after` around each event that it handles."""
 
     inner: Algorithm[Any]

@@ -1,4 +1,4 @@
-"""What `docs/contract.md` leaves out of its systems: imports, states, fields, `init`, `role`.
+"""What `docs/contract.md` leaves out: imports, states, fields, `init`, `role`, `schema`.
 
 `test_contract_page.py` puts the page's blocks of code, in their order, where this file says
 so. It is a module of its own so that formatter, lint and types look at it too.
@@ -8,6 +8,7 @@ so. It is a module of its own so that formatter, lint and types look at it too.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol
 
@@ -43,6 +44,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
+from edgegossip.core.schema import MessageSpec, TensorSpec, schema_of
 from edgegossip.core.topology import Topology
 
 SERVER: Rank = 0
@@ -52,6 +54,8 @@ class Compressor(Protocol):
     def compress(self, tensor: Tensor) -> Payload: ...
 
     def decompress(self, payload: Payload) -> Tensor: ...
+
+    def schema(self, params: Tensor) -> Mapping[str, TensorSpec]: ...
 
 
 # 1. A server, and workers that commit at a searched rate.
@@ -93,6 +97,14 @@ class ADSP:
             return ServerState(rank=rank, params=params, num_commits=num_commits)
         return CommitterState(rank=rank, params=params, base=params, interval=self.window)
 
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        whole = TensorSpec.like(params)
+        return {
+            "commit": MessageSpec({"update": whole}),
+            "params": MessageSpec({"params": whole}),
+            "target": MessageSpec({"num_commits": TensorSpec(torch.int64, (), minimum=1)}),
+        }
+
     # The page's next block.
     # The page's next block.
 
@@ -129,6 +141,17 @@ class SparsePush:
     def init(self, rank: Rank, params: Tensor) -> SparsePushState:
         return SparsePushState(rank=rank, params=params, error=torch.zeros_like(params))
 
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        share = TensorSpec(torch.float64, (), minimum=0, maximum=1)
+        weight = TensorSpec(torch.float64, (), minimum=0)
+        round = TensorSpec(torch.int64, (), minimum=0, maximum=self.num_rounds)
+        model = {"params": TensorSpec.like(params), "round": round}
+        optional = {**self.compressor.schema(params), **model}
+        return {
+            "mass": MessageSpec({"share": share, "weight": weight}, optional),
+            "acknowledged": MessageSpec(),
+        }
+
     # The page's next block.
 
 
@@ -160,6 +183,10 @@ class EdgeGossip(Generic[State]):
     def init(self, rank: Rank, params: Tensor) -> BalancedState[State]:
         return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
 
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        seconds = TensorSpec(torch.float64, (), minimum=0)
+        return {**schema_of(self.inner, params), "forecast": MessageSpec({"seconds": seconds})}
+
     # The page's next block.
 
 
@@ -185,5 +212,13 @@ class Stages:
 
     def init(self, rank: Rank, params: Tensor) -> StageState:
         return StageState(rank=rank, params=params)
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        # A stage knows neither the widths of the others nor the size of a batch.
+        batch = TensorSpec(torch.float32, (None, None), max_numel=2**20)
+        return {
+            "activations": MessageSpec({"activations": batch, "labels": batch}),
+            "gradient": MessageSpec({"gradient": batch}),
+        }
 
     # The page's next block.

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.observers import Silent
+from tests.schemas import SchemaCheck
 from torch import Tensor
 
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
     Algorithm,
     Epochs,
@@ -24,11 +27,11 @@ from edgegossip.core.protocol import (
     Work,
 )
 from edgegossip.core.randomness import generator
+from edgegossip.core.schema import TensorSpec
 from edgegossip.learning.quadratic import QuadraticTrainer
 from edgegossip.sim.fault import Fault, Faults
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
-from edgegossip.sim.schedule import Observer
 from edgegossip.sim.simulator import Simulator
 
 NUM_PARAMS = 12
@@ -45,15 +48,19 @@ def simulate(
     observer: Observer | None = None,
     evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
 ) -> Simulator[Any]:
-    """A simulator in which all start from 0 and a message takes 0.1 s, through the codec."""
+    """A simulator in which all start from 0 and a message takes 0.1 s, through the codec.
+
+    Where nobody else observes it, what is sent is compared with the algorithm's schema.
+    """
+    params = torch.zeros(NUM_PARAMS, dtype=torch.float64)
     return Simulator(
         algorithm,
         [Platform(throughput=speed) for speed in speeds],
-        torch.zeros(NUM_PARAMS, dtype=torch.float64),
+        params,
         lambda rank, _: make_trainer(rank),
         links=Links(default=Link(latency=0.1)),
         faults=Faults(script=tuple(script), seed=seed),
-        observer=observer,
+        observer=observer or SchemaCheck.of(algorithm, params),
         evaluate=evaluate,
         wire=True,
     )
@@ -67,6 +74,9 @@ class Identity:
 
     def decompress(self, payload: Payload) -> Tensor:
         return payload["values"]
+
+    def schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        return {"values": TensorSpec.like(params)}
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,12 @@ class TopK:
         dense = torch.zeros(NUM_PARAMS, dtype=payload["values"].dtype)
         dense[payload["indices"]] = payload["values"]
         return dense
+
+    def schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        values = TensorSpec(params.dtype, (self.num_kept,))
+        last = params.numel() - 1
+        indices = TensorSpec(torch.int64, (self.num_kept,), minimum=0, maximum=last)
+        return {"values": values, "indices": indices}
 
 
 class EpochAllReduce(AllReduce):
@@ -121,7 +137,7 @@ class ShardTrainer(Trainer):
 
 
 @dataclass
-class Recorder:
+class Recorder(Silent):
     """Keeps who trained from when to when, and to what effect."""
 
     trained_at: list[tuple[Rank, Seconds, Seconds]] = field(default_factory=list)
@@ -130,18 +146,6 @@ class Recorder:
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self.trained_at.append((rank, start, now))
         self.deltas.append(event.delta)
-
-    def sent(self, *_: object) -> None:
-        pass
-
-    def received(self, *_: object) -> None:
-        pass
-
-    def lost(self, *_: object) -> None:
-        pass
-
-    def changed(self, *_: object) -> None:
-        pass
 
 
 BATCH_SIZE = 16

@@ -28,7 +28,7 @@ from torch import Tensor
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.rounds import RoundBased
 from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import Algorithm, Event, Message, Seconds, TimerFired
+from edgegossip.core.protocol import Algorithm, Event, Message, Rank, Seconds, TimerFired
 from edgegossip.core.topology import (
     Topology,
     complete,
@@ -230,18 +230,18 @@ def test_taking_back_instead_of_sending_again_would_double_mass(page: ModuleType
 
 def test_sparse_push_outlives_the_crash_of_a_worker_that_comes_back(page: ModuleType) -> None:
     # To all neighbors in every round, so that each number of its former life comes again.
-    num_rounds = 65
+    num_rounds = 40
     simulator = simulate(
         sparse_push(page.SparsePush, num_rounds, directed_exponential(8)),
         [1.0] * 8,
-        (Drop(probability=0.2), Crash(at=20.5, rank=2), Recover(at=40.5, rank=2)),
+        (Drop(probability=0.2), Crash(at=10.5, rank=2), Recover(at=20.5, rank=2)),
         lambda rank: QuadraticTrainer(TARGETS[rank], lr=0.02),
     )
-    assert not simulator.run(until=30.0)
+    assert not simulator.run(until=15.0)
     # What was for worker 2 has been taken back.
     others = [state for state in simulator.states if state.rank != 2]
     assert 2 not in {receiver for state in others for receiver, _ in state.unacknowledged}
-    assert not simulator.run(until=50.0)
+    assert not simulator.run(until=25.0)
     weight = total_mass(simulator.states)[-1]
     assert simulator.run()
     assert [state.round for state in simulator.states] == [num_rounds] * 8
@@ -274,13 +274,17 @@ EPOCH_WISE = {
 each_inner = pytest.mark.parametrize("inner", EPOCH_WISE.values(), ids=EPOCH_WISE)
 
 
+def make_sharded(rank: Rank) -> ShardTrainer:
+    return ShardTrainer(TARGETS[rank], SHARD_SIZES[rank])
+
+
 def run_epochs(algorithm: Algorithm[Any], *script: Fault) -> tuple[Simulator[Any], Recorder]:
     recorder = Recorder()
     simulator = simulate(
         algorithm,
         THROUGHPUTS,
         script,
-        lambda rank: ShardTrainer(TARGETS[rank], SHARD_SIZES[rank]),
+        make_sharded,
         observer=recorder,
     )
     assert simulator.run()
@@ -318,6 +322,13 @@ def test_edge_gossip_gets_over_lost_forecasts_and_a_lost_worker(
     later = [(rank, end - start) for rank, start, end in recorder.trained_at if start > 60.0]
     assert {rank for rank, _ in later} == {0, 1, 2, 3}
     assert max(seconds for _, seconds in later) < 10.2
+
+
+def test_edge_gossip_sends_what_its_schema_says(page: ModuleType) -> None:
+    algorithm = page.EdgeGossip(inner=EPOCH_WISE["all-reduce"], num_workers=4, timeout=5.0)
+    script = (Crash(at=25.0, rank=3), Recover(at=50.0, rank=3))
+    # Without an observer of its own, a world checks what is sent.
+    assert simulate(algorithm, THROUGHPUTS, script, make_sharded).run()
 
 
 # 4. Stages.

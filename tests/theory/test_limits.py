@@ -36,6 +36,7 @@ from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.rounds import RoundBased
 from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.protocol import (
+    Algorithm,
     Effect,
     Event,
     Rank,
@@ -166,7 +167,7 @@ def test_starting_parameters_are_not_written_to(algorithm: AnyAlgorithm | EdgeGo
 
 
 @dataclass(frozen=True)
-class Twice:
+class Twice(Algorithm[WorkerState]):
     """Handles each event with a copy of the state too, which must come to the same."""
 
     inner: AnyAlgorithm | EdgeGossip

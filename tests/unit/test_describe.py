@@ -40,7 +40,6 @@ BASE = small_run()
         (partial(flip_and_crop, padding=2), {"type": "flip_and_crop", "padding": 2}),
         (torch.nn.Linear, "Linear"),
     ],
-    ids=repr,
 )
 def test_values_are_said_in_json(value: object, expected: object) -> None:
     assert describe(value) == expected
@@ -75,7 +74,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=repr)
+@pytest.mark.parametrize("change", CHANGES, ids=", ".join)
 def test_every_change_of_a_setting_shows(change: dict[str, Any]) -> None:
     assert header(replace(BASE, **change), None) != header(BASE, None)
     assert header(small_run(), None) == header(BASE, None)
@@ -101,7 +100,6 @@ def test_every_change_of_a_setting_shows(change: dict[str, Any]) -> None:
         ),
         ({"links": Links(overrides={(0, 7): Link()})}, "links name worker 7"),
     ],
-    ids=str,
 )
 def test_an_experiment_that_does_not_fit_is_refused(
     change: dict[str, Any], message: str

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.rounds import RoundBased, RoundState
 from edgegossip.core.protocol import Payload, Rank, Steps, Work
+from edgegossip.core.schema import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,10 @@ class AllReduce(RoundBased[RoundState]):
         chunks = state.params.tensor_split(self.num_workers)
         is_scattering = state.round % 2 == 0
         return {"chunk": chunks[receiver if is_scattering else state.rank]}
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        largest = params.tensor_split(self.num_workers)[0]
+        return {"chunk": TensorSpec(params.dtype, (None,), max_numel=largest.numel())}
 
     def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
         chunks = list(state.params.tensor_split(self.num_workers))

@@ -10,6 +10,7 @@ from torch import Tensor
 from edgegossip.algorithms.rounds import RoundBased, RoundState
 from edgegossip.core.mixing import MetropolisHastings, MixingRule
 from edgegossip.core.protocol import Payload, Rank
+from edgegossip.core.schema import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,9 @@ class NeighborAveraging(RoundBased[RoundState]):
 
     def outgoing(self, state: RoundState, receiver: Rank) -> Payload:
         return {"params": state.params}
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        return {"params": TensorSpec.like(params)}
 
     def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
         weights = self.mixing.weights(self.topology, state.rank, state.round)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +28,7 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 from edgegossip.core.randomness import uniform
+from edgegossip.core.schema import MessageSpec, TensorSpec
 from edgegossip.core.topology import Topology
 
 
@@ -102,6 +104,12 @@ class GoSGD:
     def role(self, rank: Rank) -> Role:
         """Every rank trains and is evaluated."""
         return WORKER
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Parameters and their weight, which is never negative."""
+        weight = TensorSpec(torch.float64, (), minimum=0)
+        push = {"params": TensorSpec.like(params), "weight": weight}
+        return {"push": MessageSpec(push, max_ahead=self.num_rounds)}
 
     def handle(self, state: GoSGDState, event: Event, now: Seconds) -> list[Effect]:
         match event:

@@ -37,6 +37,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
+from edgegossip.core.schema import MessageSpec, TensorSpec, lacks
 from edgegossip.core.topology import Topology
 
 
@@ -111,6 +112,21 @@ class RoundBased(ABC, Generic[S]):
     def role(self, rank: Rank) -> Role:
         """Every rank trains and is evaluated."""
         return WORKER
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        """What `outgoing` gives, `params` being [num_params]; only a network asks."""
+        raise lacks(self, "payload_schema")
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """What `outgoing` gives, and whole vectors for those who come back."""
+        # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
+        max_ahead = self.num_rounds * self.exchanges_per_round
+        own = self.payload_schema(params)
+        whole = {"params": TensorSpec.like(params)}
+        return {
+            "params": MessageSpec(own, max_ahead=max_ahead),
+            "catch-up": MessageSpec(whole, max_ahead=max_ahead),
+        }
 
     def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
         match event:

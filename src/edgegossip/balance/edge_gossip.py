@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torch import Tensor
+
 from edgegossip.balance.balancer import Balancer, Shares
-from edgegossip.balance.forecasts import PlatformForecast, detach, known_of
+from edgegossip.balance.forecasts import detach, forecast_schema, known_of, with_forecast
 from edgegossip.balance.heirs import choose_heirs, inherited_by
 from edgegossip.balance.plan import EpochPlan
 from edgegossip.balance.state import BalancedState
@@ -18,7 +20,6 @@ from edgegossip.core.protocol import (
     Assign,
     Assigned,
     Effect,
-    Epochs,
     Event,
     Finish,
     Message,
@@ -38,6 +39,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
+from edgegossip.core.schema import MessageSpec, schema_of
 from edgegossip.core.topology import Topology
 
 
@@ -144,7 +146,7 @@ class EdgeGossip:
     def exchanges_per_round(self) -> int:
         return getattr(self.inner, "exchanges_per_round", 1)
 
-    def init(self, rank: Rank, params: Any) -> BalancedState:  # noqa: ANN401
+    def init(self, rank: Rank, params: Tensor) -> BalancedState:
         return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
 
     def role(self, rank: Rank) -> Role:
@@ -153,6 +155,14 @@ class EdgeGossip:
         if rank in self.spares:
             return Role(role.name, has_data=False, is_evaluated=False)
         return role
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """The inner algorithm's messages, and how forecasts travel."""
+        inner = schema_of(self.inner, params)
+        if self.spread == "gossip":
+            return with_forecast(inner)
+        max_ahead = self.num_rounds * self.exchanges_per_round
+        return {**inner, **forecast_schema(max_ahead)}
 
     def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -164,7 +174,8 @@ class EdgeGossip:
             case Trained():
                 return self._account(state, event, now)
             case Received(message=Message(kind="forecast")):
-                return self._hear_forecast(state, event.sender, event.message, now)
+                state.hear_forecast(event.sender, event.message)
+                return self._reconsider(state, now)
             case Received(message=Message(kind="spare-joined")):
                 return self._pass_on(state, WorkerJoined(event.sender, has_restarted=True), now)
             case Received():
@@ -235,8 +246,7 @@ class EdgeGossip:
         return [*self._announce(state, now), *self._reconsider(state, now)]
 
     def _announce(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        own = PlatformForecast(state.inner.round, state.throughput, state.epoch_cost)
-        state.forecasts[state.rank] = own
+        state.forecasts[state.rank] = own = state.own_forecast
         # Who is not to train need not know how fast the others are.
         has_failed = state.has_failed(self.balancer.min_throughput)
         timeout = 0.0 if has_failed else self.timeout or 0.05 * state.keep_ratio * state.seconds
@@ -247,14 +257,6 @@ class EdgeGossip:
         others = (j for j in range(self.num_workers) if j not in {state.rank, *state.lost})
         return [Send(j, message) for j in others]
 
-    def _hear_forecast(
-        self, state: BalancedState, sender: Rank, message: Message, now: Seconds
-    ) -> list[Effect]:
-        known = state.forecasts.get(sender)
-        if known is None or known.round <= message.round:
-            state.forecasts[sender] = PlatformForecast.from_message(message)
-        return self._reconsider(state, now)
-
     def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:
         """Something new is known of another platform."""
         if state.rank not in state.forecasts:
@@ -264,16 +266,8 @@ class EdgeGossip:
         return self._begin_if_complete(state, now)
 
     def _begin_if_complete(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        if state.waiting is None:
-            return []
-        # Algorithms that train by steps do not wait for each other's rounds.
-        round_ = state.inner.round if isinstance(state.waiting.work, Epochs) else 0
-        for j in range(self.num_workers):
-            is_expected = j not in state.lost and j not in self.spares
-            known = state.forecasts.get(j)
-            if is_expected and (known is None or known.round < round_):
-                return []
-        return self._begin(state, now)
+        expected = (j for j in range(self.num_workers) if j not in self.spares)
+        return self._begin(state, now) if state.has_heard_all(expected) else []
 
     # Training.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from edgegossip.core.protocol import Message, Payload, Rank, Seconds
+from edgegossip.core.schema import MessageSpec, TensorSpec
 
 FIELD = "forecast"
 """Name of the tensor that a forecast adds to a payload."""
@@ -80,6 +81,24 @@ class Fastest:
 def detach(payload: Payload) -> Payload:
     """`payload` as the inner algorithm sent it."""
     return {name: tensor for name, tensor in payload.items() if name != FIELD}
+
+
+def forecast_schema(max_ahead: int) -> dict[str, MessageSpec]:
+    """Of the messages that travel beside the inner algorithm's (`spread = "exact"`)."""
+    forecast = MessageSpec({FIELD: _TWO_NUMBERS}, max_ahead=max_ahead)
+    return {"forecast": forecast, "spare-joined": MessageSpec(max_ahead=0)}
+
+
+def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
+    """Of the inner algorithm's messages, which may carry more (`spread = "gossip"`)."""
+    more = {FIELD: _TWO_NUMBERS}
+    return {
+        kind: replace(spec, optional={**spec.optional, **more}) for kind, spec in schema.items()
+    }
+
+
+_TWO_NUMBERS = TensorSpec(torch.float64, (2,), minimum=0)
+# [throughput, epoch_cost] of a platform, or [seconds, age] of the fastest.
 
 
 def known_of(

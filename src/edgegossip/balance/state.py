@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgegossip.balance.forecasts import Fastest, PlatformForecast
 from edgegossip.balance.plan import EpochPlan
-from edgegossip.core.protocol import Rank, Seconds, Steps, Train, WorkerState
+from edgegossip.core.protocol import (
+    Epochs,
+    Message,
+    Rank,
+    Seconds,
+    Steps,
+    Train,
+    WorkerState,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +73,29 @@ class BalancedState(WorkerState):
         train, self.waiting = self.waiting, None
         assert train is not None
         return train
+
+    @property
+    def own_forecast(self) -> PlatformForecast:
+        """What the others are told."""
+        return PlatformForecast(self.inner.round, self.throughput, self.epoch_cost)
+
+    def hear_forecast(self, sender: Rank, message: Message) -> None:
+        """Keep what `sender` says, unless it has said something newer."""
+        known = self.forecasts.get(sender)
+        if known is None or known.round <= message.round:
+            self.forecasts[sender] = PlatformForecast.from_message(message)
+
+    def has_heard_all(self, expected: Iterable[Rank]) -> bool:
+        """Training waits, and all forecasts that it waits for are there."""
+        if self.waiting is None:
+            return False
+        # Algorithms that train by steps do not wait for each other's rounds.
+        round = self.inner.round if isinstance(self.waiting.work, Epochs) else 0
+        for j in expected:
+            known = self.forecasts.get(j)
+            if j not in self.lost and (known is None or known.round < round):
+                return False
+        return True
 
     def has_failed(self, min_throughput: float) -> bool:
         """It is too slow to train, or has nothing to train on."""

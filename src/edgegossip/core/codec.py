@@ -1,57 +1,90 @@
 """Messages as bytes: a small header and raw tensors, in the safetensors format. Never pickle.
 
-What arrives is only ever parsed into tensors; nothing in it can name code to run.
+What arrives is only ever parsed into tensors; nothing in it can name code to run. No tensor is
+copied on the way out or in.
+
+The layout: the length of the header (8 bytes, little-endian), the header (JSON, filled up with
+spaces to a multiple of 8), the tensors without gaps, those with larger entries first. So every
+tensor is aligned wherever the message is.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TypeAlias
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, TypeAlias
 
-import safetensors
-import safetensors.torch
 import torch
+from torch import Tensor
 
 from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Message
 
-_Signature: TypeAlias = tuple[object, ...]
-_overheads: dict[_Signature, int] = {}
+Buffer: TypeAlias = bytes | bytearray | memoryview
+_Form: TypeAlias = tuple[str, torch.dtype, torch.Size]
+"""A tensor without its entries: name, dtype and shape."""
+
+MAX_HEADER_BYTES = 2**20
+MAX_TENSORS = 4096
+MAX_DIMS = 16
+
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_METADATA = "__metadata__"
 
 
-def encode(message: Message) -> bytes:
-    """Write `message` as bytes.
+def encode(message: Message) -> list[Buffer]:
+    """Write `message` as bytes, in parts: the header, and the memory of each tensor.
 
-    >>> import torch
-    >>> len(encode(Message("params", 3, {"params": torch.zeros(10)})))
-    160
-    """
-    # Copies, because the format refuses tensors that share their memory.
-    tensors = {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in message.payload.items()
-    }
-    header = {"kind": message.kind, "round": str(message.round)}
-    return safetensors.torch.save(tensors, metadata=header)
-
-
-def decode(data: bytes) -> Message:
-    """Read what `encode` wrote.
+    Only tensors that are not contiguous, or not in main memory, are copied.
 
     Raises:
-        ValueError: If `data` is no such message.
+        ValueError: If it has a dtype, or more names or dimensions, than messages can have.
 
     >>> import torch
-    >>> decode(encode(Message("params", 3, {"params": torch.ones(2)}))).payload["params"]
+    >>> [len(part) for part in encode(Message("params", 3, {"params": torch.zeros(10)}))]
+    [120, 40]
+    """
+    header = _header(message.kind, str(message.round), _forms(message))
+    tensors = sorted(message.payload.values(), key=lambda tensor: -tensor.itemsize)
+    return [header, *map(_memory, tensors)]
+
+
+def decode(data: Buffer) -> Message:
+    """Read what `encode` wrote, joined.
+
+    The tensors are views of `data` if it can be written to, and of one copy of it if not.
+
+    Raises:
+        ValueError: If `data` is no such message, whatever else it is.
+
+    >>> import torch
+    >>> parts = encode(Message("params", 3, {"params": torch.ones(2)}))
+    >>> decode(bytearray().join(parts)).payload["params"]
     tensor([1., 1.])
     """
+    view = memoryview(data)
+    if view.readonly:
+        view = memoryview(bytearray(view))
     try:
-        payload = safetensors.torch.load(data)
-        header = _metadata(data)
-        return Message(header["kind"], int(header["round"]), payload)
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+        return _parse(view)
+    # The second is what JSON raises that is nested too deeply.
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{len(data)} bytes are not a message: {error}; expected the safetensors format "
+            f"{len(view)} bytes are not a message: {error}; expected the safetensors format "
             "with 'kind' and 'round' in its metadata"
         ) from None
 
@@ -61,26 +94,127 @@ def num_bytes(message: Message) -> int:
 
     >>> import torch
     >>> message = Message("params", 3, {"params": torch.zeros(10)})
-    >>> num_bytes(message) == len(encode(message))
+    >>> num_bytes(message) == sum(len(part) for part in encode(message))
     True
     """
-    payload = message.payload
-    signature: _Signature = (
-        message.kind,
-        len(str(message.round)),
-        *[(name, tensor.shape, tensor.dtype) for name, tensor in payload.items()],
-    )
-    content = payload_num_bytes(payload)
-    overhead = _overheads.get(signature)
-    if overhead is None:
-        overhead = _overheads[signature] = len(encode(message)) - content
-    return content + overhead
+    header = _header_num_bytes(message.kind, len(str(message.round)), _forms(message))
+    return header + payload_num_bytes(message.payload)
 
 
-def _metadata(data: bytes) -> dict[str, str]:
-    # The safetensors format: 8 bytes of length, a JSON header, the tensors.
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-    if not isinstance(metadata, dict):
-        raise TypeError("metadata is not an object")
-    return metadata
+# Writing.
+
+
+def _forms(message: Message) -> tuple[_Form, ...]:
+    return tuple([(name, x.dtype, x.shape) for name, x in message.payload.items()])
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    # NumPy does not know all dtypes, hence bytes; and a single number has no dimension to cut.
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _header(kind: str, round: str, forms: tuple[_Form, ...]) -> bytes:
+    offsets, end = {}, 0
+    for name, dtype, shape in sorted(forms, key=lambda form: -form[1].itemsize):
+        begin, end = end, end + shape.numel() * dtype.itemsize
+        offsets[name] = [begin, end]
+    fields: dict[str, Any] = {_METADATA: {"kind": kind, "round": round}}
+    for name, dtype, shape in forms:
+        if dtype not in _CODES or name == _METADATA or len(shape) > MAX_DIMS:
+            raise ValueError(
+                f"cannot send tensor {name!r} of {dtype} {list(shape)}; a name other than "
+                f"{_METADATA!r}, at most {MAX_DIMS} dimensions and one of {[*_CODES]} can be"
+            )
+        place = {"shape": shape, "data_offsets": offsets[name]}
+        fields[name] = {"dtype": _CODES[dtype], **place}
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    length = len(text) + -len(text) % 8
+    if length > MAX_HEADER_BYTES or len(forms) > MAX_TENSORS:
+        raise ValueError(
+            f"cannot send {len(forms)} tensors with a header of {length} bytes; at most "
+            f"{MAX_TENSORS} and {MAX_HEADER_BYTES} can be; join tensors"
+        )
+    return length.to_bytes(8, "little") + text.ljust(length)
+
+
+@lru_cache(maxsize=4096)
+def _header_num_bytes(kind: str, num_digits: int, forms: tuple[_Form, ...]) -> int:
+    return len(_header(kind, "0" * num_digits, forms))
+
+
+# Reading.
+
+
+def _parse(view: memoryview) -> Message:
+    length = int.from_bytes(view[:8], "little")
+    start = 8 + length
+    if length % 8 or length > MAX_HEADER_BYTES or start > len(view):
+        raise ValueError(f"a header of {length} bytes")
+    fields = json.loads(str(view[8:start], "utf-8"), object_pairs_hook=_unique)
+    if not isinstance(fields, dict) or len(fields) > 1 + MAX_TENSORS:
+        raise ValueError("a header that is no object, or too large")
+    kind, round = _kind_and_round(fields.pop(_METADATA, None))
+    places = [(*_place(entry), name) for name, entry in fields.items()]
+    _require_no_gaps(((begin, end) for begin, end, *_ in places), len(view) - start)
+    payload = {
+        name: _tensor(view, start + begin, dtype, shape)
+        for begin, _, dtype, shape, name in places
+    }
+    return Message(kind, round, payload)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a name twice")
+    return fields
+
+
+def _kind_and_round(metadata: Any) -> tuple[str, int]:  # noqa: ANN401
+    match metadata:
+        case {"kind": str(kind), "round": str(digits)} if len(metadata) == 2:
+            # Not all that `int` reads is what `str` writes: spaces, other scripts' digits.
+            if len(digits) <= 20 and str(int(digits)) == digits:
+                return kind, int(digits)
+    raise ValueError("no 'kind' and 'round' in the metadata, or something besides")
+
+
+def _place(entry: Any) -> tuple[int, int, torch.dtype, tuple[int, ...]]:  # noqa: ANN401
+    """Beginning, end, dtype and shape of a tensor."""
+    match entry:
+        case {
+            "dtype": str(code),
+            "shape": list(shape),
+            "data_offsets": [int(begin), int(end)],
+        } if len(entry) == 3 and code in _DTYPES and len(shape) <= MAX_DIMS:
+            dtype = _DTYPES[code]
+            if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+                raise ValueError("a length or place that is no number")
+            # PyTorch multiplies lengths even where one of them is 0.
+            if math.prod(max(1, length) for length in shape) >= 2**48:
+                raise ValueError("a tensor too large")
+            if math.prod(shape) * dtype.itemsize != end - begin or begin % dtype.itemsize:
+                raise ValueError("a tensor whose place does not fit its shape")
+            return begin, end, dtype, tuple(shape)
+    raise ValueError("a tensor without known dtype, shape and place")
+
+
+def _require_no_gaps(places: Iterable[tuple[int, int]], num_bytes: int) -> None:
+    covered = 0
+    for begin, end in sorted(places):
+        if begin != covered:
+            raise ValueError("tensors that overlap or leave gaps")
+        covered = end
+    if covered != num_bytes:
+        raise ValueError(f"{num_bytes} bytes for tensors that take {covered}")
+
+
+def _tensor(view: memoryview, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    numel = math.prod(shape)
+    if numel == 0:
+        return torch.empty(shape, dtype=dtype)
+    tensor = torch.frombuffer(view, dtype=dtype, count=numel, offset=at).view(shape)
+    if dtype == torch.bool and tensor.view(torch.uint8).max() > 1:
+        raise ValueError("a truth value that is neither 0 nor 1")
+    return tensor

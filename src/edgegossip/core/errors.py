@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -30,17 +31,32 @@ class RunFolderError(EdgeGossipError):
     """A run folder cannot be written, read or resumed."""
 
 
+class Interrupted(EdgeGossipError):  # noqa: N818 - nothing went wrong
+    """The run was stopped by a signal; its folder is valid so far and can be resumed."""
+
+
+class NetworkError(EdgeGossipError):
+    """This machine cannot take part: an address, a certificate or a peer is not as needed."""
+
+
 class LocalProtocolError(EdgeGossipError):
     """Our own algorithm broke the contract, for instance by two `Train`s at once."""
 
 
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
-    """Say which names exist and which one was probably meant.
+    """Say which names exist and which one was probably meant, be it without its ``prefix/``.
 
     >>> unknown_name("topology", "rnig", ["torus", "ring"])
     "unknown topology 'rnig'; choose one of 'ring', 'torus' (did you mean 'ring'?)"
     """
-    names = sorted(allowed)
-    close = difflib.get_close_matches(given, names, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    names = sorted(allowed, key=_numbers_by_value)
+    meant = {name.rpartition("/")[2]: name for name in names} | {name: name for name in names}
+    close = difflib.get_close_matches(given, meant, n=1)
+    hint = f" (did you mean {meant[close[0]]!r}?)" if close else ""
     return f"unknown {what} {given!r}; choose one of {', '.join(map(repr, names))}{hint}"
+
+
+def _numbers_by_value(name: str) -> list[str | int]:
+    # Text and numbers take turns, so that only like is compared with like.
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if part.isdecimal() else part for part in parts]

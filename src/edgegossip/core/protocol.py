@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.schema import MessageSpec, lacks
 
 Rank: TypeAlias = int
 Seconds: TypeAlias = float
@@ -348,6 +349,10 @@ class Algorithm(Protocol[State]):
 
     def role(self, rank: Rank) -> Role:
         """What `rank` does in this run."""
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """What its messages look like, by kind; `params` ([num_params]) as for `init`."""
+        raise lacks(self, "schema")  # none is needed in the simulator
 
 
 class Trainer(Protocol):

@@ -1,10 +1,10 @@
-"""What waits in the simulator's queue, what it keeps of a worker, and who may watch."""
+"""What waits in the simulator's queue, and what it keeps of a worker."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -12,35 +12,6 @@ from edgegossip.core.protocol import Message, Rank, Seconds, Trained, TrainingRe
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.network import Transfer
 from edgegossip.sim.pool import Pending
-
-
-class Observer(Protocol):
-    """Sees what happens, in order of virtual time, and changes nothing."""
-
-    def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
-        """Worker `rank` trained from `start` to `now`."""
-
-    def sent(
-        self,
-        now: Seconds,
-        rank: Rank,
-        receiver: Rank,
-        message: Message,
-        num_bytes: int,
-        uplink: tuple[Seconds, Seconds],
-    ) -> None:
-        """A message was handed over; the uplink carries it during `uplink`."""
-
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
-        """A message arrived, `staleness` rounds old."""
-
-    def lost(
-        self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
-    ) -> None:
-        """A message from `sender` did not reach `rank`."""
-
-    def changed(self, now: Seconds, rank: Rank, what: str) -> None:
-        """Worker `rank` "crashed", "recovered" or "finished"."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from edgegossip.core import codec
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.metrics import staleness
+from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
     Algorithm,
     Assign,
@@ -48,7 +49,6 @@ from edgegossip.sim.schedule import (
     Delivery,
     Done,
     Entry,
-    Observer,
     Start,
     Training,
     WorkerRecord,
@@ -297,7 +297,7 @@ class Simulator(Generic[State]):
             )
         num_bytes = codec.num_bytes(message)
         if self._wire:
-            message = codec.decode(codec.encode(message))
+            message = codec.decode(bytearray().join(codec.encode(message)))
         record = self._records[rank]
         transfer = self._network.transfer(
             self.now, record.uplink_free, rank, receiver, num_bytes, self._order

@@ -1,0 +1,1 @@
+"""Real machines: transport, checks on what arrives, membership, monitor, security, host."""

@@ -1,0 +1,118 @@
+"""Checks all that arrives before an algorithm sees it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+from edgegossip.core.codec import MAX_HEADER_BYTES, Buffer
+from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.schema import MessageSpec
+from edgegossip.net import envelope as envelopes
+from edgegossip.net.envelope import Envelope, unpack
+
+_LOG = logging.getLogger("edgegossip.net")
+# Whoever invents ever new reasons shall fill neither memory nor log.
+_MAX_REASONS = 1000
+
+
+class Admission:
+    """Lets in what the algorithm's schema describes, from workers of this run, and no more.
+
+    Whatever else arrives is dropped and counted, and logged once for each worker and reason.
+    Nothing is raised. Not for use by several threads at once.
+
+    Args:
+        run: 8 bytes that tell this run from others.
+        rank: The own.
+        num_workers: In the run.
+        schema: What messages look like, by kind.
+        max_bytes: Of a frame; None for what the largest message of the schema takes.
+
+    Attributes:
+        max_bytes: The same, for a transport that need not collect more.
+        dropped: How much was dropped, by sender and reason. The sender is None for what comes
+            from no worker of this run.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: bytes,
+        rank: Rank,
+        num_workers: int,
+        schema: Mapping[str, MessageSpec],
+        max_bytes: int | None = None,
+    ) -> None:
+        self.dropped: Counter[tuple[Rank | None, str]] = Counter()
+        self._run = run
+        self._others = {*range(num_workers)} - {rank}
+        self._schema = schema
+        largest = max((spec.max_num_bytes for spec in schema.values()), default=0)
+        around = envelopes.NUM_BYTES + 8 + MAX_HEADER_BYTES
+        self.max_bytes = largest + around if max_bytes is None else max_bytes
+
+    def admit(
+        self, sender: Rank, frame: Buffer, own_round: int
+    ) -> tuple[Envelope, Message] | None:
+        """Read a frame that the transport has from `sender`; None if it is dropped.
+
+        The tensors are views of `frame`, which nobody may write to afterwards.
+        """
+        try:
+            return self._check(sender, frame, own_round)
+        except _AdmissionError as error:
+            self.refused(sender, *error.args)
+            return None
+
+    def refused(self, rank: Rank | None, reason: str, detail: str = "") -> None:
+        """Count something that was dropped, here or by the transport; log it if it is new.
+
+        Args:
+            rank: Who seems to have sent it, if anybody.
+            reason: One of a few.
+            detail: For the log only.
+        """
+        key = (rank if rank in self._others else None, reason)
+        if key not in self.dropped and len(self.dropped) >= _MAX_REASONS:
+            key = (None, "anything else")
+        self.dropped[key] += 1
+        if self.dropped[key] == 1:
+            sender = "a stranger" if key[0] is None else f"worker {rank}"
+            what = f"{key[1]} ({detail})" if detail else key[1]
+            _LOG.warning("dropped what %s sent: %s; more of it is only counted", sender, what)
+
+    def _check(self, sender: Rank, frame: Buffer, own_round: int) -> tuple[Envelope, Message]:
+        if sender not in self._others:
+            raise _AdmissionError("not from another worker of this run")
+        if len(frame) > self.max_bytes:
+            raise _AdmissionError("too large", f"{len(frame)} bytes")
+        try:
+            envelope, message = unpack(frame)
+        except ValueError as error:
+            raise _AdmissionError("no message", str(error)) from None
+        if envelope.run != self._run:
+            raise _AdmissionError("of another run")
+        if envelope.sender != sender:
+            raise _AdmissionError("in another's name", f"worker {envelope.sender}")
+        self._check_message(message, own_round)
+        return envelope, message
+
+    def _check_message(self, message: Message, own_round: int) -> None:
+        kind = repr(message.kind[:40])
+        spec = self._schema.get(message.kind)
+        if spec is None:
+            raise _AdmissionError("of unknown kind", kind)
+        ahead = message.round - own_round
+        if message.round < 0 or (spec.max_ahead is not None and ahead > spec.max_ahead):
+            rounds = f"{kind} of round {message.round} while we are in round {own_round}"
+            raise _AdmissionError("of an impossible round", rounds)
+        if mismatch := spec.mismatch(message.payload):
+            raise _AdmissionError("of another form", f"{kind}: {mismatch}")
+        if bad_values := spec.bad_values(message.payload):
+            raise _AdmissionError("with bad values", f"{kind}: {bad_values}")
+
+
+class _AdmissionError(Exception):
+    """A reason, and a detail for the log; never leaves this module."""

@@ -1,0 +1,47 @@
+"""Whether what algorithms send is what their schema says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.observers import Silent
+from torch import Tensor
+
+from edgegossip.core.protocol import Message, Rank, Seconds
+from edgegossip.core.schema import MessageSpec, schema_of
+
+
+@dataclass
+class SchemaCheck(Silent):
+    """An observer that fails where a message is sent that a network would refuse.
+
+    Attributes:
+        schema: What is promised.
+        num_sent: Messages seen, by kind.
+    """
+
+    schema: Mapping[str, MessageSpec]
+    num_sent: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, algorithm: object, params: Tensor) -> SchemaCheck:
+        return cls(schema_of(algorithm, params))
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        num_bytes: int,
+        uplink: tuple[Seconds, Seconds],
+    ) -> None:
+        spec = self.schema[message.kind]
+        assert spec.mismatch(message.payload) is None
+        assert spec.bad_values(message.payload) is None
+        assert message.round >= 0
+        # A receiver may be in its first round, having come back.
+        assert spec.max_ahead is None or message.round <= spec.max_ahead
+        self.num_sent[message.kind] += 1
