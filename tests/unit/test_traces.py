@@ -105,7 +105,11 @@ def test_a_job_without_a_batch_size_is_refused(tmp_path: Path) -> None:
         gpus(write(tmp_path / "gpus.json", GPUS), 1, job="A3C")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\x00", gzip.compress(b"[]")[:-4]])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"\xff\xfe\x00", gzip.compress(b"[]")[:-4]],
+    ids=["empty", "torn", "no text", "cut short"],
+)
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_a_damaged_file_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
     path = tmp_path / name

@@ -37,23 +37,25 @@ def choose_heirs(
     {2: 1}
     """
     failed = [rank for rank, has_failed in enumerate(shares.has_failed) if has_failed]
-    kept = {
+    online = [rank for rank in range(len(throughputs)) if rank not in failed]
+    chosen = _that_stay(heirs, failed, spares)
+    for rank in failed:
+        if rank not in chosen and rank not in spares:
+            idle = set(spares) - set(chosen.values())
+            able = [j for j in online if reachable is None or rank in reachable.get(j, ())]
+            if able:
+                chosen[rank] = max(able, key=lambda j: (j in idle, throughputs[j], -j))
+    return chosen
+
+
+def _that_stay(
+    heirs: Mapping[Rank, Rank], failed: Collection[Rank], spares: Collection[Rank]
+) -> dict[Rank, Rank]:
+    return {
         rank: by
         for rank, by in heirs.items()
         if by not in failed and (rank in failed or by in spares)
     }
-    for rank in failed:
-        if rank in kept or rank in spares:
-            continue
-        idle = set(spares) - set(kept.values())
-        able = [
-            j
-            for j in range(len(throughputs))
-            if j not in failed and (reachable is None or rank in reachable.get(j, ()))
-        ]
-        if able:
-            kept[rank] = max(able, key=lambda j: (j in idle, throughputs[j], -j))
-    return kept
 
 
 def inherited_by(rank: Rank, heirs: Mapping[Rank, Rank]) -> tuple[Rank, ...]:

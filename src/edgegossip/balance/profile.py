@@ -75,6 +75,17 @@ class Profile:
         except ValueError as error:
             raise DataError(f"{path}: {error}") from None
 
+    def write(self, path: Path | str) -> None:
+        """Write a CSV file that `read` reads, whole or not at all."""
+        path = Path(path)
+        temporary = path.with_name(path.name + ".part")
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            for u, seconds in zip(self.contentions, self.seconds, strict=True):
+                writer.writerow((u.cores, u.network, u.disk, seconds))
+        temporary.replace(path)
+
 
 def _require_time(seconds: float) -> float:
     if not 0 < seconds < math.inf:

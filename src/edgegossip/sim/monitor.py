@@ -3,63 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
 
-from edgegossip.balance.predictor import Forecast, PerformancePredictor
+from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.profile import MIN_ROWS, Profile
+from edgegossip.balance.watch import Predictor, Watch
 from edgegossip.core.contention import Contention
-from edgegossip.core.protocol import Predicted, Rank, Seconds
+from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.randomness import generator
 from edgegossip.sim.platform import Platform
 
 FORECAST_SECONDS: Seconds = 1e-3
 """What a forecast takes: reading counters, accounting for what was measured, regression."""
 
-_MEMORY: Seconds = 60.0
-"""How far back a monitor remembers."""
-_SHORTEST: Seconds = 0.1
-"""Between two readings of the counters: the system's own count in hundredths of a second."""
-_MAX_SPANS = 256
-"""Of training with pauses between them, to remember."""
-_STRETCH: Seconds = 0.25
-"""Of training, at most: a few batches, over which their differences average out."""
-
-
-class Predictor(Protocol):
-    """What a monitor feeds and asks; `PerformancePredictor` is one."""
-
-    def observe(
-        self, executor: int, contention: Contention, seconds_per_sample: Seconds
-    ) -> None:
-        """Account for what `executor` needed for each sample under `contention`."""
-
-    def forecast(
-        self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
-    ) -> Forecast:
-        """What to expect, from what others use on each executor now, and on average."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that changes, as plain numbers."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict`."""
-
-
 MakePredictor = Callable[[Rank], Predictor]
 """Makes the predictor of a worker, and another one for each of its incarnations."""
 
 
-class Monitor:
+class Monitor(Watch):
     """Watches one platform, and forecasts its throughput.
 
-    It reads its counters once a second, and when a forecast is asked for, so it knows what
-    others used on average between two readings. Of the training task it knows how long each
-    stretch of at most a quarter of a second took. It sees neither sensitivity nor throttling.
-    What others use now is that of the last reading, what they usually use the mean of a minute.
+    It reads its counters at every whole second; it sees neither sensitivity nor throttling.
 
     Args:
         platform: What it watches.
@@ -67,91 +33,16 @@ class Monitor:
         start: When it begins to watch.
     """
 
-    __slots__ = (
-        "_last_reading",
-        "_make_predictor",
-        "_platform",
-        "_predictor",
-        "_spans",
-        "_start",
-    )
+    __slots__ = ()
 
     def __init__(
         self, platform: Platform, make_predictor: Callable[[], Predictor], start: Seconds = 0.0
     ) -> None:
-        self._platform = platform
-        self._make_predictor = make_predictor
-        self._predictor: Predictor | None = None
-        self._start = self._last_reading = start
-        # When training ran since the last forecast.
-        self._spans: list[tuple[Seconds, Seconds]] = []
-
-    def trained(self, start: Seconds, end: Seconds) -> None:
-        """The training task ran from `start` to `end`."""
-        spans = self._spans
-        if spans and spans[-1][1] == start:
-            spans[-1] = (spans[-1][0], end)
-            return
-        spans.append((start, end))
-        if len(self._spans) > _MAX_SPANS:
-            # Those who never ask for a forecast must not pay for it.
-            del self._spans[: _MAX_SPANS // 2]
-
-    def forecast(self, now: Seconds) -> Predicted:
-        """Forecast the throughput of the work that begins at `now`."""
-        predictor = self._predictor = self._predictor or self._make_predictor()
-        readings = self._readings(now)
-        executors = range(self._platform.executors)
-        for contention, seconds in self._observations(readings):
-            for executor in executors:
-                predictor.observe(executor, contention, seconds)
-        present = self._platform.mean_contention(readings[-2], now)
-        usual = self._platform.mean_contention(max(self._start, now - _MEMORY), now)
-        forecast = predictor.forecast([present for _ in executors], [usual for _ in executors])
-        self._last_reading = now
-        self._spans.clear()
-        return Predicted(forecast.throughput, forecast.relative_error)
-
-    def _readings(self, now: Seconds) -> list[Seconds]:
-        """When the counters were read since the last forecast, and when before that."""
-        first = max(self._start, now - _MEMORY, min(self._last_reading, now - _SHORTEST))
-        last = now - _SHORTEST
-        ticks = range(math.floor(first + _SHORTEST) + 1, math.floor(last) + 1)
-        return [first, *ticks, now]
-
-    def _observations(self, readings: list[Seconds]) -> Iterator[tuple[Contention, Seconds]]:
-        """What was used, and seconds per sample of an executor, stretch by stretch."""
-        for begin, end in pairwise(readings):
-            contention = self._platform.mean_contention(begin, end)
-            for start, stop in self._spans:
-                for left, right in _stretches(max(start, begin), min(stop, end)):
-                    work = self._platform.work(left, right)
-                    yield contention, (right - left) * self._platform.executors / work
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a later forecast depends on."""
-        return {
-            "start": self._start,
-            "last_reading": self._last_reading,
-            "spans": list(self._spans),
-            "predictor": None if self._predictor is None else self._predictor.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict` of a monitor made alike."""
-        self._start, self._last_reading = state["start"], state["last_reading"]
-        self._spans = list(state["spans"])
-        self._predictor = None
-        if state["predictor"] is not None:
-            self._predictor = self._make_predictor()
-            self._predictor.load_state_dict(state["predictor"])
+        super().__init__(platform, _whole_seconds, make_predictor, start)
 
 
-def _stretches(start: Seconds, end: Seconds) -> Iterator[tuple[Seconds, Seconds]]:
-    """Equal pieces of at most `_STRETCH`; none if `end` is not after `start`."""
-    num = math.ceil((end - start) / _STRETCH)
-    bounds = [start + (end - start) * k / num for k in range(num)]
-    return pairwise([*bounds, end])
+def _whole_seconds(after: Seconds, until: Seconds) -> range:
+    return range(math.floor(after) + 1, math.floor(until) + 1)
 
 
 def default_predictor(platform: Platform) -> PerformancePredictor:

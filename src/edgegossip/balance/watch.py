@@ -1,0 +1,165 @@
+"""From when training ran and what others used meanwhile to what a predictor is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+from edgegossip.balance.predictor import Forecast
+from edgegossip.core.contention import Contention
+from edgegossip.core.protocol import Predicted, Seconds
+
+MEMORY: Seconds = 60.0
+"""How far back a monitor remembers."""
+SHORTEST: Seconds = 0.1
+"""Between two readings of the counters: the system's own count in hundredths of a second."""
+_STRETCH: Seconds = 0.25
+"""Of training, at most: a few batches, over which their differences average out."""
+_MAX_SPANS = 256
+"""Of training with pauses between them, to remember."""
+
+
+class Predictor(Protocol):
+    """What a monitor feeds and asks; `PerformancePredictor` is one."""
+
+    def observe(
+        self, executor: int, contention: Contention, seconds_per_sample: Seconds
+    ) -> None:
+        """Account for what `executor` needed for each sample under `contention`."""
+
+    def forecast(
+        self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
+    ) -> Forecast:
+        """What to expect, from what others use on each executor now, and on average."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes, as plain numbers."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state_dict`."""
+
+
+class Watched(Protocol):
+    """A machine as its monitor sees it: a platform of the simulator, or this one."""
+
+    @property
+    def executors(self) -> int:
+        """Nodes that train side by side, each as fast as the others."""
+
+    def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
+        """What others used on average from `start` to `end`."""
+
+    def work(self, start: Seconds, end: Seconds) -> float:
+        """Samples' worth of training from `start` to `end`, while it ran all the time."""
+
+
+Readings = Callable[[Seconds, Seconds], Iterable[Seconds]]
+"""``readings(after, until)``: when counters were read, later than the one, up to the other."""
+
+
+class Watch:
+    """Watches one machine, and forecasts its throughput.
+
+    Counters are read once a second, and when a forecast is asked for, so it knows what others
+    used on average between two readings. Of the training task it knows how long each stretch of
+    at most a quarter of a second took. What others use now is that of the last reading, what
+    they usually use the mean of a minute.
+
+    Args:
+        watched: The machine.
+        readings: When its counters are read.
+        make_predictor: Called when the first forecast is asked for.
+        start: When it begins to watch.
+    """
+
+    __slots__ = (
+        "_last_reading",
+        "_make_predictor",
+        "_predictor",
+        "_readings",
+        "_spans",
+        "_start",
+        "_watched",
+    )
+
+    def __init__(
+        self,
+        watched: Watched,
+        readings: Readings,
+        make_predictor: Callable[[], Predictor],
+        start: Seconds = 0.0,
+    ) -> None:
+        self._watched = watched
+        self._readings = readings
+        self._make_predictor = make_predictor
+        self._predictor: Predictor | None = None
+        self._start = self._last_reading = start
+        # When training ran since the last forecast.
+        self._spans: list[tuple[Seconds, Seconds]] = []
+
+    def trained(self, start: Seconds, end: Seconds) -> None:
+        """The training task ran from `start` to `end`."""
+        spans = self._spans
+        if spans and spans[-1][1] == start:
+            spans[-1] = (spans[-1][0], end)
+            return
+        spans.append((start, end))
+        if len(self._spans) > _MAX_SPANS:
+            # Those who never ask for a forecast must not pay for it.
+            del self._spans[: _MAX_SPANS // 2]
+
+    def forecast(self, now: Seconds) -> Predicted:
+        """Forecast the throughput of the work that begins at `now`."""
+        predictor = self._predictor = self._predictor or self._make_predictor()
+        readings = self._readings_since_last(now)
+        executors = range(self._watched.executors)
+        for contention, seconds in self._observations(readings):
+            for executor in executors:
+                predictor.observe(executor, contention, seconds)
+        present = self._watched.mean_contention(readings[-2], now)
+        usual = self._watched.mean_contention(max(self._start, now - MEMORY), now)
+        forecast = predictor.forecast([present for _ in executors], [usual for _ in executors])
+        self._last_reading = now
+        self._spans.clear()
+        return Predicted(forecast.throughput, forecast.relative_error)
+
+    def _readings_since_last(self, now: Seconds) -> list[Seconds]:
+        """When the counters were read since the last forecast, and when before that."""
+        first = max(self._start, now - MEMORY, min(self._last_reading, now - SHORTEST))
+        return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
+
+    def _observations(self, readings: list[Seconds]) -> Iterator[tuple[Contention, Seconds]]:
+        """What was used, and seconds per sample of an executor, stretch by stretch."""
+        for begin, end in pairwise(readings):
+            contention = self._watched.mean_contention(begin, end)
+            for start, stop in self._spans:
+                for left, right in _stretches(max(start, begin), min(stop, end)):
+                    work = self._watched.work(left, right)
+                    yield contention, (right - left) * self._watched.executors / work
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later forecast depends on."""
+        return {
+            "start": self._start,
+            "last_reading": self._last_reading,
+            "spans": list(self._spans),
+            "predictor": None if self._predictor is None else self._predictor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state_dict` of a monitor made alike."""
+        self._start, self._last_reading = state["start"], state["last_reading"]
+        self._spans = list(state["spans"])
+        self._predictor = None
+        if state["predictor"] is not None:
+            self._predictor = self._make_predictor()
+            self._predictor.load_state_dict(state["predictor"])
+
+
+def _stretches(start: Seconds, end: Seconds) -> Iterator[tuple[Seconds, Seconds]]:
+    """Equal pieces of at most `_STRETCH`; none if `end` is not after `start`."""
+    num = math.ceil((end - start) / _STRETCH)
+    bounds = [start + (end - start) * k / num for k in range(num)]
+    return pairwise([*bounds, end])

@@ -1,0 +1,90 @@
+"""The command that measures how loads slow this machine down; importing this imports torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import track
+
+from edgegossip.balance.predictor import PerformancePredictor
+from edgegossip.balance.profile import Profile
+from edgegossip.balance.slow_down import SlowDown
+from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.learning.task import Workload
+from edgegossip.net.counters import SystemCounters
+from edgegossip.net.monitor import Monitor
+from edgegossip.net.profiling import (
+    ROWS_PER_LOAD,
+    Training,
+    choose_loads,
+    measure,
+    profile_of,
+)
+from edgegossip.report import units
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """How to profile this machine.
+
+    Args:
+        minutes: How long it takes, at least 0.5.
+        out: The profile, a CSV file.
+        threads: Of one training step, as many as the worker will have.
+        only: The one algorithm of a comparison whose task is trained.
+    """
+
+    minutes: float = 4.0
+    out: Path = Path("profile.csv")
+    threads: int = 1
+    only: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.minutes < math.inf:
+            raise ValueError(f"minutes must be at least 0.5, got {self.minutes}")
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        if not self.out.parent.is_dir():
+            raise ValueError(f"there is no folder {self.out.parent} to write --out to")
+
+
+def profile_command(arguments: list[str]) -> int:
+    """`edgegossip profile`."""
+    name, options, chosen = parse_recipe("profile", ProfileOptions, arguments)
+    experiment = pick(name, chosen, options.only)
+    torch.set_num_threads(options.threads)
+    workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+    training = Training(
+        workload.make_trainer(experiment.data_ranks[0]), workload.initial_params
+    )
+    counters = SystemCounters()
+    loads = choose_loads(60 * options.minutes, counters.num_cores)
+    with Monitor(PerformancePredictor(), counters=counters) as monitor:
+        rows = list(
+            track(
+                measure(training, monitor, loads),
+                "profiling",
+                total=ROWS_PER_LOAD * len(loads),
+                transient=True,
+            )
+        )
+    profile = profile_of(rows)
+    profile.write(options.out)
+    _say(profile)
+    print(f"profile: {options.out}")
+    return 0
+
+
+def _say(profile: Profile) -> None:
+    slow_down = SlowDown(profile, None)
+    slowest = max(range(len(profile)), key=profile.seconds.__getitem__)
+    times = profile.seconds[slowest] / slow_down.seconds_alone
+    print(
+        f"alone {units.number(1 / slow_down.seconds_alone)} samples/s; at worst "
+        f"{units.number(times)} times slower, with "
+        f"{units.percent(profile.contentions[slowest].cores, 0)} of the cores busy; "
+        f"seconds that were not fitted to are {units.percent(slow_down.relative_error)} off"
+    )

@@ -1,0 +1,152 @@
+"""What the system counts: how much was used of this machine, and how much of it by us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psutil
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.net.quota import find_quota
+
+_READINGS_PER_LOOK = 10
+"""Finding our descendants takes milliseconds, so new ones are not looked for each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals since some moment.
+
+    Attributes:
+        cores: Core-seconds.
+        network: Bytes sent and received.
+        disk: Bytes read and written.
+    """
+
+    cores: Seconds = 0.0
+    network: float = 0.0
+    disk: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything that was read at once.
+
+    Attributes:
+        machine: Used by everybody, of the cores that we may use.
+        own: Used by us.
+        group: Core-seconds used by all that share our quota; None without one.
+    """
+
+    machine: Usage
+    own: Usage
+    group: Seconds | None = None
+
+
+class Counters(Protocol):
+    """What a monitor reads; `SystemCounters` is this machine's.
+
+    Attributes:
+        num_cores: Cores that we may use.
+        quota: Core-seconds per second that we and what shares our quota may use, at most
+            `num_cores`, and that without a quota.
+    """
+
+    num_cores: int
+    quota: float
+
+    def read(self) -> Reading:
+        """All totals as they stand now."""
+
+
+def _nothing() -> float:
+    return 0.0
+
+
+class SystemCounters:
+    """The counters of this machine and of our own process tree, by psutil.
+
+    Of processors, only those count that this process may run on. Time that a hypervisor gave to
+    other machines counts as used. Traffic that stays within the machine (loopback) is left out:
+    it takes processor time, which is counted, and no link.
+
+    Args:
+        own_network_bytes: What we sent and received so far, loopback left out; systems do not
+            count traffic by process, so whoever sends and receives has to say.
+    """
+
+    def __init__(self, own_network_bytes: Callable[[], float] = _nothing) -> None:
+        self._own_network_bytes = own_network_bytes
+        self._process = psutil.Process()
+        self._cores = _allowed_cores(self._process)
+        self._quota = find_quota()
+        self.num_cores = len(self._cores)
+        limit = self.num_cores if self._quota is None else self._quota.cores
+        self.quota = min(float(self.num_cores), limit)
+        self._descendants: list[Any] = []
+        self._num_readings = 0
+
+    def read(self) -> Reading:
+        # Ours last: what we use meanwhile must not pass for use by others.
+        machine = Usage(self._busy(), _traffic(), _disk_traffic())
+        group = None if self._quota is None else self._quota.used()
+        return Reading(machine, self._own(), group)
+
+    def _busy(self) -> Seconds:
+        times = psutil.cpu_times(percpu=True)
+        return sum(map(_core_seconds, (times[core] for core in self._cores)))
+
+    def _own(self) -> Usage:
+        if self._num_readings % _READINGS_PER_LOOK == 0:
+            self._descendants = self._process.children(recursive=True)
+        self._num_readings += 1
+        cores = disk = 0.0
+        for process in (self._process, *self._descendants):
+            # One that has ended is in the count of the parent that waited for it.
+            with suppress(psutil.Error):
+                cores += sum(process.cpu_times()[:4])
+            with suppress(psutil.Error, AttributeError):  # macOS counts no bytes
+                counts = process.io_counters()
+                disk += counts.read_bytes + counts.write_bytes
+        return Usage(cores, self._own_network_bytes(), disk)
+
+
+def _allowed_cores(process: Any) -> list[int]:  # noqa: ANN401
+    everything = list(range(len(psutil.cpu_times(percpu=True))))
+    with suppress(AttributeError, psutil.Error):  # macOS knows no affinity
+        allowed = set(process.cpu_affinity())
+        # Counters of cores that are switched off are missing, and the others move up.
+        if allowed < set(everything):
+            return sorted(allowed)
+    return everything
+
+
+def _core_seconds(times: Any) -> Seconds:  # noqa: ANN401
+    kinds = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
+    return sum(getattr(times, kind, 0.0) for kind in kinds)
+
+
+def _traffic() -> float:
+    by_card = psutil.net_io_counters(pernic=True)
+    loopback = _loopback()
+    return float(
+        sum(
+            counts.bytes_sent + counts.bytes_recv
+            for card, counts in by_card.items()
+            if card not in loopback
+        )
+    )
+
+
+def _loopback() -> set[str]:
+    flags = {card: getattr(stats, "flags", "") for card, stats in psutil.net_if_stats().items()}
+    return {card for card, text in flags.items() if "loopback" in text.split(",")}
+
+
+def _disk_traffic() -> float:
+    counts = psutil.disk_io_counters()
+    # None on a machine without disks.
+    return 0.0 if counts is None else float(counts.read_bytes + counts.write_bytes)

@@ -1,0 +1,127 @@
+"""What others used of this machine lately, and how training went on meanwhile."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgegossip.balance.watch import MEMORY
+from edgegossip.core.contention import Contention
+from edgegossip.core.protocol import Seconds
+from edgegossip.net.counters import Counters, Reading
+
+_HALF_LIFE: Seconds = 10.0
+"""Of what we have used and the machine has not counted yet."""
+
+
+@dataclass(slots=True)
+class _Others:
+    """What others used, from counts of all and of ours.
+
+    The two never agree to the last bit: a file is written to disk long after we wrote it, and
+    processor time comes in ticks. What we used and is not yet in the count of all is taken off
+    later, and forgotten slowly, as it may never come.
+    """
+
+    all: float
+    own: float
+    _owed: float = 0.0
+
+    def until(self, all_used: float, own_used: float, seconds: Seconds) -> float:
+        """What others used since the last call, `seconds` ago; at least 0."""
+        more = max(0.0, all_used - self.all)
+        faded = self._owed * math.pow(0.5, seconds / _HALF_LIFE)
+        owed = faded + max(0.0, own_used - self.own)
+        self.all, self.own = all_used, own_used
+        self._owed = max(0.0, owed - more)
+        return max(0.0, more - owed)
+
+
+class History:
+    """What others used, as the mean between each two readings of the counters.
+
+    Args:
+        counters: What is read.
+        clock: Seconds, never going back.
+
+    Attributes:
+        times: Of the readings that are remembered, in order.
+    """
+
+    def __init__(self, counters: Counters, clock: Callable[[], Seconds]) -> None:
+        self._counters = counters
+        self._clock = clock
+        first = counters.read()
+        self.times = [clock()]
+        # The integral over time of the three, at each reading.
+        self._totals = [(0.0, 0.0, 0.0)]
+        group = _group(first)
+        self._outside = _Others(first.machine.cores, group)
+        self._inside = _Others(group, first.own.cores)
+        self._network = _Others(first.machine.network, first.own.network)
+        self._disk = _Others(first.machine.disk, first.own.disk)
+
+    def read(self) -> None:
+        """Read the counters now; nothing happens if the clock stands still."""
+        reading, now = self._counters.read(), self._clock()
+        seconds = now - self.times[-1]
+        if seconds <= 0:
+            return
+        machine, own, group = reading.machine, reading.own, _group(reading)
+        outside = self._outside.until(machine.cores, group, seconds)
+        inside = self._inside.until(group, own.cores, seconds)
+        cores, network, disk = self._totals[-1]
+        self._totals.append(
+            (
+                cores + seconds * self._share(outside / seconds, inside / seconds),
+                network + self._network.until(machine.network, own.network, seconds),
+                disk + self._disk.until(machine.disk, own.disk, seconds),
+            )
+        )
+        self.times.append(now)
+        if self.times[0] < now - 4 * MEMORY:
+            kept = bisect_right(self.times, now - 2 * MEMORY) - 1
+            del self.times[:kept], self._totals[:kept]
+
+    def _share(self, outside: float, inside: float) -> float:
+        """The share of what we may use that is not left to us.
+
+        Others who share our quota take from it; those outside only where they leave less of
+        the cores than the quota would allow.
+        """
+        quota = self._counters.quota
+        left = min(quota, self._counters.num_cores - outside) - inside
+        return min(1.0, max(0.0, 1 - left / quota))
+
+    def readings(self, after: Seconds, until: Seconds) -> list[Seconds]:
+        """Times of the readings later than `after`, and not later than `until`."""
+        return self.times[bisect_right(self.times, after) : bisect_right(self.times, until)]
+
+    def mean_contention(self, *spans: tuple[Seconds, Seconds]) -> Contention:
+        """The mean over `spans`, each (start, end), of the parts that are remembered.
+
+        That between the last two readings, if there are none.
+        """
+        clipped = np.clip(spans, self.times[0], self.times[-1])
+        lengths = np.diff(clipped).clip(0.0).ravel()
+        if not lengths.sum():
+            if len(self.times) == 1:
+                return Contention()
+            clipped = np.array([self.times[-2:]])
+            lengths = np.diff(clipped).ravel()
+        totals = np.array(self._totals)
+        cores, network, disk = (
+            max(0.0, float(np.diff(np.interp(clipped, self.times, total)).sum()))
+            for total in totals.T
+        )
+        seconds = float(lengths.sum())
+        return Contention(min(1.0, cores / seconds), network / seconds, disk / seconds)
+
+
+def _group(reading: Reading) -> Seconds:
+    """Without a quota, nobody shares one with us."""
+    return reading.own.cores if reading.group is None else reading.group

@@ -1,0 +1,208 @@
+"""Watches the machine that this process runs on, and forecasts how fast it will train."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from edgegossip.balance.predictor import PerformancePredictor
+from edgegossip.balance.watch import SHORTEST, Watch
+from edgegossip.core.contention import Contention
+from edgegossip.core.protocol import Predicted, Seconds
+from edgegossip.net.counters import Counters, SystemCounters
+from edgegossip.net.history import History
+from edgegossip.net.progress import Progress
+from edgegossip.net.telemetry import Journal, Sample
+
+_INTERVAL: Seconds = 1.0
+"""Between two readings of the counters."""
+_PIECE: Seconds = 0.25
+"""Of training, after which they are read besides."""
+_PAUSE: Seconds = 10.0
+"""After it, what others used during the last training is no news any more."""
+_SAMPLE: Seconds = 60.0
+"""What a sample of telemetry is the mean of."""
+
+_log = logging.getLogger("edgegossip.net")
+
+
+class Monitor:
+    """Watches this machine, and forecasts its throughput.
+
+    A thread of its own reads the counters once a second: what everything but our own process
+    tree uses of cores, network and disk. They are read besides when a forecast is asked for.
+    Once a minute the means go to `journal`. Neither reading nor storing ever raises.
+
+    Args:
+        predictor: Is fed with what is observed, and asked for forecasts.
+        counters: What is read; None for this machine's.
+        journal: Gets the means; None to keep none.
+        clock: Seconds, never going back; the times that `trained` and `forecast` are told are
+            its.
+        wall_clock: Seconds since 1970, for telemetry.
+    """
+
+    def __init__(
+        self,
+        predictor: PerformancePredictor,
+        *,
+        counters: Counters | None = None,
+        journal: Journal | None = None,
+        clock: Callable[[], Seconds] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._predictor = predictor
+        self._journal = journal
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._history = History(counters or SystemCounters(), clock)
+        self._progress = Progress()
+        start = self._history.times[0]
+        machine = _ThisMachine(self._history, self._progress)
+        self._watch = Watch(machine, self._history.readings, lambda: predictor, start)
+        self._sample_start = start
+        self._cost = 0.0
+        self._is_failing = False
+        self._lock = threading.Lock()
+        self._has_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+
+    # What whoever trains calls.
+
+    def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
+        """Training ran from `start` to `end` and did `cost` samples' worth of work.
+
+        Best told often: of a long stretch it is not known when it was slow. A stretch without
+        length or work is left out.
+        """
+        if end > start and cost > 0:
+            with self._lock:
+                self._progress.add(start, end, cost)
+                self._cost += cost
+                if end - self._history.times[-1] >= _PIECE:
+                    self._read()  # what others use next is not what they used meanwhile
+
+    def forecast(self, now: Seconds) -> Predicted:
+        """Forecast the throughput of the work that begins at `now`.
+
+        Raises:
+            ValueError: If the predictor knows nothing yet: neither was it fitted, nor given
+                `seconds_alone`, nor did anything train.
+        """
+        with self._lock:
+            if now - self._history.times[-1] >= SHORTEST:
+                self._read()
+            for span in self._progress.take(self._history, self._predictor.slow_down):
+                self._watch.trained(*span)
+            return self._watch.forecast(now)
+
+    def contention(self, start: Seconds, end: Seconds) -> Contention:
+        """What others used on average from `start` to `end`, within the last two minutes."""
+        with self._lock:
+            return self._history.mean_contention((start, end))
+
+    # Reading.
+
+    def read(self) -> None:
+        """Read the counters, and store the means if a minute is over; the thread calls it."""
+        with self._lock:
+            self._read()
+        now = self._history.times[-1]
+        if now - self._sample_start >= _SAMPLE:
+            self._store(now)
+
+    def _read(self) -> None:
+        try:
+            self._history.read()
+            self._is_failing = False
+        except (psutil.Error, OSError) as error:
+            if not self._is_failing:
+                _log.warning("cannot read what this machine is busy with: %s", error)
+            self._is_failing = True
+
+    def _store(self, now: Seconds) -> None:
+        with self._lock:
+            seconds = now - self._sample_start
+            means = self._history.mean_contention((self._sample_start, now))
+            throughput, self._cost = self._cost / seconds, 0.0
+            self._sample_start = now
+        if self._journal is not None:
+            self._journal.append(
+                Sample(
+                    at=self._wall_clock(),
+                    seconds=seconds,
+                    cores=means.cores,
+                    network=means.network,
+                    disk=means.disk,
+                    throughput=throughput,
+                )
+            )
+
+    # The thread.
+
+    def start(self) -> Self:
+        """Begin to read once a second."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop, and store the means since the last whole minute; nothing if it has stopped."""
+        if self._has_closed.is_set():
+            return
+        self._has_closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.read()
+        if (now := self._history.times[-1]) > self._sample_start:
+            self._store(now)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        due = self._clock()
+        while True:
+            due = max(due + _INTERVAL, self._clock())
+            if self._has_closed.wait(max(0.0, due - self._clock())):
+                return
+            self.read()
+
+
+class _ThisMachine:
+    """As the monitor sees it: one executor, since a process trains one model."""
+
+    executors = 1
+
+    def __init__(self, history: History, progress: Progress) -> None:
+        self._history = history
+        self._progress = progress
+        self.work = progress.work
+
+    def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
+        """What others used while training ran.
+
+        When it pauses, to wait for neighbors say, they also take what it leaves. So if they
+        use more then than during the last training, that is no news, unless it lasts.
+        """
+        if spans := self._progress.spans(start, end):
+            return self._history.mean_contention(*spans)
+        found = self._history.mean_contention((start, end))
+        last = self._progress.last()
+        if last is None or end - last[1] > _PAUSE:
+            return found
+        before = self._history.mean_contention((max(last[0], last[1] - _INTERVAL), last[1]))
+        return min(found, before, key=lambda contention: contention.cores)

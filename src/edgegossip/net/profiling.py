@@ -1,0 +1,151 @@
+"""What a predictor learns from: training alone and under loads, measured on this machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Protocol
+
+from torch import Tensor
+
+from edgegossip.balance.profile import Profile
+from edgegossip.core.contention import Contention
+from edgegossip.core.protocol import Seconds, Steps, Trainer
+from edgegossip.net.loads import KINDS, SIZES, Load
+
+_TURN: Seconds = 0.1
+"""Of training between two looks at the clock, about."""
+_ROW: Seconds = 1.0
+"""What a row of a profile is the mean of: the time between two readings of a monitor."""
+_SETTLING: Seconds = 1.0
+"""After a load has come or gone, that is not measured."""
+ROWS_PER_LOAD = 8
+"""Unless somebody wants more."""
+_LOAD: Seconds = _SETTLING + ROWS_PER_LOAD * _ROW + 0.5
+"""The half second is for its processes to start."""
+_MAX_SIZE = 100_000_000
+"""Of the files of loads: larger ones take long to write, and are no other load."""
+_MOST = 1.25
+"""Processor time that loads ask for, at most, as a share of what there is."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Watching(Protocol):
+    """What tells how busy others keep this machine; `net.Monitor` is one."""
+
+    def read(self) -> None:
+        """Read the counters now."""
+
+    def contention(self, start: Seconds, end: Seconds) -> Contention:
+        """What others used on average from `start` to `end`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a second of training showed.
+
+    Attributes:
+        load: What ran beside it; None for nothing.
+        contention: What was seen of that.
+        seconds: For each training sample's worth.
+    """
+
+    load: Load | None
+    contention: Contention
+    seconds: Seconds
+
+
+class Training:
+    """Trains for as long as is wanted.
+
+    Args:
+        trainer: Of a worker that has data.
+        params: What it starts from, [num_params].
+        clock: Seconds, never going back.
+    """
+
+    def __init__(
+        self, trainer: Trainer, params: Tensor, clock: Callable[[], Seconds] = time.monotonic
+    ) -> None:
+        self._trainer = trainer
+        self._params = params
+        self._clock = clock
+        self._num_steps = 1
+
+    def run(self, seconds: Seconds) -> tuple[Seconds, Seconds, float]:
+        """Train for `seconds` or a little longer; when that began and ended, and its cost."""
+        start = now = self._clock()
+        cost = 0.0
+        while now < start + seconds:
+            work, began = Steps(self._num_steps), now
+            cost += self._trainer.cost(work, {})
+            self._params = self._trainer.train(self._params, work, {}).params
+            now = self._clock()
+            if now - began < _TURN / 2:
+                self._num_steps *= 2
+        return start, now, cost
+
+
+def measure(
+    training: Training,
+    watching: Watching,
+    loads: Sequence[Load | None],
+    rows_per_load: int = ROWS_PER_LOAD,
+    run: Callable[[Load], AbstractContextManager[None]] = Load.running,
+) -> Iterator[Row]:
+    """Train beside one load after the other, and measure second by second.
+
+    Args:
+        training: What is measured.
+        watching: Tells what the loads use.
+        loads: None for training alone.
+        rows_per_load: Seconds that each of them is measured.
+        run: Makes a load run while a context lasts.
+    """
+    training.run(_SETTLING)  # the first steps of a process are slow
+    for load in loads:
+        with nullcontext() if load is None else run(load):
+            training.run(_SETTLING)
+            for _ in range(rows_per_load):
+                watching.read()
+                start, end, cost = training.run(_ROW)
+                watching.read()
+                yield Row(load, watching.contention(start, end), (end - start) / cost)
+
+
+def choose_loads(seconds: Seconds, num_cores: int) -> list[Load | None]:
+    """The loads of a profile that takes `seconds`; every fourth, the first among them, is none.
+
+    Together they ask for anything from nothing to a quarter more than there are cores.
+
+    >>> [load and load.num_processes for load in choose_loads(60, num_cores=2)]
+    [None, 2, 1, 3, None, 1]
+    """
+    num_loads = max(2, int(seconds / _LOAD))
+    sizes = cycle(size for size in SIZES if size <= _MAX_SIZE)
+    loads: list[Load | None] = []
+    for number, size in enumerate(islice(sizes, num_loads)):
+        # Multiples of the golden ratio cover an interval evenly, however many they are.
+        demand = number * _GOLDEN % 1 * _MOST * num_cores
+        num_processes = max(1, math.ceil(demand))
+        load = Load(
+            kind=KINDS[number % len(KINDS)],
+            num_bytes=size,
+            num_processes=num_processes,
+            share=max(0.05, demand / num_processes),
+        )
+        loads.append(load if number % 4 else None)
+    return loads
+
+
+def profile_of(rows: Sequence[Row]) -> Profile:
+    """What a predictor is fitted to.
+
+    Raises:
+        ValueError: If there are fewer than 10 rows.
+    """
+    return Profile(tuple(row.contention for row in rows), tuple(row.seconds for row in rows))

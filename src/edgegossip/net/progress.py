@@ -1,0 +1,77 @@
+"""When training ran, and how it went on, as far as whoever trains tells."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from edgegossip.core.contention import Contention
+from edgegossip.core.protocol import Seconds
+from edgegossip.net.history import History
+
+_PIECE: Seconds = 0.25
+"""Training in short steps is noted in pieces of at least this length."""
+_PAUSE: Seconds = 0.02
+"""Shorter ones between two steps belong to the training."""
+_MAX_PIECES = 256
+
+
+class Progress:
+    """When training ran, and samples' worth of work over time.
+
+    Whoever trains says what a stretch of training did only when it is over. Of a long one, with
+    loads that came and went, more was done while others used less: it is spread over time so
+    that :math:`t_0` is the same throughout, in the end the one with which it took as long as it
+    did.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[Seconds, Seconds, float]] = deque(maxlen=_MAX_PIECES)
+        self._num_new = 0
+        self._times = [0.0]
+        self._totals = [0.0]
+
+    def add(self, start: Seconds, end: Seconds, cost: float) -> None:
+        """Training ran from `start` to `end` and did `cost` samples' worth."""
+        if self._num_new:
+            first, last, done = self._pieces[-1]
+            if last - first < _PIECE and 0 <= start - last < _PAUSE:
+                self._pieces[-1] = (first, end, done + cost)
+                return
+        self._pieces.append((start, end, cost))
+        self._num_new = min(self._num_new + 1, _MAX_PIECES)
+
+    def take(
+        self, history: History, slow_down: Callable[[Contention], float]
+    ) -> list[tuple[Seconds, Seconds]]:
+        """When training ran since the last call; `work` answers for these times from now on."""
+        self._times, self._totals = [0.0], [0.0]
+        new = list(self._pieces)[len(self._pieces) - self._num_new :]
+        for start, end, cost in new:
+            bounds = [start, *history.readings(start, end), end]
+            weights = [
+                (span[1] - span[0]) / slow_down(history.mean_contention(span))
+                for span in pairwise(bounds)
+            ]
+            shares = np.cumsum([0.0, *weights]) / sum(weights)
+            self._times += bounds
+            self._totals += list(self._totals[-1] + cost * shares)
+        self._num_new = 0
+        return [(start, end) for start, end, _ in new]
+
+    def work(self, start: Seconds, end: Seconds) -> float:
+        """Samples' worth done from `start` to `end`."""
+        before, after = np.interp((start, end), self._times, self._totals)
+        return float(after - before)
+
+    def spans(self, start: Seconds, end: Seconds) -> list[tuple[Seconds, Seconds]]:
+        """When training ran from `start` to `end`, as far as that is remembered."""
+        overlaps = ((max(start, s), min(end, e)) for s, e, _ in self._pieces)
+        return [span for span in overlaps if span[0] < span[1]]
+
+    def last(self) -> tuple[Seconds, Seconds] | None:
+        """The piece of training that ended last."""
+        return self._pieces[-1][:2] if self._pieces else None

@@ -1,0 +1,295 @@
+"""Where the means of what monitors saw go: memory, a file of lines, or Redis."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edgegossip.core.errors import EdgeGossipError, NetworkError
+from edgegossip.core.protocol import Rank, Seconds
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+MAX_SAMPLES = 7 * 24 * 60
+"""Of each worker that memory and Redis keep: a week."""
+_MAX_UNSTORED = 24 * 60
+"""Samples that wait for a store which does not take them: a day."""
+_PATIENCE: Seconds = 1.0
+"""For each answer of Redis."""
+
+_log = logging.getLogger("edgegossip.net")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Means of about a minute.
+
+    Attributes:
+        at: When it ended, seconds since 1970.
+        seconds: How long it was.
+        cores: Share of the cores that others used, in [0, 1].
+        network: Bytes per second of others.
+        disk: Bytes per second of others.
+        throughput: Training samples' worth of work per second.
+    """
+
+    at: float
+    seconds: Seconds
+    cores: float
+    network: float
+    disk: float
+    throughput: float
+
+    def to_json(self) -> str:
+        """In a line."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Sample:
+        """What `to_json` wrote.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        try:
+            values = {name: float(value) for name, value in json.loads(text).items()}
+            return Sample(**values)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{text!r:.80} is not a sample of telemetry ({error})") from None
+
+
+class TelemetryStore(Protocol):
+    """Keeps samples by rank; used by one thread at a time."""
+
+    def append(self, rank: Rank, sample: Sample) -> None:
+        """Keep `sample`.
+
+        Raises:
+            OSError: If that cannot be done at present.
+            NetworkError: The same.
+        """
+
+    def read(self, rank: Rank) -> list[Sample]:
+        """The samples of `rank`, the oldest first.
+
+        Raises:
+            OSError: If that cannot be done at present.
+            NetworkError: The same.
+        """
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+
+class Journal:
+    """Stores the samples of one worker, and never raises.
+
+    What the store does not take is kept and tried again with the next sample, for a day; then
+    the oldest are dropped. That it does not is logged once, until it does again.
+
+    Args:
+        store: Where samples go.
+        rank: Whose they are.
+    """
+
+    def __init__(self, store: TelemetryStore, rank: Rank) -> None:
+        self._store = store
+        self._rank = rank
+        self._unstored: deque[Sample] = deque(maxlen=_MAX_UNSTORED)
+        self._is_failing = False
+
+    def append(self, sample: Sample) -> None:
+        """Store `sample`, and those that could not be stored before."""
+        self._unstored.append(sample)
+        try:
+            while self._unstored:
+                self._store.append(self._rank, self._unstored[0])
+                self._unstored.popleft()
+        except (OSError, EdgeGossipError) as error:
+            if not self._is_failing:
+                _log.warning("telemetry is not stored, training goes on: %s", error)
+            self._is_failing = True
+            return
+        if self._is_failing:
+            _log.info("telemetry is stored again")
+        self._is_failing = False
+
+
+class MemoryTelemetry:
+    """Keeps the samples of a week, as long as the process lives.
+
+    >>> store = MemoryTelemetry()
+    >>> store.append(0, Sample(60.0, 60.0, cores=0.5, network=0.0, disk=0.0, throughput=90.0))
+    >>> [sample.cores for sample in store.read(0)]
+    [0.5]
+    """
+
+    def __init__(self, max_samples: int = MAX_SAMPLES) -> None:
+        self._max_samples = max_samples
+        self._samples: dict[Rank, deque[Sample]] = {}
+
+    def append(self, rank: Rank, sample: Sample) -> None:
+        self._samples.setdefault(rank, deque(maxlen=self._max_samples)).append(sample)
+
+    def read(self, rank: Rank) -> list[Sample]:
+        return list(self._samples.get(rank, ()))
+
+    def close(self) -> None:
+        pass
+
+
+class JsonLinesTelemetry:
+    """Appends a line for each sample to a file; several workers may share it.
+
+    Each line is written by one call of the system, so lines of different processes never mix.
+    One that was cut short, by a full disk or a power cut, is skipped when reading.
+
+    Args:
+        path: The file; made if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_torn = _ends_within_a_line(path)
+
+    def append(self, rank: Rank, sample: Sample) -> None:
+        line = json.dumps({"rank": rank} | asdict(sample), allow_nan=False).encode() + b"\n"
+        if self._is_torn:
+            line = b"\n" + line
+        self._is_torn = True
+        # Opened each time, so that it may be moved away meanwhile, as logrotate does.
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            num_written = os.write(file, line)
+        finally:
+            os.close(file)
+        if num_written < len(line):
+            raise OSError(f"only a part of a line went into {self._path}; is the disk full?")
+        self._is_torn = False
+
+    def read(self, rank: Rank) -> list[Sample]:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        samples = []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                if entry.pop("rank") == rank:
+                    samples.append(Sample(**entry))
+            except (ValueError, TypeError, AttributeError, KeyError):
+                continue
+        return samples
+
+    def close(self) -> None:
+        pass
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # not there, or empty
+        return False
+
+
+class RedisTelemetry:
+    """Keeps the samples of a week in Redis, as the paper's monitor does.
+
+    Those of a rank are a sorted set, by time: storing one again changes nothing, so nothing is
+    there twice after an answer was lost.
+
+    Args:
+        url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS.
+        run: Tells runs apart that share a server.
+        max_samples: Of each rank.
+
+    Raises:
+        NetworkError: If the package redis is missing, or the URL is none.
+    """
+
+    def __init__(self, url: str, run: str, max_samples: int = MAX_SAMPLES) -> None:
+        self._redis, self._error = _connect(url)
+        self._server = _server(url)
+        self._run = run
+        self._max_samples = max_samples
+
+    def append(self, rank: Rank, sample: Sample) -> None:
+        key = self._key(rank)
+        try:
+            pipe = self._redis.pipeline()
+            pipe.zadd(key, {sample.to_json(): sample.at})
+            pipe.zremrangebyrank(key, 0, -1 - self._max_samples)
+            pipe.execute()
+        except self._error as error:
+            raise self._unreachable(error) from None
+
+    def read(self, rank: Rank) -> list[Sample]:
+        try:
+            lines: Any = self._redis.zrange(self._key(rank), 0, -1)
+            return [Sample.from_json(line) for line in lines]
+        except (self._error, ValueError) as error:
+            raise self._unreachable(error) from None
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _key(self, rank: Rank) -> str:
+        return f"edgegossip:{self._run}:telemetry:{rank}"
+
+    def _unreachable(self, error: Exception) -> NetworkError:
+        return NetworkError(f"Redis at {self._server} does not do its part ({error})")
+
+
+def _connect(url: str) -> tuple[Redis, type[Exception]]:
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError:
+        raise NetworkError(
+            "telemetry in Redis needs the package redis; pip install 'edgegossip[redis]'"
+        ) from None
+    try:
+        client = redis.Redis.from_url(
+            url,
+            socket_timeout=_PATIENCE,
+            socket_connect_timeout=_PATIENCE,
+            retry=Retry(NoBackoff(), 0),  # the journal tries again, a minute later
+        )
+    except ValueError as error:
+        raise NetworkError(
+            f"the address of Redis must look like redis://host:6379/0, not {_server(url)} "
+            f"({error})"
+        ) from None
+    return client, redis.RedisError
+
+
+def _server(url: str) -> str:
+    """The address less the password, which has no place in messages."""
+    return url.partition("://")[2].rpartition("@")[2]
+
+
+def open_telemetry(where: str, run: str) -> TelemetryStore:
+    """Open a store by what a person types.
+
+    Args:
+        where: "memory", the URL of a Redis (``redis://host:6379/0``), or a file's path.
+        run: Tells runs apart that share a Redis.
+
+    Raises:
+        NetworkError: If the package redis is missing, or the URL is none.
+    """
+    if where == "memory":
+        return MemoryTelemetry()
+    if where.startswith(("redis://", "rediss://", "unix://")):
+        return RedisTelemetry(where, run)
+    return JsonLinesTelemetry(Path(where))
