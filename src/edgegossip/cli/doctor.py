@@ -1,0 +1,169 @@
+"""The command that says what this machine can do, and what it lacks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edgegossip.core.errors import NetworkError, UsageError
+
+_STYLES = {"ok": "green", "missing": "yellow", "failed": "red"}
+_LOCAL_REDIS = "redis://localhost:6379"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Say what this machine can do, and what to do about the rest.
+
+    Args:
+        connect: Endpoints of other workers to try, such as tls/host:7447.
+        tls: Folder of this worker's certificate, from edgegossip certs.
+        rank: Of this worker, with --tls.
+        redis: Server to try for telemetry, such as redis://host:6379.
+    """
+
+    connect: tuple[str, ...] = ()
+    tls: Path | None = None
+    rank: int | None = None
+    redis: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tls is None) != (self.rank is None):
+            raise UsageError("--tls FOLDER and --rank R go together: R says which certificate")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table.
+
+    Args:
+        what: Was looked at.
+        state: "ok", "missing" or "failed".
+        detail: What was found, or what to do.
+        was_asked_for: Whether the command fails if this has.
+    """
+
+    what: str
+    state: str
+    detail: str
+    was_asked_for: bool = False
+
+
+def doctor_command(arguments: list[str]) -> int:
+    """`edgegossip doctor`; returns 1 if something that was asked for fails."""
+    options = tyro.cli(Doctor, prog="edgegossip doctor", args=arguments)
+    findings = [*_software(), *_hardware(), _redis(options.redis)]
+    if options.tls is not None or options.connect:
+        findings += _network(options)
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    for finding in findings:
+        style = _STYLES[finding.state]
+        table.add_row(finding.what, f"[{style}]{finding.state}[/]", escape(finding.detail))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return int(any(each.was_asked_for and each.state != "ok" for each in findings))
+
+
+def _software() -> Iterator[Finding]:
+    yield Finding("Python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield _package("torch", "train")
+    yield _package("eclipse-zenoh", "talk to other machines", module="zenoh")
+    yield _package("cryptography", "make and check certificates")
+    yield _package("psutil", "see what else the machine does")
+
+
+def _package(name: str, purpose: str, module: str = "") -> Finding:
+    try:
+        importlib.import_module(module or name)
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except (ImportError, OSError) as error:  # OSError: a library that it needs is not there
+        advice = f"{error}; to {purpose}: pip install {name}"
+        return Finding(name, "missing", advice)
+
+
+def _hardware() -> Iterator[Finding]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    yield Finding("cores", "ok", f"{usable or os.cpu_count()} of {os.cpu_count()}")
+    yield _memory()
+    if torch := _optional("torch"):
+        yield Finding("torch threads", "ok", str(torch.get_num_threads()))
+        yield _gpu(torch)
+
+
+def _memory() -> Finding:
+    if not (psutil := _optional("psutil")):
+        return Finding("memory", "missing", "to know: pip install psutil")
+    memory = psutil.virtual_memory()
+    gib = 2**30
+    return Finding(
+        "memory", "ok", f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB free"
+    )
+
+
+def _gpu(torch: Any) -> Finding:  # noqa: ANN401
+    if not torch.cuda.is_available():
+        return Finding("GPU", "missing", "none that torch can use; trains on the cores")
+    names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+    return Finding("GPU", "ok", f"{', '.join(names)}; use it with --torch-device cuda")
+
+
+def _redis(url: str | None) -> Finding:
+    asked = url is not None
+    if not (redis := _optional("redis")):
+        advice = "only for telemetry in Redis: pip install 'edgegossip[redis]'"
+        return Finding("Redis", "missing", advice, asked)
+    url = url or _LOCAL_REDIS
+    try:
+        with redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3) as server:
+            version = server.info("server")["redis_version"]
+        return Finding("Redis", "ok", f"{version} at {url}", asked)
+    except (redis.RedisError, ValueError) as error:
+        advice = f"{url}: {error}; start one, or say --redis URL"
+        return Finding("Redis", "failed" if asked else "missing", advice, asked)
+
+
+def _network(options: Doctor) -> Iterator[Finding]:
+    try:
+        from edgegossip.net.probe import probe
+        from edgegossip.net.tls import TLS
+    except ImportError as error:
+        yield Finding("network", "failed", f"{error}; see above", was_asked_for=True)
+        return
+    tls = None
+    if options.tls is not None and options.rank is not None:
+        tls = TLS.from_folder(options.tls, options.rank)
+        try:
+            end = tls.check(options.rank)
+            detail = f"{tls.certificate} is worker {options.rank} until {end:%Y-%m-%d}"
+            yield Finding("TLS", "ok", detail, was_asked_for=True)
+        except NetworkError as error:
+            yield Finding("TLS", "failed", str(error), was_asked_for=True)
+            tls = None
+    for endpoint in options.connect:
+        try:
+            reached = probe(endpoint, tls)
+            how = f"TLS with {reached.name}" if reached.name else "reachable"
+            if endpoint.startswith("tls/") and options.tls is None:
+                how += "; to try TLS too: --tls FOLDER --rank R"
+            detail = f"{how}, {1e3 * reached.seconds:.0f} ms"
+            yield Finding(endpoint, "ok", detail, was_asked_for=True)
+        except (NetworkError, ValueError) as error:
+            yield Finding(endpoint, "failed", str(error), was_asked_for=True)
+
+
+def _optional(name: str) -> Any:  # noqa: ANN401
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError):
+        return None

@@ -1,0 +1,85 @@
+"""Where a worker listens, and whom it calls."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+# IPv6 addresses stand in brackets.
+_ENDPOINT = re.compile(
+    r"(?P<protocol>tcp|tls)/(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """How a worker is found, and finds the others.
+
+    It is enough that each can be reached from one that others reach: they tell each other
+    about the rest. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
+
+    Args:
+        listen: Endpoints of this machine to listen at. Port 0 takes a free one, for workers
+            that nobody has to call.
+        connect: Endpoints of other workers, or routers, to call until they answer.
+        multicast: Whether to look for workers in the local network as well.
+
+    Raises:
+        ValueError: If an endpoint is not one, or there is nothing at all.
+
+    >>> Address(listen=("tcp/127.0.0.1:7447",)).is_loopback
+    True
+    >>> Address(listen=("7447",))
+    Traceback (most recent call last):
+        ...
+    ValueError: listen has '7447'; an endpoint is tcp/HOST:PORT or tls/HOST:PORT, such as \
+'tcp/192.168.0.7:7447'
+    """
+
+    listen: tuple[str, ...] = ()
+    connect: tuple[str, ...] = ()
+    multicast: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.listen or self.connect or self.multicast):
+            raise ValueError(
+                "no way to any other worker; give an endpoint to listen at, one to connect "
+                "to, or multicast"
+            )
+        for endpoint in self.listen:
+            _check("listen", endpoint, 0)
+        for endpoint in self.connect:
+            _check("connect", endpoint, 1)
+
+    @property
+    def is_loopback(self) -> bool:
+        """No endpoint leads beyond this machine; says nothing of `multicast`."""
+        return all(_is_loopback(endpoint) for endpoint in (*self.listen, *self.connect))
+
+
+def _check(name: str, endpoint: str, lowest_port: int) -> None:
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None:
+        raise ValueError(
+            f"{name} has {endpoint!r}; an endpoint is tcp/HOST:PORT or tls/HOST:PORT, such as "
+            "'tcp/192.168.0.7:7447'"
+        )
+    host, port = match["host"], int(match["port"])
+    if not lowest_port <= port < 2**16:
+        raise ValueError(f"{name} has {endpoint!r}; its port must be in {lowest_port}..65535")
+    if host.startswith("["):
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            raise ValueError(
+                f"{name} has {endpoint!r}; {host[1:-1]!r} is no IPv6 address"
+            ) from None
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.split("/", 1)[1].rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,300 @@
+"""Certificates of one's own: an authority, and one for each worker that says its rank."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeAlias
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Rank
+
+# Certificates count from a day earlier: a machine without a battery comes up in the past.
+CLOCK_TOLERANCE = timedelta(days=1)
+
+# Every worker listens and connects.
+_PURPOSES = x509.ExtendedKeyUsage(
+    [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+)
+
+Lifetime: TypeAlias = tuple[datetime, datetime]
+
+
+def worker_name(rank: Rank) -> str:
+    """The common name of a worker's certificate, which access control goes by.
+
+    >>> worker_name(3)
+    'worker-3'
+    """
+    return f"worker-{rank}"
+
+
+def authority_paths(folder: Path) -> tuple[Path, Path]:
+    """Where `folder` has the authority's certificate, which all need, and its key."""
+    return folder / "ca.pem", folder / "ca-key.pem"
+
+
+def worker_paths(folder: Path, rank: Rank) -> tuple[Path, Path]:
+    """Where `folder` has the certificate of worker `rank`, and its key."""
+    name = worker_name(rank)
+    return folder / f"{name}.pem", folder / f"{name}-key.pem"
+
+
+def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = None) -> Path:
+    """Make the authority that signs the certificates of all workers.
+
+    Whoever has its key can be any worker, so the key should not leave the machine.
+
+    Args:
+        folder: Where certificate and key go; made if need be.
+        days: How long it is valid, at least 1.
+        begin: From when on; by default now.
+
+    Returns:
+        The path of its certificate.
+
+    Raises:
+        NetworkError: If `folder` has an authority, or cannot be written to.
+    """
+    lifetime = _lifetime(days, begin)
+    paths = authority_paths(folder)
+    _refuse_to_overwrite(paths)
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A name of its own, so that an error can tell two authorities apart.
+    name = _name(f"edgegossip authority {secrets.token_hex(4)}")
+    certificate = (
+        _builder(name, name, key, key, lifetime)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write_pair(paths, certificate, key)
+    return paths[0]
+
+
+def issue(
+    folder: Path,
+    ranks: Sequence[Rank],
+    hosts: Sequence[str] = (),
+    *,
+    days: int = 365,
+    begin: datetime | None = None,
+) -> list[Path]:
+    """Make a key and a certificate for each of some workers.
+
+    Args:
+        folder: That of the authority; the new files go there too.
+        ranks: The workers, at least one.
+        hosts: Names and addresses of their machine, for programs that compare these; workers
+            compare ranks.
+        days: How long a certificate is valid, at least 1; at most as long as the authority.
+        begin: From when on; by default now.
+
+    Returns:
+        The paths of the certificates.
+
+    Raises:
+        NetworkError: If `folder` has no authority, has one of the files, or cannot be written
+            to. All files are looked for before the first is made.
+    """
+    if not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks):
+        raise ValueError(f"ranks must be different and at least 0, got {list(ranks)}")
+    begin, end = _lifetime(days, begin)
+    names = [_alternative_name(host) for host in hosts]
+    paths = [worker_paths(folder, rank) for rank in ranks]
+    authority, authority_key = _load_authority(folder)
+    _refuse_to_overwrite(path for pair in paths for path in pair)
+    lifetime = begin, min(end, authority.not_valid_after_utc)
+    for rank, pair in zip(ranks, paths, strict=True):
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = worker_name(rank)
+        builder = (
+            _builder(_name(name), authority.subject, key, authority_key, lifetime)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+        )
+        for extension in (_PURPOSES, x509.SubjectAlternativeName([x509.DNSName(name), *names])):
+            builder = builder.add_extension(extension, critical=False)
+        _write_pair(pair, builder.sign(authority_key, hashes.SHA256()), key)
+    return [certificate for certificate, _ in paths]
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """Read a certificate in PEM.
+
+    Raises:
+        NetworkError: If it is not there, or is not one.
+    """
+    try:
+        return x509.load_pem_x509_certificate(_read(path))
+    except ValueError:
+        raise NetworkError(f"{path} is not a certificate in PEM; make it again") from None
+
+
+def common_name(name: x509.Name) -> str:
+    """The common name in a subject or an issuer; empty if there is none."""
+    names = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def load_key(path: Path) -> PrivateKeyTypes:
+    """Read a private key in PEM.
+
+    Raises:
+        NetworkError: If it is not there, or is not one, or needs a password.
+    """
+    try:
+        return load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise NetworkError(
+            f"{path} is not a private key in PEM without a password; make it again"
+        ) from None
+
+
+def is_pair(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
+    """Whether the private `key` is that of `certificate`."""
+    public, certified = (
+        each.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        for each in (key.public_key(), certificate.public_key())
+    )
+    return public == certified
+
+
+def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    certificate_path, key_path = authority_paths(folder)
+    if not (certificate_path.exists() and key_path.exists()):
+        raise NetworkError(
+            f"{folder} has no authority ({certificate_path.name} and {key_path.name}); make "
+            f"one with: edgegossip certs init --out {folder}"
+        )
+    certificate, key = load_certificate(certificate_path), load_key(key_path)
+    if not (isinstance(key, ec.EllipticCurvePrivateKey) and is_pair(certificate, key)):
+        raise NetworkError(f"{key_path} is not the key of {certificate_path}; make both again")
+    if certificate.not_valid_after_utc <= datetime.now(UTC):
+        raise NetworkError(
+            f"the authority in {folder} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
+            "make another in a new folder, and new certificates for all workers"
+        )
+    return certificate, key
+
+
+def _lifetime(days: int, begin: datetime | None) -> Lifetime:
+    begin = datetime.now(UTC) if begin is None else begin
+    # X.509 wants whole seconds, and cannot write the year 10000.
+    last = (datetime(9999, 12, 31, tzinfo=UTC) - begin).days
+    if not 1 <= days <= last:
+        raise ValueError(f"days must be in 1 .. {last}, got {days}")
+    begin = begin.replace(microsecond=0)
+    return begin - CLOCK_TOLERANCE, begin + timedelta(days=days)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    with suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    with suppress(UnicodeError):
+        name = host.encode("idna").decode()
+        if re.fullmatch(r"[\w.-]+", name, re.ASCII):
+            return x509.DNSName(name)
+    raise ValueError(f"host must be a name or an IP address, without a port, got {host!r}")
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    lifetime: Lifetime,
+) -> x509.CertificateBuilder:
+    own, above = key.public_key(), issuer_key.public_key()
+    above_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(above)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(own)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(lifetime[0])
+        .not_valid_after(lifetime[1])
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own), critical=False)
+        .add_extension(above_id, critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _refuse_to_overwrite(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.exists():
+            raise NetworkError(
+                f"{path} exists and is left as it is; delete it first, or choose another --out"
+            )
+
+
+def _write_pair(
+    paths: tuple[Path, Path], certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> None:
+    certificate_path, key_path = paths
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    # The key first: who finds a certificate finds its key too.
+    _write(key_path, pem, mode=0o600)
+    _write(certificate_path, certificate.public_bytes(Encoding.PEM), mode=0o644)
+
+
+def _write(path: Path, content: bytes, *, mode: int) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Opened with its mode, so that nobody reads a key before it is changed.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise NetworkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise NetworkError(f"cannot read {path}: {error.strerror}") from error

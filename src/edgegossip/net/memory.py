@@ -1,0 +1,158 @@
+"""A network without machines: transports that reach each other inside one process."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+
+from edgegossip.core.codec import Buffer
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Rank
+from edgegossip.net.chunks import Assembler, split
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+
+
+class MemoryNetwork:
+    """Joins the transports it makes; for tests, and for threads that train together.
+
+    A link is never congested: what is not taken yet waits in memory.
+
+    >>> network = MemoryNetwork()
+    >>> network.transport(rank=0), network.transport(rank=1, incarnation=5)
+    (MemoryTransport(rank=0), MemoryTransport(rank=1))
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._open: dict[Rank, MemoryTransport] = {}
+        self._cuts: set[frozenset[Rank]] = set()
+
+    def transport(self, rank: Rank, incarnation: Incarnation | None = None) -> MemoryTransport:
+        """One end of the network; `incarnation` is drawn if it is not given."""
+        return MemoryTransport(
+            self, rank, secrets.randbits(63) if incarnation is None else incarnation
+        )
+
+    def cut(self, a: Rank, b: Rank) -> None:
+        """Nothing gets from one of the two to the other until `mend`."""
+        with self._lock:
+            if frozenset((a, b)) not in self._cuts:
+                self._tell(a, b, "disappeared")
+                self._cuts.add(frozenset((a, b)))
+
+    def mend(self, a: Rank, b: Rank) -> None:
+        """They reach each other again."""
+        with self._lock:
+            if frozenset((a, b)) in self._cuts:
+                self._cuts.remove(frozenset((a, b)))
+                self._tell(a, b, "appeared")
+
+    def kill(self, rank: Rank) -> None:
+        """As if the process of `rank` had ended at once: its listener hears nothing more."""
+        with self._lock:
+            self.leave(self._open[rank])
+
+    # What the transports need.
+
+    def join(self, transport: MemoryTransport) -> None:
+        """Make `transport` reachable."""
+        with self._lock:
+            if transport.rank in self._open:
+                raise NetworkError(f"rank {transport.rank} is taken; close its transport first")
+            self._open[transport.rank] = transport
+            for other in self._open:
+                self._tell(transport.rank, other, "appeared")
+
+    def leave(self, transport: MemoryTransport) -> None:
+        """Make `transport` unreachable; nothing if it is."""
+        with self._lock:
+            if self._open.get(transport.rank) is transport:
+                transport.stop()
+                for other in self._open:
+                    self._tell(transport.rank, other, "disappeared")
+                del self._open[transport.rank]
+
+    def carry(self, sender: MemoryTransport, receiver: Rank, piece: bytes) -> None:
+        """Bring a piece to `receiver`, if there is a way."""
+        with self._lock:
+            if self._open.get(sender.rank) is sender and self._is_way(sender.rank, receiver):
+                self._open[receiver].take(sender.rank, piece)
+
+    def _tell(self, a: Rank, b: Rank, what: str) -> None:
+        if self._is_way(a, b):
+            for one, other in ((a, b), (b, a)):
+                self._open[one].tell(what, self._open[other])
+
+    def _is_way(self, a: Rank, b: Rank) -> bool:
+        is_open = a in self._open and b in self._open
+        return is_open and a != b and frozenset((a, b)) not in self._cuts
+
+
+class MemoryTransport:
+    """One worker's end of a `MemoryNetwork`, which makes it."""
+
+    def __init__(self, network: MemoryNetwork, rank: Rank, incarnation: Incarnation) -> None:
+        self.rank = rank
+        self.incarnation = incarnation
+        self._network = network
+        self._serials = itertools.count()
+        self._assemblers: dict[Rank, Assembler] = {}
+        self._sending = threading.Lock()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, name=f"receive as {rank}", daemon=True
+        )
+
+    def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        """See `Transport`."""
+        self._listener = listener
+        self._max_bytes = max_bytes
+        self._network.join(self)
+        self._thread.start()
+
+    def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
+        """See `Transport`."""
+        with self._sending:
+            for piece in split(next(self._serials), frame):
+                self._network.carry(self, receiver, piece)
+
+    def close(self) -> None:
+        """See `Transport`."""
+        self._network.leave(self)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __repr__(self) -> str:
+        return f"MemoryTransport(rank={self.rank})"
+
+    # What the network says; it makes one call after the other.
+
+    def take(self, sender: Rank, piece: bytes) -> None:
+        """A piece of a frame of `sender` arrived."""
+        self._calls.put(lambda: self._receive(sender, piece))
+
+    def tell(self, what: str, other: MemoryTransport) -> None:
+        """`other` "appeared" or "disappeared"."""
+        self._calls.put(lambda: self._announce(what, other))
+
+    def stop(self) -> None:
+        """Nothing more will happen to this transport."""
+        self._calls.put(None)
+
+    def _announce(self, what: str, other: MemoryTransport) -> None:
+        self._assemblers[other.rank] = Assembler(
+            self._max_bytes, lambda reason: self._listener.refused(other.rank, reason)
+        )
+        getattr(self._listener, what)(other.rank, other.incarnation)
+
+    def _receive(self, sender: Rank, piece: bytes) -> None:
+        frame = self._assemblers[sender].add(piece)
+        if frame is not None:
+            self._listener.received(sender, frame)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

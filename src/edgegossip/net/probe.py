@@ -1,0 +1,119 @@
+"""Try whether another worker's endpoint can be reached, without taking part in anything."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+from cryptography import x509
+
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Seconds
+from edgegossip.net.certificates import common_name
+from edgegossip.net.tls import TLS
+
+# The other's word on our certificate comes after the handshake, in TLS 1.3.
+_VERDICT_SECONDS = 0.5
+_ENDPOINT = re.compile(r"(tcp|tls)/(\[[^\]]+\]|[^\[\]:/?#]+):(\d{1,5})([?#].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An endpoint that has answered.
+
+    Args:
+        seconds: Until the connection stood, its handshake included.
+        name: Common name in the other's certificate; None without TLS.
+    """
+
+    seconds: Seconds
+    name: str | None
+
+
+def parse(endpoint: str) -> tuple[str, str, int]:
+    """Protocol, host and port of a zenoh endpoint.
+
+    >>> parse("tls/[::1]:7447")
+    ('tls', '::1', 7447)
+    """
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise ValueError(
+            f"an endpoint must be tcp/HOST:PORT or tls/HOST:PORT to be tried, got {endpoint!r}"
+        )
+    return match[1], match[2].strip("[]"), int(match[3])
+
+
+def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Reached:
+    """Connect to an endpoint, shake hands if it is encrypted, and hang up.
+
+    Args:
+        endpoint: Such as "tls/host:7447".
+        tls: This worker's files; without them, a tls endpoint is only connected to.
+        patience: How long each step may take.
+
+    Raises:
+        NetworkError: If it cannot be reached, or one end refuses the other's certificate.
+        ValueError: If `endpoint` is no such.
+    """
+    protocol, host, port = parse(endpoint)
+    begin = time.perf_counter()
+    try:
+        with socket.create_connection((host, port), patience) as plain:
+            if protocol == "tcp" or tls is None:
+                return Reached(time.perf_counter() - begin, None)
+            with _shake_hands(plain, tls, host) as encrypted:
+                seconds = time.perf_counter() - begin
+                _wait_for_verdict(encrypted)
+                return Reached(seconds, _name(encrypted))
+    except ssl.SSLCertVerificationError as error:
+        raise NetworkError(f"its certificate is refused: {error.verify_message}") from error
+    except ssl.SSLError as error:
+        raise NetworkError(f"no TLS handshake: {_reason(error)}") from error
+    except TimeoutError as error:
+        raise NetworkError(
+            f"no answer within {patience:g} s; is a firewall between?"
+        ) from error
+    except socket.gaierror as error:
+        raise NetworkError(f"no machine is called {host!r}") from error
+    except ConnectionRefusedError as error:
+        raise NetworkError("nobody listens there; is the worker running?") from error
+    except OSError as error:
+        raise NetworkError(error.strerror or str(error)) from error
+
+
+def _shake_hands(plain: socket.socket, tls: TLS, host: str) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # as workers do: see zenoh_security
+    context.load_verify_locations(tls.ca)
+    context.load_cert_chain(tls.certificate, tls.key)
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except TimeoutError as error:
+        raise NetworkError("it is silent when asked for TLS; is it a tcp endpoint?") from error
+
+
+def _wait_for_verdict(encrypted: ssl.SSLSocket) -> None:
+    encrypted.settimeout(_VERDICT_SECONDS)
+    try:
+        if encrypted.recv(1) == b"":
+            raise NetworkError("it has hung up on us after the handshake")
+    except TimeoutError:
+        pass  # it waits for us to speak, so it is content
+
+
+def _name(encrypted: ssl.SSLSocket) -> str:
+    der = encrypted.getpeercert(binary_form=True)
+    assert der is not None  # the context demands one
+    return common_name(x509.load_der_x509_certificate(der).subject)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    if "alert" in reason:
+        return f"it refuses our certificate ({reason})"
+    return f"does it speak TLS at all? ({reason})"

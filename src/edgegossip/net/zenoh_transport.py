@@ -1,0 +1,297 @@
+"""Frames over Eclipse Zenoh: between processes, machines and networks, peer to peer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import zenoh
+
+from edgegossip.core.codec import Buffer
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.address import Address
+from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
+from edgegossip.net.tls import TLS, zenoh_security
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+
+LEASE: Seconds = 1.5
+"""Half of what it takes, at worst, until a worker that falls silent is missed."""
+
+# What a worker sends to one that leaves, after all else.
+_FAREWELL = b""
+_RUN = re.compile(r"[A-Za-z0-9_.-]+")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+
+
+class ZenohTransport:
+    """One worker's end of a run's network; see `Transport`.
+
+    Messages of S to R are published as `edgegossip/RUN/data/R/S`; while S can be reached, its
+    liveliness token `edgegossip/RUN/alive/S/INCARNATION` says so. Access control holds every
+    worker to its own rank in both.
+
+    Args:
+        run: Its name; letters, digits and `_.-`.
+        rank: The own.
+        num_workers: In the run.
+        address: Where to listen and whom to call.
+        incarnation: Of this process; drawn if it is not given.
+        security: Certificates, without which links are neither encrypted nor checked.
+        lease: A link is cut, and opened anew, when nothing has come for so long, or when a
+            piece of 256 kB could not leave in that time. So a slow link needs more: the
+            default is for 1.4 Mbit/s. Of two workers, the longer one is waited for.
+
+    Raises:
+        ValueError: If `run` has other characters, or `rank` is none of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        rank: Rank,
+        num_workers: int,
+        address: Address,
+        incarnation: Incarnation | None = None,
+        security: TLS | None = None,
+        lease: Seconds = LEASE,
+    ) -> None:
+        if not _RUN.fullmatch(run):
+            raise ValueError(f"run may have letters, digits and '_.-' only, got {run!r}")
+        if not 0 <= rank < num_workers:
+            raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")
+        self.rank = rank
+        self.incarnation = secrets.randbits(63) if incarnation is None else incarnation
+        self._prefix = f"edgegossip/{run}"
+        self._others = [other for other in range(num_workers) if other != rank]
+        self._address = address
+        self._lease = lease
+        self._settings = _settings(address, lease)
+        if security is not None:
+            self._settings |= zenoh_security(security, run, num_workers)
+        self._session: zenoh.Session | None = None
+
+    def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        """See `Transport`."""
+        if os.environ.get("RUST_LOG"):
+            zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
+        try:
+            self._session = session = zenoh.open(_config(self._settings))
+        except zenoh.ZError as error:
+            raise NetworkError(
+                f"cannot listen at {', '.join(self._address.listen) or 'any port'}: {error}; "
+                "is that address of this machine, and the port free?"
+            ) from None
+        self._listener = listener
+        self._peers = {rank: _Peer(rank, listener, max_bytes) for rank in self._others}
+        self._inboxes = {
+            f"{self._prefix}/data/{self.rank}/{rank}": peer
+            for rank, peer in self._peers.items()
+        }
+        for rank, peer in self._peers.items():
+            peer.publisher = session.declare_publisher(
+                f"{self._prefix}/data/{rank}/{self.rank}",
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                reliability=zenoh.Reliability.RELIABLE,
+            )
+        # In this order: whoever sees the token can send.
+        session.declare_subscriber(
+            f"{self._prefix}/data/{self.rank}/*", _direct(self._take_sample)
+        )
+        liveliness = session.liveliness()
+        liveliness.declare_subscriber(
+            f"{self._prefix}/alive/*/*", _direct(self._take_token), history=True
+        )
+        self._token = liveliness.declare_token(
+            f"{self._prefix}/alive/{self.rank}/{self.incarnation}"
+        )
+
+    def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
+        """See `Transport`."""
+        self._peers[receiver].send(frame)
+
+    def close(self) -> None:
+        """See `Transport`."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        deadline = time.monotonic() + self._lease
+        reached = [peer for peer in self._peers.values() if peer.leave()]
+        for peer in reached:
+            peer.await_silence(deadline)
+        self._token.undeclare()  # type: ignore[no-untyped-call]
+        # A socket that is closed before all is read from it takes with it what was sent.
+        for peer in reached:
+            peer.await_farewell(deadline)
+        with suppress(zenoh.ZError):  # a link is stuck, and goes with the process
+            session.close()  # type: ignore[no-untyped-call]
+
+    # What zenoh says, from its threads.
+
+    def _take_sample(self, sample: zenoh.Sample) -> None:
+        peer = self._inboxes.get(str(sample.key_expr))
+        if peer is None:
+            self._listener.refused(None, "a piece from no other worker of the run")
+        else:
+            peer.take(sample.payload.to_bytes())
+
+    def _take_token(self, sample: zenoh.Sample) -> None:
+        *_, rank_text, incarnation_text = str(sample.key_expr).split("/")
+        # One may also be a wildcard, or not ASCII.
+        rank = int(rank_text) if _NUMBER.fullmatch(rank_text) else -1
+        incarnation = int(incarnation_text) if _NUMBER.fullmatch(incarnation_text) else -1
+        if (rank, incarnation) == (self.rank, self.incarnation):
+            return
+        peer = self._peers.get(rank)
+        if peer is None or incarnation < 0:
+            who = rank if rank == self.rank else None
+            self._listener.refused(who, "a sign of life of no other worker of the run")
+        elif sample.kind == zenoh.SampleKind.PUT:
+            peer.appear(incarnation)
+        else:
+            peer.disappear(incarnation)
+
+
+class _Peer:
+    """What goes to, and comes from, one other worker."""
+
+    publisher: zenoh.Publisher
+
+    def __init__(self, rank: Rank, listener: Listener, max_bytes: int) -> None:
+        self.incarnation: Incarnation | None = None
+        # The youngest speaks for the rank: what is left of a process that was killed may be
+        # there until its lease ends. One that was started by mistake gives the rank back.
+        self._alive: list[Incarnation] = []
+        self._rank = rank
+        self._listener = listener
+        self._serials = itertools.count()
+        self._assembler = Assembler(max_bytes, lambda reason: listener.refused(rank, reason))
+        self._sending = threading.Lock()
+        # Held while the listener is told, so that it is told one thing after the other.
+        self._telling = threading.Lock()
+        self._is_closing = False
+        self._has_answered = threading.Event()
+        self._answer: threading.Thread | None = None
+
+    def send(self, frame: Sequence[Buffer]) -> None:
+        with self._sending:
+            incarnation = self.incarnation
+            for piece in split(next(self._serials), frame):
+                # A frame's end is of no use to a process that has not got its beginning.
+                if incarnation is None or self.incarnation != incarnation:
+                    return
+                self._put(piece)
+
+    def take(self, piece: bytes) -> None:
+        if piece == _FAREWELL:
+            self._has_answered.set()
+            return
+        with self._telling:
+            frame = self._assembler.add(piece)
+            if frame is not None:
+                self._listener.received(self._rank, frame)
+
+    def appear(self, incarnation: Incarnation) -> None:
+        with self._telling:
+            if incarnation not in self._alive and not self._is_closing:
+                self._alive.append(incarnation)
+                self._turn_to(incarnation)
+
+    def disappear(self, incarnation: Incarnation) -> None:
+        with self._telling:
+            if incarnation in self._alive:
+                self._alive.remove(incarnation)
+            if incarnation == self.incarnation:
+                self._turn_to(self._alive[-1] if self._alive else None)
+        # If it leaves in order, it waits for this. Not from here: a thread of zenoh that reads
+        # must not wait until somebody else reads.
+        answer = threading.Thread(target=self._put, args=(_FAREWELL,))
+        answer.start()
+        self._answer = answer  # once it runs: `close` may be about to join it
+
+    def leave(self) -> bool:
+        """Send nothing more; say whether the peer is there."""
+        with self._telling:
+            self._is_closing = True
+            incarnation, self.incarnation = self.incarnation, None
+            return incarnation is not None
+
+    def await_silence(self, deadline: Seconds) -> None:
+        """Wait until no other thread sends any more."""
+        if self._sending.acquire(timeout=_until(deadline)):
+            self._sending.release()
+
+    def await_farewell(self, deadline: Seconds) -> None:
+        """Wait until the peer has read all, which it says when it sees that we leave."""
+        self._has_answered.wait(_until(deadline))
+        if self._answer is not None:
+            self._answer.join(_until(deadline))
+
+    def _put(self, piece: bytes) -> None:
+        with suppress(zenoh.ZError):  # the session has been closed
+            self.publisher.put(piece)
+
+    def _turn_to(self, incarnation: Incarnation | None) -> None:
+        before, self.incarnation = self.incarnation, incarnation
+        self._assembler.reset()
+        if before is not None:
+            self._listener.disappeared(self._rank, before)
+        if incarnation is not None:
+            self._listener.appeared(self._rank, incarnation)
+
+
+def _until(deadline: Seconds) -> Seconds:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _direct(callback: Callable[[zenoh.Sample], None]) -> zenoh.handlers.Callback[zenoh.Sample]:
+    # In the thread that reads the link: in order, and whoever sends too fast has to wait.
+    return zenoh.handlers.Callback(callback, indirect=False)
+
+
+def _settings(address: Address, lease: Seconds) -> dict[str, object]:
+    """What differs from zenoh's defaults, by its key in their configuration."""
+    return {
+        # One that listens nowhere is called by nobody; whom it calls brings it all it gets.
+        "mode": "peer" if address.listen or address.multicast else "client",
+        "listen/endpoints": list(address.listen),
+        "connect/endpoints": list(address.connect),
+        # Those that are not there yet, or not any more, are called until they answer.
+        "connect/timeout_ms": -1,
+        "connect/exit_on_failure": False,
+        "connect/retry": {
+            "period_init_ms": 100,
+            "period_max_ms": 1000,
+            "period_increase_factor": 1.5,
+        },
+        # Nothing is sent to a worker before it has appeared.
+        "open/return_conditions": {"connect_scouted": False, "declares": False},
+        # It goes past the link, and a process that is killed leaves files behind.
+        "transport/shared_memory/enabled": False,
+        # Priorities would let the end of a token overtake the last messages.
+        "transport/unicast/qos/enabled": False,
+        "scouting/multicast/enabled": address.multicast,
+        "transport/link/tx/lease": round(lease * 1e3),
+        "transport/link/tx/keep_alive": 4,
+        # Until this is over, a link cannot be cut that somebody waits for.
+        "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
+            lease * 1e6
+        ),
+        # Strangers cannot make this machine collect more for a message.
+        "transport/link/rx/max_message_size": 4 * CHUNK_BYTES,
+    }
+
+
+def _config(settings: Mapping[str, object]) -> zenoh.Config:
+    config = zenoh.Config()
+    for key, value in settings.items():
+        config.insert_json5(key, json.dumps(value))
+    return config

@@ -1,0 +1,45 @@
+"""A worker's end of a network in a process of its own, which does what it reads from stdin.
+
+Run as `python -m tests.transport_process RANK INCARNATION ENDPOINT...`. It prints what its
+listener is told, and understands "send RECEIVER NUM_BYTES" and, as end of input, "close".
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.transports import OverZenoh
+
+from edgegossip.core.codec import Buffer
+from edgegossip.core.protocol import Rank
+from edgegossip.net.transport import Incarnation
+
+
+class Printer:
+    def received(self, sender: Rank, frame: Buffer) -> None:
+        print("received", sender, len(frame), flush=True)
+
+    def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
+        print("appeared", rank, incarnation, flush=True)
+
+    def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
+        print("disappeared", rank, incarnation, flush=True)
+
+    def refused(self, rank: Rank | None, reason: str) -> None:
+        print("refused", rank, reason, flush=True)
+
+
+def main() -> None:
+    rank, incarnation, endpoints = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    network = OverZenoh(len(endpoints))
+    network.endpoints = endpoints
+    transport = network.transport(rank, incarnation)
+    transport.open(Printer())
+    for line in sys.stdin:
+        _, receiver, num_bytes = line.split()
+        transport.send(int(receiver), [bytes(int(num_bytes))])
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""`edgegossip doctor`."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from edgegossip.cli import doctor
+from edgegossip.cli.doctor import doctor_command
+from edgegossip.core.errors import NetworkError, UsageError
+from edgegossip.net.certificates import issue, make_authority
+from edgegossip.net.probe import parse, probe
+from edgegossip.net.tls import TLS
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with an authority and the files of workers 0 and 1."""
+    make_authority(tmp_path)
+    issue(tmp_path, [0, 1])
+    return tmp_path
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port where somebody listens, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def tls_port(folder: Path) -> Iterator[int]:
+    """A port where worker 0 answers in TLS and asks for a certificate."""
+    tls = TLS.from_folder(folder, 0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_verify_locations(tls.ca)
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with suppress(OSError), context.wrap_socket(connection, server_side=True) as e:
+                    e.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=[listener], daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a Redis runs on this machine does not matter, and loopback is quick."""
+    monkeypatch.setattr("edgegossip.net.probe._VERDICT_SECONDS", 0.05)
+    monkeypatch.setattr(doctor, "_LOCAL_REDIS", "redis://127.0.0.1:1")
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+    """State and detail by what was looked at; continued lines are left out."""
+    printed = capsys.readouterr().out.splitlines()
+    rows = [line for line in printed if not line.startswith("  ")]
+    found = {}
+    for row in rows:
+        state = next(s for s in ("ok", "missing", "failed") if f" {s} " in row)
+        what, detail = row.split(f" {state} ", 1)
+        found[what.strip()] = state, detail.strip()
+    return found
+
+
+def test_the_machine_is_described_and_nothing_has_to_be_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert doctor_command([]) == 0
+    found = lines(capsys)
+    for what in ("Python", "torch", "eclipse-zenoh", "cryptography", "cores", "torch threads"):
+        assert found[what][0] == "ok"
+    assert {"memory", "GPU", "Redis", "psutil"} <= found.keys()
+
+
+def test_it_works_without_what_it_looks_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def import_module(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    assert doctor_command([]) == 0
+    found = lines(capsys)
+    assert found["eclipse-zenoh"][0] == "missing"
+    assert "pip install eclipse-zenoh" in found["eclipse-zenoh"][1]
+    for what in ("torch", "cryptography", "psutil", "memory", "Redis"):
+        assert found[what][0] == "missing"
+    assert doctor_command(["--redis", "redis://x"]) == 1  # asked for, and cannot be tried
+
+
+def test_files_and_reachable_workers_are_ok(
+    folder: Path, port: int, tls_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoints = [f"tls/127.0.0.1:{tls_port}", f"tcp/127.0.0.1:{port}"]
+    arguments = ["--tls", str(folder), "--rank", "1", "--connect", *endpoints]
+    assert doctor_command(arguments) == 0
+    found = lines(capsys)
+    assert found["TLS"][0] == "ok"
+    assert found[endpoints[0]][1].startswith("TLS with worker-0, ")
+    assert found[endpoints[1]][1].startswith("reachable, ")
+
+
+def test_what_was_asked_for_and_fails_is_said_with_advice_in_the_exit_code(
+    folder: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = f"tcp/127.0.0.1:{listener.getsockname()[1]}"
+    for arguments, what, advice in [
+        (["--tls", str(folder), "--rank", "7"], "TLS", ""),
+        (["--connect", closed], closed, "is the worker running?"),
+        (["--connect", "pi.local"], "pi.local", "must be tcp/HOST:PORT or tls/HOST:PORT"),
+        (["--redis", "redis://127.0.0.1:1"], "Redis", "redis://127.0.0.1:1"),
+    ]:
+        assert doctor_command(arguments) == 1
+        state, detail = lines(capsys)[what]
+        assert state in ("failed", "missing")
+        assert advice in detail
+    assert doctor_command(["--connect", f"tcp/127.0.0.1:{port}", closed]) == 1
+
+
+def test_without_files_an_encrypted_endpoint_is_only_connected_to(
+    tls_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = f"tls/127.0.0.1:{tls_port}"
+    assert doctor_command(["--connect", endpoint]) == 0
+    assert "to try TLS too: --tls FOLDER --rank R" in lines(capsys)[endpoint][1]
+
+
+@pytest.mark.parametrize("arguments", [["--tls", "certs"], ["--rank", "0"]], ids=" ".join)
+def test_folder_and_rank_go_together(arguments: list[str]) -> None:
+    with pytest.raises(UsageError, match="--tls FOLDER and --rank R go together"):
+        doctor_command(arguments)
+
+
+# Probes.
+
+
+def test_a_probe_says_who_refuses_whom(folder: Path, tls_port: int, tmp_path: Path) -> None:
+    endpoint = f"tls/127.0.0.1:{tls_port}"
+    make_authority(tmp_path / "other")
+    issue(tmp_path / "other", [1])
+    other = TLS.from_folder(tmp_path / "other", 1)
+    with pytest.raises(NetworkError, match="its certificate is refused"):
+        probe(endpoint, other)
+    with pytest.raises(NetworkError, match="it refuses our certificate"):
+        probe(endpoint, TLS(folder / "ca.pem", other.certificate, other.key))
+
+
+def test_a_probe_of_a_listener_without_tls_does_not_wait_for_ever(
+    folder: Path, port: int
+) -> None:
+    with pytest.raises(NetworkError, match="it is silent when asked for TLS"):
+        probe(f"tls/127.0.0.1:{port}", TLS.from_folder(folder, 1), patience=0.05)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "parsed"),
+    [
+        ("tcp/10.0.0.3:7447", ("tcp", "10.0.0.3", 7447)),
+        ("tls/[fe80::1%eth0]:1", ("tls", "fe80::1%eth0", 1)),
+        ("tls/pi.local:65535?prio=1#iface=eth0", ("tls", "pi.local", 65535)),
+    ],
+)
+def test_endpoints_are_taken_apart(endpoint: str, parsed: tuple[str, str, int]) -> None:
+    assert parse(endpoint) == parsed
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "pi:7447", "udp/pi:7447", "tcp/pi", "tcp/pi:0", "tcp/pi:65536", "tcp/::1:7"],
+)
+def test_what_is_no_endpoint_to_be_tried_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="must be tcp/HOST:PORT or tls/HOST:PORT"):
+        parse(endpoint)
