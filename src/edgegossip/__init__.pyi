@@ -79,6 +79,12 @@ from .core.errors import (
     EdgeGossipError as EdgeGossipError,
 )
 from .core.errors import (
+    Interrupted as Interrupted,
+)
+from .core.errors import (
+    NetworkError as NetworkError,
+)
+from .core.errors import (
     PlatformError as PlatformError,
 )
 from .core.errors import (
@@ -107,6 +113,12 @@ from .core.mixing import (
 )
 from .core.protocol import (
     Algorithm as Algorithm,
+)
+from .core.schema import (
+    MessageSpec as MessageSpec,
+)
+from .core.schema import (
+    TensorSpec as TensorSpec,
 )
 from .core.topology import (
     Topology as Topology,
@@ -150,6 +162,12 @@ from .experiments.experiment import (
 from .experiments.experiment import (
     Experiment as Experiment,
 )
+from .experiments.network import (
+    Connection as Connection,
+)
+from .experiments.network import (
+    join as join,
+)
 from .experiments.results import (
     Evaluation as Evaluation,
 )
@@ -157,10 +175,16 @@ from .experiments.results import (
     Results as Results,
 )
 from .experiments.runner import (
-    Interrupted as Interrupted,
-)
-from .experiments.runner import (
     run as run,
+)
+from .experiments.training_loop import (
+    TrainingLoop as TrainingLoop,
+)
+from .experiments.worker import (
+    WorkerSettings as WorkerSettings,
+)
+from .experiments.worker import (
+    take_part as take_part,
 )
 from .learning.accuracy_aware import (
     AccuracyAware as AccuracyAware,
@@ -258,6 +282,27 @@ from .learning.readers import (
 from .learning.task import (
     Task as Task,
 )
+from .net.address import (
+    Address as Address,
+)
+from .net.host import (
+    Host as Host,
+)
+from .net.memory import (
+    MemoryNetwork as MemoryNetwork,
+)
+from .net.monitor import (
+    Monitor as Monitor,
+)
+from .net.settings import (
+    HostSettings as HostSettings,
+)
+from .net.tls import (
+    TLS as TLS,
+)
+from .net.zenoh_transport import (
+    ZenohTransport as ZenohTransport,
+)
 from .report.page import (
     write_report as write_report,
 )
@@ -322,8 +367,10 @@ from .sim.traces import (
 __all__ = [
     "IID",
     "SGD",
+    "TLS",
     "AccuracyAware",
     "AccuracyAwareSampler",
+    "Address",
     "AggregatedData",
     "Aggregator",
     "Algorithm",
@@ -333,6 +380,7 @@ __all__ = [
     "BySubject",
     "ColumnStochastic",
     "Comparison",
+    "Connection",
     "Contention",
     "ContentionTrace",
     "Crash",
@@ -354,13 +402,19 @@ __all__ = [
     "Forecast",
     "GoSGD",
     "Gossip",
+    "Host",
+    "HostSettings",
     "Importance",
     "Interrupted",
     "LabelSkew",
     "Learner",
     "Link",
     "Links",
+    "MemoryNetwork",
+    "MessageSpec",
     "MetropolisHastings",
+    "Monitor",
+    "NetworkError",
     "Partition",
     "PerformancePredictor",
     "Platform",
@@ -379,10 +433,14 @@ __all__ = [
     "Sensitivity",
     "Simulator",
     "Task",
+    "TensorSpec",
     "ThrottlingTrace",
     "Topology",
     "TrainingError",
+    "TrainingLoop",
     "Uniform",
+    "WorkerSettings",
+    "ZenohTransport",
     "aggregator",
     "alexnet",
     "batch_jobs",
@@ -402,6 +460,7 @@ __all__ = [
     "gpus",
     "har",
     "huggingface",
+    "join",
     "lenet5",
     "mixing_matrix",
     "mlp",
@@ -421,6 +480,7 @@ __all__ = [
     "spectral_gap",
     "squeezenet",
     "star",
+    "take_part",
     "torus",
     "uneven",
     "vgg11",

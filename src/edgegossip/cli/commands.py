@@ -14,13 +14,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from edgegossip.cli.options import Options, parse
-from edgegossip.core.errors import TrainingError, UsageError, unknown_name
+from edgegossip.cli.options import Options
+from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.core.errors import Interrupted, TrainingError, UsageError
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.experiments.registry import RECIPES, load_recipe
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import Interrupted, run
+from edgegossip.experiments.runner import run
 from edgegossip.experiments.study import STUDY
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
@@ -42,7 +42,7 @@ class RunOptions(Options):
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     """`edgegossip run` and `edgegossip compare`."""
     command = "compare" if is_comparison else "run"
-    name, options, chosen = _parse(command, arguments)
+    name, options, chosen = parse_recipe(command, RunOptions, arguments)
     # A recipe file's colon and slashes make no good folder name.
     out = options.out or default_folder(name.rpartition(":")[2])
     settings: dict[str, Any] = {
@@ -58,13 +58,13 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
                 comparison = _require_comparison(name, chosen, options.only)
                 results = compare(comparison, progress=view, **settings)
             else:
-                experiment = _pick(name, chosen, options.only)
+                experiment = pick(name, chosen, options.only)
                 results = {experiment.run_name: run(experiment, progress=view, **settings)}
     except (Interrupted, TrainingError):
         with suppress(KeyboardInterrupt):
             write_report(out)  # what there is so far is worth looking at
         raise
-    _print_table(results)
+    print_table(results)
     print(f"report: {write_report(out)}")
     return 0
 
@@ -76,14 +76,24 @@ def default_folder(name: str) -> Path:
 
 def repeatable(command: str, arguments: list[str]) -> str:
     """The command less the options that do not matter for its results."""
+    return shlex.join(["edgegossip", command, *without(arguments, "out", "threads", "resume")])
+
+
+def without(arguments: list[str], *options: str) -> list[str]:
+    """The arguments less these options; all but `--resume` take a value.
+
+    >>> without(["quickstart", "--out", "x", "--seed=1", "--no-resume"], "out", "resume")
+    ['quickstart', '--seed=1']
+    """
     kept: list[str] = []
     remaining = iter(arguments)
     for argument in remaining:
-        if argument in ("--out", "--threads"):
-            next(remaining, None)
-        elif not argument.startswith(("--out=", "--threads=", "--resume", "--no-resume")):
+        name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+        if not argument.startswith("--") or name not in options:
             kept.append(argument)
-    return shlex.join(["edgegossip", command, *kept])
+        elif "=" not in argument and name != "resume":
+            next(remaining, None)
+    return kept
 
 
 def report_command(arguments: list[str]) -> int:
@@ -103,23 +113,6 @@ def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
     return folder
 
 
-def _parse(
-    command: str, arguments: list[str]
-) -> tuple[str, RunOptions, Experiment | Comparison]:
-    if not arguments or arguments[0].startswith("-"):
-        raise UsageError(
-            f"{command} needs a recipe: one of {', '.join(RECIPES)}, or FILE.py:NAME"
-        )
-    name, *rest = arguments
-    recipe = load_recipe(name)
-    options, chosen = parse(f"edgegossip {command} {name}", RunOptions, recipe, rest)
-    if not isinstance(chosen, Experiment | Comparison):
-        raise UsageError(
-            f"recipe {name!r} gave {chosen!r:.60}; it must return an Experiment or a Comparison"
-        )
-    return name, options, chosen
-
-
 def _require_comparison(
     name: str, chosen: Experiment | Comparison, only: str | None
 ) -> Comparison:
@@ -130,18 +123,8 @@ def _require_comparison(
     return chosen
 
 
-def _pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:
-    if isinstance(chosen, Experiment):
-        if only is not None:
-            raise UsageError(f"recipe {name!r} is a single run, so leave out --only")
-        return chosen
-    picked = only or chosen.baseline
-    if picked not in chosen.experiments:
-        raise UsageError(unknown_name("algorithm", picked, chosen.experiments))
-    return chosen.experiments[picked]
-
-
-def _print_table(results: dict[str, Results]) -> None:
+def print_table(results: dict[str, Results]) -> None:
+    """Say what came of each run in a line."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
     for column in ("run", "accuracy", "worst worker", "sent", "virtual time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)

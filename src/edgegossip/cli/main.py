@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from edgegossip.core.errors import EdgeGossipError, UsageError, unknown_name
+from edgegossip.core.errors import EdgeGossipError, Interrupted, UsageError, unknown_name
 
 USAGE = """\
 edgegossip: train one PyTorch model together on machines of very different speed.
@@ -19,6 +19,14 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip study STUDY            a figure of a paper, or of ours, from many runs
                                     (minutes to hours; with --short, seconds)
   edgegossip report DIR             draw the report of a folder (again)
+
+  edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
+  edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
+  edgegossip gather RECIPE --out DIR  measure and draw what workers left in DIR/workers/R
+  edgegossip certs init|issue       certificates, needed outside this machine
+  edgegossip profile RECIPE         how fast this machine is under load, for EdgeGossip
+  edgegossip doctor                 what this machine can do, and whom it reaches
+
   edgegossip run RECIPE --help      every option of a recipe
   edgegossip study STUDY --help     every option of a study
 
@@ -45,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (EdgeGossipError, ValueError, OSError) as error:  # ValueError: out of range
         _complain(error)
-        return 130 if type(error).__name__ == "Interrupted" else 1
+        return 130 if isinstance(error, Interrupted) else 1
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -61,7 +69,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(importlib.metadata.version("edgegossip"))
         return 0
-    if rest in (["-h"], ["--help"]) and command in ("list", "run", "compare", "study"):
+    if rest in (["-h"], ["--help"]) and command in _WITH_RECIPE:
         print(USAGE, end="")
         return 0
     if command not in _COMMANDS:
@@ -99,6 +107,42 @@ def _study(arguments: list[str]) -> int:
     return study_command(arguments)
 
 
+def _launch(arguments: list[str]) -> int:
+    from edgegossip.cli.worker import launch_command
+
+    return launch_command(arguments)
+
+
+def _worker(arguments: list[str]) -> int:
+    from edgegossip.cli.worker import worker_command
+
+    return worker_command(arguments)
+
+
+def _gather(arguments: list[str]) -> int:
+    from edgegossip.cli.worker import gather_command
+
+    return gather_command(arguments)
+
+
+def _certs(arguments: list[str]) -> int:
+    from edgegossip.cli.certs import certs_command
+
+    return certs_command(arguments)
+
+
+def _profile(arguments: list[str]) -> int:
+    from edgegossip.cli.profile import profile_command
+
+    return profile_command(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from edgegossip.cli.doctor import doctor_command
+
+    return doctor_command(arguments)
+
+
 def _report(arguments: list[str]) -> int:
     from edgegossip.cli.commands import report_command
 
@@ -115,7 +159,15 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "compare": _compare,
     "study": _study,
     "report": _report,
+    "launch": _launch,
+    "worker": _worker,
+    "gather": _gather,
+    "certs": _certs,
+    "profile": _profile,
+    "doctor": _doctor,
 }
+
+_WITH_RECIPE = ("list", "run", "compare", "study", "launch", "worker", "gather", "profile")
 
 if __name__ == "__main__":
     sys.exit(main())

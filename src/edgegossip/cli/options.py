@@ -12,7 +12,7 @@ import tyro
 
 from edgegossip.core.errors import UsageError
 
-AnyOptions = TypeVar("AnyOptions", bound="Options")
+AnyOptions = TypeVar("AnyOptions")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,14 @@ class EventLog:
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         self.write(what, time=now, rank=rank)
 
+    def show(self) -> None:
+        """Let readers of the file see what there is."""
+        try:
+            self._flush_sends()
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
     def flush(self) -> int:
         """Bring all whole lines to the disk; returns the file's size in bytes."""
         try:

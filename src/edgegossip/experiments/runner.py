@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgegossip.core.errors import EdgeGossipError, RunFolderError, TrainingError
+from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
@@ -25,13 +22,10 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
+from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.learning.task import Workload
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
-
-
-class Interrupted(EdgeGossipError):  # noqa: N818 - nothing went wrong
-    """The run was stopped by a signal; its folder is complete so far and can be resumed."""
 
 
 def run(
@@ -70,7 +64,7 @@ def run(
         running = _Run(
             experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
         )
-        with stop_on_signal(running.simulator):
+        with on_stop_signal(running.stop):
             return running.execute()
 
 
@@ -83,28 +77,6 @@ def one_intra_op_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(earlier)
-
-
-@contextmanager
-def stop_on_signal(simulator: Simulator[Any]) -> Iterator[None]:
-    """Let the first Ctrl+C or SIGTERM stop `simulator` between events, the second at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if simulator.should_stop:
-            raise KeyboardInterrupt
-        simulator.should_stop = True
-
-    earlier = {
-        number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 class _Run:
@@ -154,6 +126,10 @@ class _Run:
                 wall_started=folder.started,
             )
         self._samples_before = self._log.samples_processed
+
+    def stop(self) -> None:
+        """Stop between two events, and keep where it stands."""
+        self.simulator.should_stop = True
 
     def _shard_sizes(self) -> list[int]:
         shards, num_workers = self._workload.shards, self._experiment.num_workers

@@ -16,7 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgegossip.core.errors import RunFolderError, TrainingError, UsageError, unknown_name
+from edgegossip.core.errors import (
+    Interrupted,
+    RunFolderError,
+    TrainingError,
+    UsageError,
+    unknown_name,
+)
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
@@ -24,7 +30,7 @@ from edgegossip.experiments.files import write_json
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import read_json, require_folder
-from edgegossip.experiments.runner import Interrupted, run
+from edgegossip.experiments.runner import run
 
 STUDY = "study.json"
 

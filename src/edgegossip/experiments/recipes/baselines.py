@@ -17,7 +17,7 @@ from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.protocol import Algorithm
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE, MAX_KEEP_RATIO, Settings
+from edgegossip.experiments.recipes.settings import ACCURACY_AWARE, Settings
 from edgegossip.experiments.rehearsal import epoch_gossip_seconds
 from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.dataset import Dataset
@@ -103,10 +103,7 @@ def _algorithms(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
     everyone = complete(num_workers)
     return [
         EpochGossip(topology=everyone, num_rounds=settings.num_epochs),
-        EdgeGossip(
-            inner=EpochGossip(topology=everyone, num_rounds=UNTIL_CUT_OFF),
-            max_keep_ratio=MAX_KEEP_RATIO,
-        ),
+        EdgeGossip(inner=EpochGossip(topology=everyone, num_rounds=UNTIL_CUT_OFF)),
         GoSGD(
             topology=everyone,
             num_rounds=UNTIL_CUT_OFF,

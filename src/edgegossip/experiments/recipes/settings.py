@@ -11,10 +11,6 @@ from edgegossip.learning.accuracy_aware import AccuracyAware
 ACCURACY_AWARE = AccuracyAware()
 """How EdgeGossip chooses what slow workers train on, in recipes and studies."""
 
-MAX_KEEP_RATIO = 0.5
-"""What the fastest worker keeps of its data each epoch of EdgeGossip: half, so that models are
-averaged twice as often, reached the targets sooner on most seeds of MNIST and HAR."""
-
 
 def default_data_dir() -> Path:
     """$EDGEGOSSIP_DATA, or the folder "data"."""

@@ -16,7 +16,7 @@ from edgegossip.core.protocol import Algorithm, Seconds
 from edgegossip.core.topology import complete
 from edgegossip.experiments.experiment import Experiment, throughput_bound
 from edgegossip.experiments.recipes.baselines import HOME_LINK, UNTIL_CUT_OFF
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE, MAX_KEEP_RATIO
+from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.rehearsal import epoch_gossip_seconds
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.studies.events import TrainingEvents
@@ -158,7 +158,7 @@ class Race:
                 seed=self.seed,
                 max_seconds=self._max_seconds(times),
                 # What has not changed is not measured again; GoSGD's model always has.
-                evaluation_interval=times["round_seconds"] / (2 if name == "gosgd" else 20),
+                evaluation_interval=times["round_seconds"] / (2 if name == "gosgd" else 10),
                 name=name,
             )
         )
@@ -185,9 +185,7 @@ class Race:
 
     def _algorithm(self, accuracy_aware: AccuracyAware | None) -> Algorithm[Any]:
         if accuracy_aware is not None:
-            return EdgeGossip(
-                inner=self._epoch_gossip(UNTIL_CUT_OFF), max_keep_ratio=MAX_KEEP_RATIO
-            )
+            return EdgeGossip(inner=self._epoch_gossip(UNTIL_CUT_OFF))
         return GoSGD(
             topology=complete(self.num_workers),
             num_rounds=UNTIL_CUT_OFF,
@@ -199,8 +197,7 @@ class Race:
 def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
     """What a run has shown: its curve, and what its events say about shares and looks."""
     events = TrainingEvents(folder / "events.jsonl")
-    # An epoch is over when the fastest has been through all of its data once.
-    left = events.sent_by(round(problem.settings.num_epochs / MAX_KEEP_RATIO))
+    left = events.sent_by(problem.settings.num_epochs)
     before = [None, *(evaluation.accuracy for evaluation in results.history)]
     kept = [
         evaluation

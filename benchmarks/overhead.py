@@ -1,0 +1,254 @@
+"""What taking part in a real run costs, against plain PyTorch.
+
+    python benchmarks/overhead.py           a table
+    python benchmarks/overhead.py --json    one JSON object
+
+LeNet-5 on MNIST (from $EDGEGOSSIP_DATA), 15,000 pictures a process and epoch, one intra-op
+thread each. All kinds alternate; medians are compared, after a first epoch that is not counted.
+
+- "alone": samples per second of one process; a `TrainingLoop` around a hand-written loop and a
+  worker (`take_part`), each without neighbors, over the same hand-written loop by itself.
+- "four": the same of four processes at once, who exchange and average their models after each
+  epoch, over four hand-written loops at once that do not.
+- "round": seconds of an epoch and an average of four workers, over those of hand-written loops
+  with an all-reduce of torch.distributed (gloo).
+
+All get what `edgegossip launch` gives to its workers: malloc keeps what is freed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.core.topology import complete
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.launch import free_ports
+from edgegossip.experiments.network import Connection, join
+from edgegossip.experiments.recipes.settings import default_data_dir
+from edgegossip.experiments.training_loop import TrainingLoop
+from edgegossip.experiments.worker import WorkerSettings
+from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.models import lenet5
+from edgegossip.learning.readers import mnist
+from edgegossip.learning.task import Task
+from edgegossip.net.address import Address
+from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.sim.platform import uneven
+
+BATCH_SIZE = 64
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of some processes that do the same at once.
+
+    Attributes:
+        rank: Which.
+        ports: Of all of them.
+        num_epochs: The first is not counted.
+        dataset: Of all of them together.
+        out: Folder of all of them.
+    """
+
+    rank: int
+    ports: Sequence[int]
+    num_epochs: int
+    dataset: Dataset
+    out: Path
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.ports)
+
+    @property
+    def algorithm(self) -> EpochGossip:
+        return EpochGossip(topology=complete(self.num_workers), num_rounds=self.num_epochs)
+
+    @property
+    def address(self) -> Address:
+        endpoints = [f"tcp/127.0.0.1:{port}" for port in self.ports]
+        own = endpoints.pop(self.rank)
+        return Address(listen=(own,), connect=tuple(endpoints))
+
+
+class Person:
+    """What a person would write: float pictures in memory, one SGD step after another."""
+
+    def __init__(self, part: Part) -> None:
+        indices = torch.arange(part.rank, len(part.dataset.train), part.num_workers)
+        x, self.y = part.dataset.train.batch(indices)
+        assert part.dataset.mean is not None
+        assert part.dataset.std is not None
+        self.x = (x.float() / 255 - part.dataset.mean) / part.dataset.std
+        torch.manual_seed(0)
+        self.model = lenet5(input_shape=(1, 28, 28), num_classes=10)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+    def train(self, after_step: Callable[[torch.Tensor, int], None] | None = None) -> None:
+        """Train for an epoch."""
+        for batch in torch.split(torch.randperm(len(self.x)), BATCH_SIZE):
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(self.x[batch]), self.y[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            if after_step is not None:
+                after_step(loss, len(batch))
+
+
+# The kinds: each returns seconds of an epoch.
+
+
+def plain(part: Part) -> float:
+    """By itself."""
+    person, ends = Person(part), []
+    for _ in range(part.num_epochs):
+        person.train()
+        ends.append(time.perf_counter())
+    return _mean_gap(ends)
+
+
+def training_loop(part: Part) -> float:
+    """In a `TrainingLoop`."""
+    person, ends = Person(part), []
+    transport = ZenohTransport(
+        run="overhead", rank=part.rank, num_workers=part.num_workers, address=part.address
+    )
+    loop = TrainingLoop(
+        person.model,
+        part.algorithm,
+        part.rank,
+        part.num_workers,
+        transport,
+        num_samples=len(person.x),
+    )
+    with loop:
+        while not loop.is_over:
+            person.train(lambda loss, num: loop.step(loss.item(), num))
+            ends.append(time.perf_counter())
+    return _mean_gap(ends[:-1])  # after the last, there may be a wait for others to leave
+
+
+def worker(part: Part) -> float:
+    """As `edgegossip worker` does, with all that it writes."""
+    task = Task(
+        dataset=part.dataset,
+        model=partial(lenet5, input_shape=(1, 28, 28), num_classes=10),
+        batch_size=BATCH_SIZE,
+    )
+    platforms = uneven(part.num_workers)
+    experiment = Experiment(task=task, algorithm=part.algorithm, platforms=platforms)
+    out = part.out / str(part.rank)
+    connection = Connection(address=part.address)
+    join(experiment, part.rank, out=out, connection=connection, settings=WorkerSettings())
+    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return _mean_gap([line["time"] for line in lines if line["type"] == "trained"])
+
+
+def gloo(part: Part) -> float:
+    """With an all-reduce of torch.distributed after each epoch."""
+    address = f"tcp://127.0.0.1:{part.ports[0]}"
+    dist.init_process_group("gloo", address, rank=part.rank, world_size=part.num_workers)
+    person, ends = Person(part), []
+    params = list(person.model.parameters())
+    for _ in range(part.num_epochs):
+        person.train()
+        with torch.no_grad():
+            flat = parameters_to_vector(params)
+            dist.all_reduce(flat)
+            vector_to_parameters(flat / part.num_workers, params)
+        ends.append(time.perf_counter())
+    dist.destroy_process_group()
+    return _mean_gap(ends)
+
+
+def _mean_gap(times: Sequence[float]) -> float:
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+ALONE = (plain, training_loop, worker)
+FOUR = (plain, training_loop, worker, gloo)
+
+
+# Measuring.
+
+
+def at_once(kind: Callable[[Part], float], num: int, dataset: Dataset, epochs: int) -> float:
+    """Seconds of an epoch of so many processes at once, on average."""
+    with tempfile.TemporaryDirectory() as folder:
+        ports, out = free_ports(num), Path(folder)
+        parts = [Part(rank, ports, epochs, dataset, out) for rank in range(num)]
+        with ProcessPoolExecutor(num, multiprocessing.get_context("fork")) as pool:
+            return statistics.mean(pool.map(kind, parts))
+
+
+def measure(num_samples: int, num_epochs: int, num_repeats: int) -> dict[str, float]:
+    """All figures: medians of alternating runs."""
+    four = _first(mnist(default_data_dir()), 4 * num_samples)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for repeat in range(num_repeats):
+        for num, dataset, kinds in ((1, _first(four, num_samples), ALONE), (4, four, FOUR)):
+            # Whoever is first finds the machine as whatever ran before has left it.
+            for kind in islice(cycle(kinds), repeat, repeat + len(kinds)):
+                taken = at_once(kind, num, dataset, num_epochs)
+                seconds[f"{kind.__name__} {num}"].append(taken)
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {
+        "plain_samples_per_second": num_samples / medians["plain 1"],
+        "training_loop_alone": medians["plain 1"] / medians["training_loop 1"],
+        "worker_alone": medians["plain 1"] / medians["worker 1"],
+        "training_loop_of_four": medians["plain 4"] / medians["training_loop 4"],
+        "worker_of_four": medians["plain 4"] / medians["worker 4"],
+        "round_seconds": medians["worker 4"],
+        "gloo_round_seconds": medians["gloo 4"],
+        "round_over_gloo": medians["worker 4"] / medians["gloo 4"],
+        "training_loop_round_over_gloo": medians["training_loop 4"] / medians["gloo 4"],
+    }
+
+
+def _first(dataset: Dataset, num_samples: int) -> Dataset:
+    return replace(dataset, train=ArraySplit(*dataset.train.batch(torch.arange(num_samples))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--epochs", type=int, default=4, help="of each run; the first is free")
+    parser.add_argument("--samples", type=int, default=15_000, help="a process and epoch")
+    options = parser.parse_args()
+    if not MALLOC.items() <= os.environ.items():  # malloc reads them when a process begins
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
+    torch.set_num_threads(1)
+    figures = measure(options.samples, options.epochs, options.repeats)
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:34} {value:>12,.3f}" if value < 100 else f"{name:34} {value:>12,.0f}")
+
+
+if __name__ == "__main__":
+    main()

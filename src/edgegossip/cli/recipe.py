@@ -1,0 +1,50 @@
+"""What commands that take a recipe share: read it, and pick one of its runs."""
+
+from __future__ import annotations
+
+from edgegossip.cli.options import AnyOptions, parse
+from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.experiments.registry import RECIPES, load_recipe
+
+
+def parse_recipe(
+    command: str, kind: type[AnyOptions], arguments: list[str]
+) -> tuple[str, AnyOptions, Experiment | Comparison]:
+    """Read the name of a recipe, the command's options and the recipe's.
+
+    Args:
+        command: For messages.
+        kind: The command's options.
+        arguments: What was typed after the command.
+
+    Raises:
+        UsageError: If there is no such recipe, or it gives something else.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(
+            f"{command} needs a recipe: one of {', '.join(RECIPES)}, or FILE.py:NAME"
+        )
+    name, *rest = arguments
+    options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)
+    if not isinstance(chosen, Experiment | Comparison):
+        raise UsageError(
+            f"recipe {name!r} gave {chosen!r:.60}; it must return an Experiment or a Comparison"
+        )
+    return name, options, chosen
+
+
+def pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:
+    """The one run that is meant: `only`, or a comparison's baseline.
+
+    Raises:
+        UsageError: If there is no such run.
+    """
+    if isinstance(chosen, Experiment):
+        if only is not None:
+            raise UsageError(f"recipe {name!r} is a single run, so leave out --only")
+        return chosen
+    picked = only or chosen.baseline
+    if picked not in chosen.experiments:
+        raise UsageError(unknown_name("algorithm", picked, chosen.experiments))
+    return chosen.experiments[picked]

@@ -1,0 +1,170 @@
+"""The commands that train on real machines; importing this imports torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgegossip.cli.commands import default_folder, print_table, repeatable, without
+from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.core.errors import Interrupted, UsageError
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.gathering import Gathering
+from edgegossip.experiments.launch import launch
+from edgegossip.experiments.network import Connection, join
+from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.experiments.worker import WorkerSettings
+from edgegossip.net.address import Address
+from edgegossip.report.live import LiveView
+from edgegossip.report.page import write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Which worker this machine is, and how it meets the others.
+
+    Args:
+        rank: Of this worker, from 0; the others have the others.
+        only: The one algorithm of a comparison to run; by default its baseline.
+        out: Folder of this worker; started again with the same one it goes on. By default
+            runs/NAME/STAMP.
+        listen: Where others reach this worker, e.g. tls/0.0.0.0:7447.
+        connect: Where to reach others, or a zenoh router, e.g. tls/server:7447.
+        multicast: Find the others in the local network, besides.
+        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`.
+        insecure: Do without TLS outside this machine: anybody can read and join.
+        name: Of the run, if several of the same settings are under way at once.
+        meet_seconds: How long to wait for all workers before beginning without some.
+        max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
+        checkpoint_seconds: Between checkpoints.
+        snapshots: Keep what accuracy over time is measured on afterwards.
+        profile: CSV of `edgegossip profile`, which makes forecasts better from the start.
+        telemetry: Where a sample of what this machine was busy with goes each minute: a
+            .jsonl file, a redis:// URL, or memory.
+        parent: Stop when the process of this number has ended.
+    """
+
+    rank: Rank
+    only: str | None = None
+    out: Path | None = None
+    listen: tuple[str, ...] = ()
+    connect: tuple[str, ...] = ()
+    multicast: bool = False
+    tls: Path | None = None
+    insecure: bool = False
+    name: str = ""
+    meet_seconds: Seconds = 60.0
+    max_seconds: Seconds | None = None
+    checkpoint_seconds: Seconds = 60.0
+    snapshots: bool = True
+    profile: Path | None = None
+    telemetry: str = "memory"
+    parent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How to start all workers on this machine.
+
+    Args:
+        only: The one algorithm of a comparison to run; by default its baseline.
+        out: Run folder; by default runs/NAME/STAMP.
+        resume: Go on with what was interrupted in `out`.
+        max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
+        checkpoint_seconds: Between checkpoints.
+    """
+
+    only: str | None = None
+    out: Path | None = None
+    resume: bool = False
+    max_seconds: Seconds | None = None
+    checkpoint_seconds: Seconds = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherOptions:
+    """How to make one run folder of what workers have left.
+
+    Args:
+        out: Run folder; the folder of worker R is in it as workers/R.
+        only: The one algorithm of a comparison that was run; by default its baseline.
+    """
+
+    out: Path
+    only: str | None = None
+
+
+def worker_command(arguments: list[str]) -> int:
+    """`edgegossip worker`."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    name, options, chosen = parse_recipe("worker", WorkerOptions, arguments)
+    reason = join(
+        pick(name, chosen, options.only),
+        options.rank,
+        out=options.out or default_folder(name.rpartition(":")[2]),
+        connection=Connection(
+            address=Address(
+                listen=options.listen, connect=options.connect, multicast=options.multicast
+            ),
+            tls=options.tls,
+            insecure=options.insecure,
+        ),
+        settings=WorkerSettings(
+            name=options.name,
+            meet_seconds=options.meet_seconds,
+            max_seconds=options.max_seconds,
+            checkpoint_seconds=options.checkpoint_seconds,
+            snapshots=options.snapshots,
+            parent=options.parent,
+        ),
+        profile=options.profile,
+        telemetry=options.telemetry,
+        recipe=name,
+        command=repeatable("worker", arguments),
+    )
+    print(f"worker {options.rank}: {reason}")
+    if reason == "interrupted":
+        raise Interrupted("stopped; the same command goes on")
+    return 0
+
+
+def launch_command(arguments: list[str]) -> int:
+    """`edgegossip launch`."""
+    arguments = ["--num-workers" if each == "-n" else each for each in arguments]
+    name, options, chosen = parse_recipe("launch", LaunchOptions, arguments)
+    if options.resume and (options.out is None or not options.out.is_dir()):
+        raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
+    passed_on = without(arguments, "out", "resume")
+
+    def worker(rank: Rank, endpoint: str, others: Sequence[str], folder: Path) -> list[str]:
+        whose = ["--rank", str(rank), "--out", str(folder), "--parent", str(os.getpid())]
+        return ["worker", *passed_on, *whose, "--listen", endpoint, "--connect", *others]
+
+    out = options.out or default_folder(name.rpartition(":")[2])
+    experiment = pick(name, chosen, options.only)
+    with LiveView() as view, one_intra_op_thread():
+        results = launch(
+            experiment,
+            worker,
+            out=out,
+            recipe=name,
+            command=repeatable("launch", arguments),
+            progress=view,
+        )
+    print_table({experiment.run_name: results})
+    print(f"report: {write_report(out)}")
+    return 0
+
+
+def gather_command(arguments: list[str]) -> int:
+    """`edgegossip gather`."""
+    name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
+    experiment = pick(name, chosen, options.only)
+    with one_intra_op_thread():
+        results = Gathering(experiment, options.out, name).finish()
+    print_table({experiment.run_name: results})
+    print(f"report: {write_report(options.out)}")
+    return 0

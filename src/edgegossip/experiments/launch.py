@@ -1,0 +1,175 @@
+"""All workers of a run as processes of this machine, watched and gathered."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.gathering import WORKERS, Gathering
+from edgegossip.experiments.progress import Progress, Silent, Status
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.signals import on_stop_signal
+
+_LOOK: Seconds = 0.25
+_ENVIRONMENT = {
+    # Workers run side by side; several intra-op threads each would get in their way.
+    "OMP_NUM_THREADS": "1",
+    # Otherwise every message's memory goes back to the system, and is cleared again.
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+}
+
+MakeCommand = Callable[[Rank, str, Sequence[str], Path], Sequence[str]]
+"""``(rank, its endpoint, the others' endpoints, its folder)`` -> the command of a worker."""
+
+
+def launch(
+    experiment: Experiment,
+    make_command: MakeCommand,
+    *,
+    out: Path,
+    recipe: str | None = None,
+    command: str | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Start a process for each worker, watch them, and gather what they leave in `out`.
+
+    A worker that dies ends neither the run nor this.
+
+    Args:
+        experiment: What the workers do.
+        make_command: Says how to start each.
+        out: Run folder, made if need be.
+        recipe: Name of the recipe, for the record.
+        command: That would run it again, for the record.
+        progress: A live view.
+
+    Raises:
+        Interrupted: After Ctrl+C or SIGTERM; the workers have kept checkpoints.
+        TrainingError: If no worker has come to its end.
+        RunFolderError: If `out` cannot be written, or holds a run.
+    """
+    if (out / "events.jsonl").exists():
+        raise RunFolderError(f"{out} already holds a run; choose another --out")
+    gathering = Gathering(experiment, out, recipe, command)
+    endpoints = [f"tcp/127.0.0.1:{port}" for port in free_ports(experiment.num_workers)]
+    processes: list[subprocess.Popen[bytes]] = []
+    asked: list[int] = []
+
+    def stop() -> None:
+        asked.append(signal.SIGTERM)
+        _send(processes, signal.SIGTERM)
+
+    try:
+        with on_stop_signal(stop, insist=lambda: _send(processes, signal.SIGKILL)):
+            for rank, endpoint in enumerate(endpoints):
+                folder = out / WORKERS / str(rank)
+                others = endpoints[:rank] + endpoints[rank + 1 :]
+                processes.append(_start(make_command(rank, endpoint, others, folder), folder))
+            if asked:
+                stop()  # again, for those that were started since
+            _watch(experiment, gathering, processes, progress or Silent())
+    finally:
+        _send(processes, signal.SIGKILL)  # however this ends, no worker outlives it
+        for process in processes:
+            process.wait()
+    failures = [rank for rank, process in enumerate(processes) if process.returncode]
+    if asked and failures:
+        raise Interrupted(
+            f"interrupted; {out} holds the workers' checkpoints, and the same command with "
+            "--resume and this --out goes on"
+        )
+    if len(failures) == len(processes):
+        raise TrainingError(f"all workers failed, the first with: {_last_line(out, 0)}")
+    results = gathering.finish()
+    for rank in failures:
+        print(f"worker {rank} failed: {_last_line(out, rank)}", file=sys.stderr)
+    return results
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "edgegossip.cli.main", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**_ENVIRONMENT, **os.environ},
+                # Ctrl+C reaches them through us alone.
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {folder}: {error.strerror}; choose another --out"
+        ) from error
+
+
+def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+def _watch(
+    experiment: Experiment,
+    gathering: Gathering,
+    processes: Sequence[subprocess.Popen[bytes]],
+    progress: Progress,
+) -> None:
+    """Until all have ended: read what they write, and measure the averaged model."""
+    started = time.monotonic()
+    while any(process.poll() is None for process in processes):
+        gathering.read()
+        for worker, process in zip(gathering.workers, processes, strict=True):
+            worker.has_ended = process.poll() is not None
+        if gathering.measure_next():
+            progress.update(_status(experiment, gathering, time.monotonic() - started))
+        else:
+            time.sleep(_LOOK)
+
+
+def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> Status:
+    samples = sum(worker.total("trained", "num_samples") for worker in gathering.workers)
+    now = max((line["time"] for w in gathering.workers for line in w.lines[-1:]), default=0.0)
+    rounds = [worker.num_rounds for worker in gathering.workers]
+    algorithm = experiment.algorithm
+    num_rounds = getattr(algorithm, "num_rounds", math.inf)
+    num_rounds *= getattr(algorithm, "exchanges_per_round", 1)
+    limit = experiment.max_seconds or math.inf
+    share = max(now / limit, sum(rounds) / len(rounds) / num_rounds)
+    return Status(
+        name=experiment.run_name,
+        time=now,
+        share=min(0.99, share),  # what is left is to end, and to be gathered
+        evaluation=gathering.history[-1] if gathering.history else None,
+        wall_seconds=seconds,
+        samples_per_second=samples / seconds if seconds > 0 else 0.0,
+    )
+
+
+def _last_line(out: Path, rank: Rank) -> str:
+    path = out / WORKERS / str(rank) / "log.txt"
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else 'nothing said'} (see {path})"

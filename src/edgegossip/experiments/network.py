@@ -1,0 +1,113 @@
+"""Take part in a run over Zenoh, watched by a monitor: what `edgegossip worker` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgegossip.balance.predictor import PerformancePredictor
+from edgegossip.balance.profile import Profile
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
+from edgegossip.learning.accuracy_aware import PLAIN
+from edgegossip.learning.task import Workload
+from edgegossip.net.address import Address
+from edgegossip.net.monitor import Monitor
+from edgegossip.net.profiling import Training
+from edgegossip.net.telemetry import Journal, open_telemetry
+from edgegossip.net.tls import TLS, require_tls
+from edgegossip.net.zenoh_transport import ZenohTransport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """How a worker meets the others.
+
+    Args:
+        address: Where it listens, and where the others do.
+        tls: Folder with ca.pem and this rank's certificate and key; None for none.
+        insecure: Do without TLS outside this machine.
+    """
+
+    address: Address
+    tls: Path | None = None
+    insecure: bool = False
+
+
+def join(
+    experiment: Experiment,
+    rank: Rank,
+    *,
+    out: Path | str,
+    connection: Connection,
+    settings: WorkerSettings = WorkerSettings(),
+    profile: Path | None = None,
+    telemetry: str = "memory",
+    recipe: str | None = None,
+    command: str | None = None,
+) -> str:
+    """Be worker `rank` of `experiment` on this machine, until the end of the run.
+
+    Args:
+        experiment: What the workers do together, the same on all machines.
+        rank: Of this worker.
+        out: Folder of this worker; started again with the same one it goes on.
+        connection: How it meets the others.
+        settings: How it takes part.
+        profile: Of `edgegossip profile` on this machine; None to learn its speed on the way.
+        telemetry: Where a sample of what the machine was busy with goes each minute: a .jsonl
+            file, a redis:// URL, or "memory".
+        recipe: Name of the recipe, for the record.
+        command: That started this, for the record.
+
+    Returns:
+        How it ended: "finished", "time limit" or "interrupted".
+
+    Raises:
+        NetworkError: If this machine cannot take part, or may not without TLS.
+        RunFolderError: If `out` cannot be written, or holds something else.
+        TrainingError: If a loss is not finite.
+    """
+    tls = None if connection.tls is None else TLS.from_folder(connection.tls, rank)
+    require_tls(connection.address, tls, insecure=connection.insecure)
+    run = run_id(experiment, settings.name).hex()
+    transport = ZenohTransport(
+        run=run,
+        rank=rank,
+        num_workers=experiment.num_workers,
+        address=connection.address,
+        security=tls,
+    )
+    predictor = PerformancePredictor(seconds_alone=seconds_per_sample(experiment, rank))
+    if profile is not None:
+        predictor.fit(Profile.read(profile))
+    journal = Journal(open_telemetry(telemetry, run), rank)
+    with Monitor(predictor, journal=journal) as monitor:
+        return take_part(
+            experiment,
+            rank,
+            transport,
+            out=out,
+            settings=settings,
+            forecaster=monitor,
+            recipe=recipe,
+            command=command,
+        )
+
+
+def seconds_per_sample(
+    experiment: Experiment, rank: Rank, seconds: Seconds = 1.0
+) -> Seconds | None:
+    """Train for about so long, to be forgotten, and say what a sample took; None without data.
+
+    It is what the first forecast goes by: later ones go by what training really took.
+    """
+    if not experiment.algorithm.role(rank).has_data:
+        return None
+    task = replace(experiment.task, accuracy_aware=PLAIN)
+    workload = Workload(task, experiment.data_ranks, experiment.seed)
+    training = Training(workload.make_trainer(rank), workload.initial_params)
+    training.run(0.01)  # the first step also makes what the others use
+    start, end, cost = training.run(seconds)
+    return (end - start) / cost

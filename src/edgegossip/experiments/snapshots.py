@@ -1,0 +1,97 @@
+"""What a worker's model was at times that all workers agree on, kept to be measured later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.files import write_atomically
+from edgegossip.net.background import Background
+
+_LOG = logging.getLogger("edgegossip.net")
+_SHORTEST: Seconds = 0.5
+MAX_BYTES = 2**30
+"""Of one worker's snapshots; a model so large that these are few has to do with few."""
+
+
+def schedule() -> Iterator[Seconds]:
+    """When to take snapshots: every half second at first, then as often as a plot can show.
+
+    >>> times = schedule()
+    >>> [next(times) for _ in range(3)]
+    [0.0, 0.5, 1.0]
+    """
+    time = 0.0
+    while True:
+        yield time
+        time += max(_SHORTEST, time / 60)
+
+
+class Snapshots:
+    """Writes snapshots beside training; `due` is a chore of the host.
+
+    Args:
+        folder: Made if need be.
+        estimate: The present parameters to evaluate, [num_params].
+    """
+
+    def __init__(self, folder: Path, estimate: Callable[[], Tensor]) -> None:
+        self._folder = folder
+        self._estimate = estimate
+        self._times = enumerate(schedule())
+        self._next = next(self._times)
+        self._num_bytes = 0
+        self._writer = Background("snapshots")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def due(self, now: Seconds) -> Seconds:
+        """Take the snapshot of this time; returns when the next is due."""
+        index = self._next[0]
+        while self._next[1] <= now:
+            index = self._next[0]
+            self._next = next(self._times)
+        params = self._estimate()
+        self._num_bytes += params.numel() * params.element_size()
+        if self._num_bytes <= MAX_BYTES:
+            self._writer.submit(lambda: self._write(index, params))
+        return self._next[1]
+
+    def close(self) -> None:
+        """Wait until all are written."""
+        self._writer.close(60.0)
+
+    def _write(self, index: int, params: Tensor) -> None:
+        try:
+            write_atomically(
+                snapshot_path(self._folder, index), safetensors.torch.save({"params": params})
+            )
+        except RunFolderError as error:
+            _LOG.warning("%s; training goes on", error)
+
+
+def snapshot_path(folder: Path, index: int) -> Path:
+    return folder / f"{index:06}.safetensors"
+
+
+def indices(folder: Path) -> list[int]:
+    """Which snapshots there are, in order."""
+    return sorted(int(path.stem) for path in folder.glob("*.safetensors"))
+
+
+def read_params(path: Path) -> Tensor:
+    """Read a snapshot, or a worker's last parameters.
+
+    Raises:
+        RunFolderError: If it is missing or damaged.
+    """
+    try:
+        return safetensors.torch.load_file(path)["params"]
+    except (OSError, LookupError, safetensors.SafetensorError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,238 @@
+"""Take part in a run from a training loop of one's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import queue
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import (
+    Algorithm,
+    Epochs,
+    Payload,
+    Rank,
+    Seconds,
+    Trainer,
+    TrainingResult,
+    Work,
+)
+from edgegossip.experiments.describe import describe
+from edgegossip.learning.flat import FlatModel
+from edgegossip.net.host import Host
+from edgegossip.net.settings import Forecaster, HostSettings
+from edgegossip.net.transport import Transport
+
+
+class TrainingLoop:
+    """Exchanges a model with other workers while the caller's own loop trains it.
+
+    Call `step` after each optimizer step. When the algorithm's present piece of work is done,
+    the model is exchanged: a synchronous algorithm makes `step` wait for the others, an
+    asynchronous one sends beside it. Afterwards the model has the parameters to go on from;
+    the optimizer keeps its state. Workers whose models start equal give the best start.
+
+    Args:
+        model: Trained by the caller; its parameters are laid into one vector, in place.
+        algorithm: The same for all workers.
+        rank: Of this worker.
+        num_workers: In all.
+        transport: Carries the messages.
+        num_samples: Of this worker's data, which `step` counts through.
+        name: Of the run, the same for all workers.
+        forecaster: For `EdgeGossip`: a `Monitor` of this machine.
+        meet_seconds: How long to wait for all workers before beginning without some.
+        max_seconds: When to stop, counted from the beginning.
+        has_buffers: Exchange floating-point buffers (running means) too.
+        torch_device: Where the model lives.
+
+    >>> import edgegossip as eg
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> alone = eg.EpochGossip(topology=eg.complete(1), num_rounds=2)
+    >>> transport = eg.MemoryNetwork().transport(0)
+    >>> with eg.TrainingLoop(model, alone, 0, 1, transport, num_samples=8) as loop:
+    ...     while not loop.is_over:
+    ...         loss = model(torch.ones(4, 2)).square().mean()
+    ...         optimizer.zero_grad()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         loop.step(loss.item(), num_samples=4)
+    >>> loop.rounds
+    2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        algorithm: Algorithm[Any],
+        rank: Rank,
+        num_workers: int,
+        transport: Transport,
+        *,
+        num_samples: int,
+        name: str = "",
+        forecaster: Forecaster | None = None,
+        meet_seconds: Seconds = 60.0,
+        max_seconds: Seconds = math.inf,
+        has_buffers: bool = True,
+        torch_device: torch.device | str = "cpu",
+    ) -> None:
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        self._flat = FlatModel(model, has_buffers=has_buffers, torch_device=torch_device)
+        self._work = _OwnWork(num_samples)
+        params = self._flat.params.to("cpu", copy=True)
+        settings = {"algorithm": describe(algorithm), "num_params": len(params), "name": name}
+        self._host: Host[Any] = Host(
+            algorithm,
+            rank,
+            num_workers,
+            params,
+            self._work,
+            transport,
+            settings=HostSettings(
+                run=hashlib.sha256(json.dumps(settings).encode()).digest()[:8],
+                meet_seconds=meet_seconds,
+                max_seconds=max_seconds,
+            ),
+            forecaster=forecaster,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
+        self._error: BaseException | None = None
+        self._present: _Piece | None = None
+        self.is_over = False
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the algorithm has completed."""
+        return int(self._host.state.round)
+
+    def step(self, loss: float, num_samples: int) -> None:
+        """The optimizer has made a step; exchange the model if it is time to.
+
+        Args:
+            loss: Of the batch, finite.
+            num_samples: In the batch.
+
+        Raises:
+            TrainingError: If the loss is not finite, or the run has failed.
+        """
+        if self.is_over:
+            return
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss became {loss}; try a smaller learning rate")
+        piece = self._present
+        assert piece is not None, "step is called within `with`"
+        piece.losses.append(loss)
+        piece.num_samples += num_samples
+        if piece.is_done:
+            self._work.done.put(piece.result(self._flat.params))
+            self._take_next()
+
+    def _take_next(self) -> None:
+        """Wait for what to train next, and load the parameters to start from."""
+        piece = self._work.pieces.get()
+        if piece is None:
+            self.is_over = True
+            if self._error is not None:
+                raise self._error
+            self._flat.params.copy_(self._host.state.estimate)
+            return
+        self._present = piece
+        with torch.no_grad():
+            self._flat.params.copy_(piece.params)
+
+    def _run(self) -> None:
+        try:
+            self._host.run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._work.pieces.put(None)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._take_next()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the run, in the midst of it if it is not over."""
+        self._host.stop()
+        self._work.done.put(None)
+        self._thread.join()
+
+
+class _Piece:
+    """Some work that the algorithm has asked for."""
+
+    def __init__(self, params: Tensor, num_steps: float, num_due: float) -> None:
+        self.params = params
+        self.losses: list[float] = []
+        self.num_samples = 0
+        self._num_steps = num_steps
+        self._num_due = num_due
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.losses) >= self._num_steps or self.num_samples >= self._num_due
+
+    def result(self, params: Tensor) -> TrainingResult:
+        """What came of it; `params` are copied."""
+        mean = sum(self.losses) / len(self.losses)
+        return TrainingResult(
+            params.to("cpu", copy=True), self.num_samples, len(self.losses), mean
+        )
+
+
+class _OwnWork(Trainer):
+    """A `Trainer` whose training is done by the caller's loop, on another thread."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[TrainingResult | None] = queue.SimpleQueue()
+        self._num_samples = num_samples
+        self._batch_size = 1.0
+
+    @property
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    def cost(self, work: Work, inputs: Payload) -> float:
+        if isinstance(work, Epochs):
+            return work.share * work.keep_ratio * self._num_samples
+        return work.num_steps * self._batch_size
+
+    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        """Hand `work` to the loop, and wait until it is done."""
+        is_pass = isinstance(work, Epochs)
+        num_steps = math.inf if isinstance(work, Epochs) else work.num_steps
+        self.pieces.put(_Piece(params, num_steps, self.cost(work, {}) if is_pass else math.inf))
+        result = self.done.get()
+        if result is None:
+            raise _LoopLeftError
+        self._batch_size = result.num_samples / result.num_steps
+        return result
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to go back to: optimizer and data are the caller's."""
+
+
+class _LoopLeftError(Exception):
+    """The caller has left its loop before the run was over."""

@@ -1,0 +1,263 @@
+"""One worker of an experiment on a real machine, and the folder that it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import safetensors.torch
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.describe import header
+from edgegossip.experiments.diary import Diary
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.files import (
+    load_checkpoint,
+    save_checkpoint,
+    write_atomically,
+    write_json,
+)
+from edgegossip.experiments.run_folder import read_json
+from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.snapshots import Snapshots
+from edgegossip.learning.task import Workload
+from edgegossip.net.host import Host
+from edgegossip.net.settings import Forecaster, HostSettings
+from edgegossip.net.transport import Transport
+
+_LOG = logging.getLogger("edgegossip.net")
+_SHOW: Seconds = 1.0
+_SIMULATED = ("platforms", "links", "faults", "max_seconds", "evaluation_interval", "versions")
+"""What the workers of one real run may differ in: it describes simulated machines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """How one worker takes part.
+
+    Args:
+        name: Of the run, if several of the same experiment are under way at once.
+        meet_seconds: See `HostSettings`.
+        max_seconds: When to stop, counted from the beginning; None for the experiment's.
+        checkpoint_seconds: Between checkpoints.
+        snapshots: Keep what accuracy over time is measured on afterwards.
+        parent: Stop when the process of this number has ended; None to depend on nobody.
+    """
+
+    name: str = ""
+    meet_seconds: Seconds = 60.0
+    max_seconds: Seconds | None = None
+    checkpoint_seconds: Seconds = 60.0
+    snapshots: bool = True
+    parent: int | None = None
+
+
+def run_id(experiment: Experiment, name: str = "") -> bytes:
+    """8 bytes that are equal for workers of the same experiment, and for no others."""
+    content = {k: v for k, v in header(experiment, None).items() if k not in _SIMULATED}
+    return hashlib.sha256(json.dumps([content, name]).encode()).digest()[:8]
+
+
+def take_part(
+    experiment: Experiment,
+    rank: Rank,
+    transport: Transport,
+    *,
+    out: Path | str,
+    settings: WorkerSettings = WorkerSettings(),
+    forecaster: Forecaster | None = None,
+    recipe: str | None = None,
+    command: str | None = None,
+) -> str:
+    """Be worker `rank` of `experiment`, until the end of the run.
+
+    A worker that is started again with the same `out` goes on: from its checkpoint where all
+    others do so too, otherwise from what a neighbor gives it.
+
+    Args:
+        experiment: What the workers do together; its platforms, links and faults describe
+            simulated machines and are not looked at.
+        rank: In 0..num_workers - 1.
+        transport: Carries the messages.
+        out: Folder of this worker, made if need be.
+        settings: How.
+        forecaster: Forecasts the speed of this machine, for `EdgeGossip`.
+        recipe: Name of the recipe, for the record.
+        command: That started this, for the record.
+
+    Returns:
+        How it ended: "finished", "time limit" or "interrupted".
+
+    Raises:
+        NetworkError: If this machine cannot take part.
+        RunFolderError: If `out` cannot be written, or holds something else.
+        TrainingError: If a loss is not finite.
+    """
+    if not 0 <= rank < experiment.num_workers:
+        raise ValueError(f"rank must be in 0..{experiment.num_workers - 1}, got {rank}")
+    worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
+    with one_intra_op_thread():
+        return worker.run(transport, forecaster)
+
+
+class _Worker:
+    """Training, checkpoints, snapshots and the log of one worker."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        rank: Rank,
+        out: Path,
+        settings: WorkerSettings,
+        recipe: str | None,
+        command: str | None,
+    ) -> None:
+        self._experiment = experiment
+        self._rank = rank
+        self._out = out
+        self._settings = settings
+        self._header = header(experiment, recipe)
+        self._checkpoint = out / "checkpoint.safetensors"
+        _prepare(out, self._header)
+        self._diary = Diary(out / "events.jsonl")
+        self._diary.write(
+            "worker",
+            **self._header,
+            rank=rank,
+            command=command,
+            incarnation=self._diary.incarnation,
+            wall_started=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        self._started = time.monotonic()
+
+    def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
+        """Take part, and leave a whole folder whatever happens."""
+        host = self._host = self._make_host(transport, forecaster)
+        reason = "failed"
+        try:
+            with on_stop_signal(host.stop):
+                reason = host.run()
+        finally:
+            self._snapshots.close()
+            self._end(host, reason)
+        return reason
+
+    def _make_host(self, transport: Transport, forecaster: Forecaster | None) -> Host[Any]:
+        experiment, settings = self._experiment, self._settings
+        workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+        checkpoint = self._kept()
+        # A resumed worker goes on with its random streams, another gets new ones.
+        kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
+        self._incarnation: int = kept
+        limit = settings.max_seconds or experiment.max_seconds or math.inf
+        self._snapshots = Snapshots(self._out / "snapshots", lambda: host.state.estimate)
+        is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
+        host: Host[Any] = Host(
+            experiment.algorithm,
+            self._rank,
+            experiment.num_workers,
+            workload.initial_params,
+            workload.make_trainer(self._rank, self._incarnation),
+            transport,
+            settings=HostSettings(
+                run=run_id(experiment, settings.name),
+                meet_seconds=settings.meet_seconds,
+                max_seconds=limit,
+                checkpoint_seconds=settings.checkpoint_seconds,
+            ),
+            forecaster=forecaster,
+            evaluate=workload.evaluate,
+            observer=self._diary,
+            chores=(self._show, *([self._snapshots.due] if is_watched else [])),
+            save=self._save,
+            checkpoint=checkpoint,
+        )
+        return host
+
+    def _show(self, now: Seconds) -> Seconds:
+        self._diary.show()
+        parent = self._settings.parent
+        if parent is not None and not _is_running(parent):
+            self._host.stop()
+        return now + _SHOW
+
+    def _save(self, checkpoint: dict[str, Any]) -> None:
+        try:
+            save_checkpoint(self._checkpoint, {**checkpoint, "incarnation": self._incarnation})
+        except RunFolderError as error:
+            _LOG.warning("%s - training goes on without a new checkpoint", error)
+
+    def _kept(self) -> dict[str, Any] | None:
+        if not self._checkpoint.exists():
+            return None
+        try:
+            checkpoint: dict[str, Any] = load_checkpoint(self._checkpoint)
+            return checkpoint
+        except RunFolderError as error:
+            _LOG.warning("%s - beginning without it", error)
+            return None
+
+    def _end(self, host: Host[Any], reason: str) -> None:
+        """Write what came out; a worker that has finished needs no checkpoint."""
+        wall_seconds = time.monotonic() - self._started
+        self._diary.write("ended", time=host.now, reason=reason, wall_seconds=wall_seconds)
+        self._diary.close()
+        content = safetensors.torch.save({"params": host.state.estimate.contiguous()})
+        write_atomically(self._out / "params.safetensors", content)
+        write_json(
+            self._out / "summary.json",
+            {
+                "rank": self._rank,
+                "reason": reason,
+                "seconds": host.now,
+                "wall_seconds": wall_seconds,
+                "rounds": host.state.round,
+                "bytes_sent": self._diary.bytes_sent,
+                "samples_processed": self._diary.samples_processed,
+                "mean_staleness": self._diary.mean_staleness,
+                "refused": host.post.refusals,
+            },
+        )
+        if reason in ("finished", "time limit"):
+            self._checkpoint.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process is there: of any parent, so that the same command may be given anew."""
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _prepare(out: Path, header: dict[str, Any]) -> None:
+    """Make the folder, or make sure that it is this worker's."""
+    path = out / "experiment.json"
+    now = json.loads(json.dumps(header))
+    if path.exists():
+        kept = read_json(path)
+        if {**kept, "versions": None} != {**now, "versions": None}:
+            raise RunFolderError(
+                f"{out} holds a worker of another experiment; choose another --out"
+            )
+        summary = out / "summary.json"
+        if summary.exists() and read_json(summary)["reason"] in ("finished", "time limit"):
+            raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot make {out}: {error.strerror}; choose another --out"
+        ) from error
+    write_json(path, header)

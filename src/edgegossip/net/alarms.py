@@ -1,0 +1,45 @@
+"""Timers of one worker, by name."""
+
+from __future__ import annotations
+
+import math
+
+from edgegossip.core.protocol import Seconds
+
+
+class Alarms:
+    """Says which timers are due; setting a name again replaces the earlier one.
+
+    >>> alarms = Alarms()
+    >>> alarms.set("round", 2.0)
+    >>> alarms.set("round", 3.0)
+    >>> alarms.next_at, alarms.pop_due(2.5), alarms.pop_due(3.0)
+    (3.0, [], ['round'])
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[str, Seconds] = {}
+
+    def set(self, name: str, at: Seconds) -> None:
+        """Wake at `at`; infinity cancels."""
+        self._times.pop(name, None)
+        if at < math.inf:
+            self._times[name] = at
+
+    @property
+    def next_at(self) -> Seconds:
+        """When the first is due; infinity for never."""
+        return min(self._times.values(), default=math.inf)
+
+    def pop_due(self, now: Seconds) -> list[str]:
+        """Names that are due, the earliest first; they are set no more."""
+        due = sorted((at, name) for name, at in self._times.items() if at <= now)
+        for _, name in due:
+            del self._times[name]
+        return [name for _, name in due]
+
+    def state_dict(self) -> dict[str, Seconds]:
+        return dict(self._times)
+
+    def load_state_dict(self, state: dict[str, Seconds]) -> None:
+        self._times = dict(state)

@@ -1,0 +1,301 @@
+"""What a worker knows of the others, and when it begins, rejoins and may leave: no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgegossip.core.metrics import payload_num_bytes
+from edgegossip.core.protocol import Event, Message, Rank, Seconds, WorkerJoined, WorkerLost
+from edgegossip.net.status import Life, Phase, Status
+from edgegossip.net.transport import Incarnation
+
+_GRACE: Seconds = 3.0
+"""How long one that has left is not missed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SentLog:
+    """Messages to one worker that are not in its checkpoint, so that they can be sent again.
+
+    Args:
+        max_bytes: Of payloads; older messages are dropped.
+    """
+
+    max_bytes: int
+    entries: deque[tuple[int, Message]] = field(default_factory=deque)
+    num_bytes: int = 0
+
+    def add(self, number: int, message: Message) -> None:
+        self.entries.append((number, message))
+        self.num_bytes += payload_num_bytes(message.payload)
+        while self.num_bytes > self.max_bytes:
+            self._drop()
+
+    def forget(self, number: int) -> None:
+        """Its receiver keeps everything up to `number`."""
+        while self.entries and self.entries[0][0] <= number:
+            self._drop()
+
+    def _drop(self) -> None:
+        _, message = self.entries.popleft()
+        self.num_bytes -= payload_num_bytes(message.payload)
+
+
+@dataclass(slots=True, kw_only=True)
+class Peer:
+    """What a worker knows of one other.
+
+    Attributes:
+        log: What can be sent to it again.
+        incarnation: Of its process; 0 if none was seen.
+        is_reachable: The transport says so.
+        status: The newest of that process.
+        lose_at: When it is given up, on the own clock, having left.
+        began_at: When it began, on the own clock, as its status has it.
+        life: Which one messages are numbered for.
+        sent: Number of the last message to that life.
+        received: Number of the last message from it.
+        kept: The last that is in the own checkpoint.
+        known_life: The last one that the algorithm knows of; 0 for none.
+        is_lost: The algorithm was told so, or will be when it starts.
+        heard_at: When the last message of the algorithm came.
+    """
+
+    log: SentLog
+    incarnation: Incarnation = 0
+    is_reachable: bool = False
+    status: Status | None = None
+    lose_at: Seconds = math.inf
+    began_at: Seconds = 0.0
+    life: Life = 0
+    sent: int = 0
+    received: int = 0
+    kept: int = 0
+    known_life: Life = 0
+    is_lost: bool = False
+    heard_at: Seconds = 0.0
+
+    def turn_to(self, life: Life) -> None:
+        """Number messages anew if this is another life."""
+        if life != self.life:
+            self.life = life
+            self.sent = self.received = self.kept = 0
+            self.log = SentLog(max_bytes=self.log.max_bytes)
+
+
+class Peers:
+    """All other workers of a run.
+
+    Args:
+        rank: The own.
+        num_workers: In all.
+        life: The own.
+        max_log_bytes: Of messages kept for each worker, to be sent again; 0 for none.
+    """
+
+    def __init__(
+        self, rank: Rank, num_workers: int, life: Life, *, max_log_bytes: int = 0
+    ) -> None:
+        self.rank = rank
+        self.num_workers = num_workers
+        self.life = life
+        self.is_resumed = False
+        self.has_begun = False
+        others = (other for other in range(num_workers) if other != rank)
+        self._peers = {other: Peer(log=SentLog(max_bytes=max_log_bytes)) for other in others}
+
+    def __getitem__(self, rank: Rank) -> Peer:
+        return self._peers[rank]
+
+    def __iter__(self) -> Iterator[tuple[Rank, Peer]]:
+        return iter(self._peers.items())
+
+    @property
+    def active(self) -> list[Rank]:
+        """Whom the algorithm believes to be there."""
+        return [rank for rank, peer in self if not peer.is_lost]
+
+    # What the transport and the others say.
+
+    def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
+        """A process of `rank` can be reached; what it is will be in its status."""
+        peer = self[rank]
+        if incarnation != peer.incarnation:
+            peer.incarnation, peer.status = incarnation, None
+        peer.is_reachable = True
+
+    def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:
+        """A process of `rank` cannot be reached any more, when the own clock shows `clock`."""
+        peer = self[rank]
+        if incarnation != peer.incarnation:
+            return []  # of an earlier process, which its successor has overtaken
+        peer.is_reachable = False
+        if peer.status is not None and peer.status.phase == Phase.LEAVING:
+            # This one is probably about to be stopped too, and shall not go on without it.
+            peer.lose_at = clock + _GRACE
+            return []
+        return self.lose(rank)
+
+    @property
+    def lose_at(self) -> Seconds:
+        """When the first who has left will be missed, on the own clock; infinity for never."""
+        return min((p.lose_at for _, p in self if not p.is_reachable), default=math.inf)
+
+    def overdue(self, clock: Seconds) -> list[Event]:
+        """Those who have left, and are missed by now."""
+        late = [rank for rank, peer in self if clock >= peer.lose_at and not peer.is_reachable]
+        for rank in late:
+            self[rank].lose_at = math.inf
+        return [event for rank in late for event in self.lose(rank)]
+
+    def lose(self, rank: Rank) -> list[Event]:
+        """Give `rank` up until it is heard again."""
+        peer = self[rank]
+        if peer.is_lost or not self.has_begun:
+            return []
+        peer.is_lost = True
+        return [WorkerLost(rank)]
+
+    def told(self, rank: Rank, status: Status, clock: Seconds) -> list[Event]:
+        """`rank` says how it is, when the own clock shows `clock`."""
+        peer = self[rank]
+        peer.status, peer.began_at = status, clock - status.elapsed
+        peer.turn_to(status.life)
+        peer.log.forget(status.kept)
+        takes_part = status.phase in (Phase.RUNNING, Phase.FINISHED)
+        if self.has_begun and takes_part and peer.is_reachable:
+            return self.find(rank)
+        return []
+
+    def find(self, rank: Rank) -> list[Event]:
+        """`rank` takes part: tell the algorithm if that is news."""
+        peer = self[rank]
+        if not peer.is_lost and peer.known_life == peer.life:
+            return []
+        has_restarted = peer.known_life not in (0, peer.life)
+        lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
+        peer.is_lost, peer.known_life = False, peer.life
+        return [*lost, WorkerJoined(rank, has_restarted)]
+
+    # Beginning.
+
+    @property
+    def are_all_here(self) -> bool:
+        """Every other worker can be reached and has said how it is."""
+        return len(self._here()) == self.num_workers - 1
+
+    @property
+    def began_at(self) -> Seconds | None:
+        """When the first of those who are here began, on the own clock; None if none has."""
+        times = [p.began_at for p, status in self._here() if status.phase >= Phase.RUNNING]
+        return min(times, default=None)
+
+    @property
+    def must_rejoin(self) -> bool:
+        """The others have begun without this life, or it lacks what nobody can send again."""
+        for peer, status in self._here():
+            if status.phase >= Phase.RUNNING and status.begun_with != self.life:
+                return True
+            if not self.is_resumed and status.is_resumed:
+                return True
+            is_as_before = status.is_resumed and peer.known_life == status.life
+            if self.is_resumed and is_as_before and status.oldest > peer.received + 1:
+                return True
+        return False
+
+    def begin(self) -> list[Event]:
+        """Begin with those who are here; returns what the algorithm has to know before."""
+        self.has_begun = True
+        events: list[Event] = []
+        for rank, peer in self:
+            is_here = any(peer is each for each, _ in self._here())
+            if self.is_resumed and peer.life != peer.known_life:
+                is_here = False  # it begins anew, and will say so
+            if not is_here:
+                events += [] if peer.is_lost else [WorkerLost(rank)]
+                peer.is_lost = True
+            else:
+                events += [WorkerJoined(rank)] if peer.is_lost else []
+                peer.is_lost, peer.known_life = False, peer.life
+        return events
+
+    def _here(self) -> list[tuple[Peer, Status]]:
+        return [
+            (peer, peer.status)
+            for _, peer in self
+            if peer.is_reachable and peer.status is not None
+            if peer.status.phase != Phase.LEAVING
+        ]
+
+    # Counting, and leaving.
+
+    def status_for(self, rank: Rank, phase: Phase, elapsed: Seconds) -> Status:
+        """The own status, as `rank` is to know it."""
+        peer, counts = self[rank], [(0, 0)] * self.num_workers
+        for other, each in self:
+            counts[other] = (each.sent, each.received)
+        return Status(
+            phase=phase,
+            life=self.life,
+            begun_with=peer.known_life if self.has_begun and not peer.is_lost else 0,
+            elapsed=elapsed,
+            is_resumed=self.is_resumed,
+            oldest=peer.log.entries[0][0] if peer.log.entries else peer.sent + 1,
+            kept=peer.kept,
+            sent=tuple(sent for sent, _ in counts),
+            received=tuple(received for _, received in counts),
+        )
+
+    @property
+    def have_all_finished(self) -> bool:
+        """Nobody who is there has work left, as far as they have said."""
+        statuses = [self[rank].status for rank in self.active]
+        return all(status is not None and status.phase == Phase.FINISHED for status in statuses)
+
+    @property
+    def is_nothing_under_way(self) -> bool:
+        """What each has sent to each has arrived, by what they have said last."""
+        own = self.status_for(self.active[0], Phase.FINISHED, 0.0) if self.active else None
+        statuses = {self.rank: own} | {rank: self[rank].status for rank in self.active}
+        return all(
+            a.sent[j] == b.received[i]
+            for i, a in statuses.items()
+            for j, b in statuses.items()
+            if i != j and a is not None and b is not None
+        )
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed worker has to know; everything received so far is in it."""
+        for _, peer in self:
+            peer.kept = peer.received
+        return {
+            "life": self.life,
+            "peers": {
+                rank: [
+                    peer.known_life,
+                    peer.life,
+                    peer.sent,
+                    peer.received,
+                    peer.is_lost,
+                    list(peer.log.entries),
+                ]
+                for rank, peer in self
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.life, self.is_resumed = state["life"], True
+        for rank, (known_life, life, sent, received, is_lost, log) in state["peers"].items():
+            peer = self[rank]
+            peer.turn_to(life)
+            peer.known_life, peer.is_lost = known_life, is_lost
+            peer.sent, peer.received, peer.kept = sent, received, received
+            for number, message in log:
+                peer.log.add(number, message)

@@ -1,0 +1,250 @@
+"""A host's mail: checks what arrives, numbers what leaves, keeps account of the others."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Algorithm, Event, Message, Rank, Received, Seconds
+from edgegossip.core.schema import schema_of
+from edgegossip.net.admission import Admission
+from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.outbox import Outbox
+from edgegossip.net.peers import Peers
+from edgegossip.net.settings import HostSettings
+from edgegossip.net.status import STATUS, Phase, Status, spec
+from edgegossip.net.transport import Incarnation, Transport
+
+_LOG = logging.getLogger("edgegossip.net")
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """Bytes arrived."""
+
+    sender: Rank
+    data: memoryview
+
+
+@dataclass(slots=True)
+class Appeared:
+    """A process can be reached."""
+
+    rank: Rank
+    incarnation: Incarnation
+
+
+@dataclass(slots=True)
+class Disappeared:
+    """A process cannot be reached any more."""
+
+    rank: Rank
+    incarnation: Incarnation
+
+
+@dataclass(slots=True)
+class Refused:
+    """The transport refused something."""
+
+    rank: Rank | None
+    reason: str
+
+
+Item = Frame | Appeared | Disappeared | Refused
+ITEMS = (Frame, Appeared, Disappeared, Refused)
+
+
+class Post:
+    """Sends and receives for one worker; a `Listener`.
+
+    Only the listener's methods are called from other threads than the host's.
+
+    Args:
+        algorithm: Says what its messages look like.
+        params: [num_params] what the worker starts from.
+        transport: Carries frames.
+        items: Where what happens is put, for the host to pass to `take`.
+        peers: What is known of the others; says whose post this is.
+        settings: Limits.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        params: Tensor,
+        transport: Transport,
+        items: queue.SimpleQueue[Any],
+        peers: Peers,
+        settings: HostSettings,
+    ) -> None:
+        self.peers = peers
+        self.rank = rank = peers.rank
+        self.phase = Phase.WAITING
+        self.elapsed: Callable[[], Seconds] = lambda: 0.0
+        self._transport = transport
+        self._items = items
+        self._run = settings.run
+        self._clock = settings.clock
+        self._outbox = Outbox(transport, settings.max_waiting_bytes)
+        schema = {**schema_of(algorithm, params), STATUS: spec(peers.num_workers)}
+        self.admission = Admission(
+            run=settings.run,
+            rank=rank,
+            num_workers=peers.num_workers,
+            schema=schema,
+        )
+        self._told: dict[Rank, Status] = {}
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+        self._max_waiting = settings.max_waiting_bytes
+
+    def open(self) -> None:
+        self._transport.open(self, self.admission.max_bytes)
+
+    def close(self, seconds: Seconds = 10.0) -> None:
+        self._outbox.close(seconds)
+        self._transport.close()
+
+    # What the transport says, from its threads.
+
+    def received(self, sender: Rank, frame: memoryview) -> None:
+        with self._lock:
+            is_too_much = self._num_waiting + len(frame) > self._max_waiting
+            self._num_waiting += 0 if is_too_much else len(frame)
+        if is_too_much:
+            self.refused(sender, "more than can wait to be handled")
+        else:
+            self._items.put(Frame(sender, frame))
+
+    def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
+        self._items.put(Appeared(rank, incarnation))
+
+    def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
+        self._items.put(Disappeared(rank, incarnation))
+
+    def refused(self, rank: Rank | None, reason: str) -> None:
+        self._items.put(Refused(rank, reason))
+
+    # What the host makes of it.
+
+    def take(self, item: Item, own_round: int, now: Seconds) -> list[Event]:
+        """What the algorithm has to know of something that happened."""
+        match item:
+            case Frame(sender, data):
+                with self._lock:
+                    self._num_waiting -= len(data)
+                return self._open_frame(sender, data, own_round, now)
+            case Appeared(rank, incarnation):
+                self.peers.appeared(rank, incarnation)
+                self._told.pop(rank, None)
+                self.tell(rank)
+                return []
+            case Disappeared(rank, incarnation):
+                return self.peers.disappeared(rank, incarnation, self._clock())
+            case Refused(rank, reason):
+                self.admission.refused(rank, reason)
+        return []
+
+    def _open_frame(
+        self, sender: Rank, data: memoryview, own_round: int, now: Seconds
+    ) -> list[Event]:
+        admitted = self.admission.admit(sender, data, own_round)
+        if admitted is None:
+            return []
+        envelope, message = admitted
+        if message.kind == STATUS:
+            return self._read_status(sender, message)
+        peer = self.peers[sender]
+        if envelope.sender_life != peer.life or envelope.receiver_life != self.peers.life:
+            return []  # between earlier lives of one of the two
+        if envelope.number <= peer.received:
+            return []  # sent again by one that was resumed
+        peer.received, peer.heard_at = envelope.number, now
+        found = self.peers.find(sender) if self.peers.has_begun else []
+        return [*found, Received(sender, message)]
+
+    def _read_status(self, sender: Rank, message: Message) -> list[Event]:
+        status = Status.parse(message)
+        events = self.peers.told(sender, status, self._clock())
+        if self.phase >= Phase.RUNNING and status.phase == Phase.WAITING:
+            self.tell(sender, again=True)  # it may have missed what it waits for
+        return events
+
+    # What the host wants sent.
+
+    def send(
+        self, receiver: Rank, message: Message, left: Callable[[], None] | None = None
+    ) -> bool:
+        """Send a message of the algorithm; say whether it is on its way.
+
+        `left` is called, from another thread, when the transport has it.
+        """
+        peer = self.peers[receiver]
+        if not peer.is_reachable or peer.status is None:
+            return False
+        peer.sent += 1
+        peer.log.add(peer.sent, message)
+        return self._post(receiver, message, peer.sent, left)
+
+    def send_again(self) -> None:
+        """Send what those who were resumed too do not have."""
+        for rank, peer in self.peers:
+            if not peer.is_lost and peer.status is not None:
+                has = peer.status.received[self.rank]
+                for number, message in [*peer.log.entries]:
+                    if number > has:
+                        self._post(rank, message, number, None)
+
+    def _post(
+        self, receiver: Rank, message: Message, number: int, left: Callable[[], None] | None
+    ) -> bool:
+        envelope = Envelope(
+            run=self._run,
+            sender=self.rank,
+            sender_life=self.peers.life,
+            receiver_life=self.peers[receiver].life,
+            number=number,
+        )
+        return self._outbox.put(receiver, pack(envelope, message), left)
+
+    def tell(self, rank: Rank, *, again: bool = False) -> None:
+        """Send `rank` the own status, if it can be reached and does not know it yet."""
+        status = self.peers.status_for(rank, self.phase, self.elapsed())
+        if self.peers[rank].is_reachable and (again or _news(status, self._told.get(rank))):
+            self._told[rank] = status
+            self._post(rank, status.message(), 0, None)
+
+    def tell_all(self, *, again: bool = False) -> None:
+        """Send everyone the own status, where it is news."""
+        for rank, _ in self.peers:
+            self.tell(rank, again=again)
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How much was refused, by sender and reason."""
+        dropped = self.admission.dropped.items()
+        return {f"worker {sender}: {reason}": number for (sender, reason), number in dropped}
+
+    @property
+    def is_over(self) -> bool:
+        """Everyone who is there has finished, and nothing is under way."""
+        peers = self.peers
+        return (
+            self.phase == Phase.FINISHED
+            and self._outbox.is_empty
+            and peers.have_all_finished
+            and peers.is_nothing_under_way
+        )
+
+
+def _news(status: Status, told: Status | None) -> bool:
+    def content(status: Status) -> tuple[object, ...]:
+        return (status.phase, status.life, status.begun_with, status.sent, status.received)
+
+    return told is None or content(status) != content(told)

@@ -1,0 +1,67 @@
+"""What a host is told, besides the algorithm."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from edgegossip.core.protocol import Predicted, Seconds
+
+MIB = 2**20
+
+
+class Forecaster(Protocol):
+    """What answers `Predict`; `net.monitor.Monitor` is one."""
+
+    def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
+        """Training ran from `start` to `end` on the host's clock, for `cost` samples' worth."""
+
+    def forecast(self, now: Seconds) -> Predicted:
+        """What to expect of the work that begins at `now` on the host's clock."""
+
+
+Chore: TypeAlias = Callable[[Seconds], Seconds]
+"""Something to do between two events, from the beginning of the run: told the time, it says
+when it is due again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """Of one worker's host.
+
+    Args:
+        run: 8 bytes that tell this run from others; messages of others are refused.
+        meet_seconds: How long to wait for all workers before beginning without some.
+        max_seconds: When to stop, counted from the beginning of the run.
+        checkpoint_seconds: Between checkpoints.
+        quiet_seconds: At the end, how often to tell the others the own counts, and half of how
+            long nothing must have changed.
+        settle_seconds: How long counts may disagree before a worker leaves anyway.
+        max_waiting_bytes: That may wait for one receiver, or to be handled.
+        max_log_bytes: Of messages that are kept for each worker, to send them again when a
+            run is resumed.
+        clock: Seconds, never going back.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    run: bytes
+    meet_seconds: Seconds = 60.0
+    max_seconds: Seconds = math.inf
+    checkpoint_seconds: Seconds = 60.0
+    quiet_seconds: Seconds = 0.05
+    settle_seconds: Seconds = 2.0
+    max_waiting_bytes: int = 1024 * MIB
+    max_log_bytes: int = 64 * MIB
+    clock: Callable[[], Seconds] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if len(self.run) != 8:
+            raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
+        for name in ("meet_seconds", "max_seconds", "checkpoint_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

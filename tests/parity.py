@@ -1,0 +1,174 @@
+"""One trace, three drivers: what the simulator did, done again by hosts on a network."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from tests.algorithms import NUM_WORKERS
+from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, make_world
+from torch import Tensor
+
+from edgegossip.core.protocol import (
+    Algorithm,
+    Effect,
+    Event,
+    Predict,
+    Predicted,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    SetTimer,
+    TimerFired,
+    Trained,
+    WorkerState,
+)
+from edgegossip.core.schema import MessageSpec
+from edgegossip.net.host import Host
+from edgegossip.net.settings import HostSettings
+from edgegossip.net.transport import Transport
+
+SIZE = 4
+SETTINGS = HostSettings(run=b"test run", meet_seconds=20.0, quiet_seconds=0.01)
+Moment = tuple[Seconds, Event]
+
+
+@dataclass
+class Recorder:
+    """An algorithm that keeps what each worker was told, and when."""
+
+    inner: Algorithm[Any]
+    trace: dict[Rank, list[Moment]] = field(default_factory=lambda: defaultdict(list))
+
+    def init(self, rank: Rank, params: Tensor) -> WorkerState:
+        state: WorkerState = self.inner.init(rank, params)
+        return state
+
+    def role(self, rank: Rank) -> Role:
+        return self.inner.role(rank)
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        return self.inner.schema(params)
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        self.trace[state.rank].append((now, event))
+        return self.inner.handle(state, event, now)
+
+
+@dataclass
+class Replay:
+    """An algorithm that is told what happens in the order, and at the times, of a trace.
+
+    What comes too early is held back. Timers and forecasts are the trace's own: they depend
+    on the clock, which is not what is compared.
+    """
+
+    inner: Algorithm[Any]
+    trace: Mapping[Rank, list[Moment]]
+
+    def __post_init__(self) -> None:
+        self.left = {rank: deque(moments) for rank, moments in self.trace.items()}
+        self.held: dict[Rank, list[Event]] = defaultdict(list)
+
+    def init(self, rank: Rank, params: Tensor) -> WorkerState:
+        state: WorkerState = self.inner.init(rank, params)
+        return state
+
+    def role(self, rank: Rank) -> Role:
+        return self.inner.role(rank)
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        return self.inner.schema(params)
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        self.held[state.rank].append(event)
+        effects: list[Effect] = []
+        while (moment := self._next(state.rank)) is not None:
+            then, happened = moment
+            effects += self.inner.handle(state, happened, then)
+        return [each for each in effects if not isinstance(each, SetTimer | Predict)]
+
+    def _next(self, rank: Rank) -> Moment | None:
+        left, held = self.left[rank], self.held[rank]
+        if not left:
+            return None
+        then, recorded = left[0]
+        if isinstance(recorded, TimerFired | Predicted):
+            return left.popleft()
+        for event in held:
+            if _key(event) == _key(recorded):
+                left.popleft()
+                held.remove(event)
+                if isinstance(event, Trained) and isinstance(recorded, Trained):
+                    event = replace(event, seconds=recorded.seconds)
+                return then, event
+        return None
+
+
+def _key(event: Event) -> tuple[object, ...]:
+    if isinstance(event, Received):
+        return (Received, event.sender, event.message.kind, event.message.round)
+    return (type(event),)
+
+
+def simulate(algorithm: Algorithm[Any]) -> tuple[Recorder, list[WorkerState]]:
+    """What the simulator does on uneven platforms, and the states at the end."""
+    recorder = Recorder(algorithm)
+    simulator = make_world(recorder, size=SIZE, platforms=UNEVEN)
+    simulator.run()
+    return recorder, simulator.states
+
+
+def run_hosts(
+    algorithm: Algorithm[Any], make_transport: Callable[[Rank], Transport]
+) -> list[Host[Any]]:
+    """Run a host for each worker, each in a thread, to the end."""
+    hosts = [
+        Host(
+            algorithm,
+            rank,
+            NUM_WORKERS,
+            torch.zeros(NUM_PARAMS),
+            ManySamples(rank, 0.1, SIZE),
+            make_transport(rank),
+            settings=SETTINGS,
+        )
+        for rank in range(NUM_WORKERS)
+    ]
+    run_all(hosts)
+    return hosts
+
+
+def run_all(hosts: list[Host[Any]], seconds: float = 30.0) -> list[str]:
+    """Run hosts in threads; say how each ended.
+
+    Raises:
+        AssertionError: If one has not come to its end in time.
+        Exception: What the first of them raised.
+    """
+    reasons: dict[int, str | BaseException] = {}
+
+    def run(index: int) -> None:
+        try:
+            reasons[index] = hosts[index].run()
+        except BaseException as error:
+            reasons[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(hosts))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    found = [reasons.get(index) for index in range(len(hosts))]
+    for reason in found:
+        if isinstance(reason, BaseException):
+            raise reason
+    assert None not in found, f"a host did not come to its end: {found}"
+    return [str(reason) for reason in found]

@@ -1,0 +1,284 @@
+"""Hosts in one process: what they survive, and that they go on to the last bit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
+from tests.parity import SETTINGS, SIZE, run_all, simulate
+from tests.worlds import NUM_PARAMS, ManySamples
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.errors import LocalProtocolError, TrainingError
+from edgegossip.core.protocol import Algorithm, Payload, Rank, TrainingResult, Work
+from edgegossip.core.topology import complete
+from edgegossip.net.host import Host
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.patience import Patience
+
+EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=6)
+LONG = replace(EPOCHS, num_rounds=10_000)
+
+
+class Slow(ManySamples):
+    """Takes its time, and calls `before` each piece of work."""
+
+    def __init__(
+        self, rank: Rank, seconds: float = 0.005, before: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(rank, 0.1, SIZE)
+        self._seconds = seconds
+        self._before = before or (lambda: None)
+
+    def train(self, params: torch.Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        self._before()
+        time.sleep(self._seconds)
+        return super().train(params, work, inputs)
+
+
+def make_host(
+    algorithm: Algorithm[Any],
+    rank: Rank,
+    network: MemoryNetwork,
+    trainer: ManySamples | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Host[Any]:
+    options = {"settings": SETTINGS} | options
+    return Host(
+        algorithm,
+        rank,
+        NUM_WORKERS,
+        torch.zeros(NUM_PARAMS),
+        trainer or Slow(rank),
+        network.transport(rank),
+        **options,
+    )
+
+
+class Running:
+    """Hosts that run in threads, to be disturbed meanwhile."""
+
+    def __init__(self, algorithm: Algorithm[Any], **options: Any) -> None:  # noqa: ANN401
+        self.network = MemoryNetwork()
+        self.options = options
+        self.algorithm = algorithm
+        self.reasons: dict[Rank, str] = {}
+        self.hosts: dict[Rank, Host[Any]] = {}
+        self.threads: dict[Rank, threading.Thread] = {}
+        for rank in range(NUM_WORKERS):
+            self.start(rank)
+
+    def start(self, rank: Rank) -> None:
+        host = make_host(self.algorithm, rank, self.network, **self.options)
+
+        def run() -> None:
+            self.reasons[rank] = host.run()
+
+        self.hosts[rank] = host
+        self.threads[rank] = threading.Thread(target=run, daemon=True)
+        self.threads[rank].start()
+
+    def kill(self, rank: Rank) -> None:
+        self.network.kill(rank)
+        self.hosts[rank].stop()
+
+    def wait_for_round(self, number: int, *ranks: Rank) -> None:
+        deadline = time.monotonic() + 20
+        while any(self.hosts[rank].state.round < number for rank in ranks):
+            assert time.monotonic() < deadline, [h.state.round for h in self.hosts.values()]
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        for host in self.hosts.values():
+            host.stop()
+        for thread in self.threads.values():
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+# Failures.
+
+
+def test_the_others_go_on_without_one_that_is_gone() -> None:
+    running = Running(LONG)
+    running.wait_for_round(2, *range(NUM_WORKERS))
+    running.kill(1)
+    others = [rank for rank in range(NUM_WORKERS) if rank != 1]
+    running.wait_for_round(running.hosts[0].state.round + 3, *others)
+    running.stop()
+
+
+def test_one_goes_on_when_all_others_are_gone() -> None:
+    running = Running(LONG)
+    running.wait_for_round(2, *range(NUM_WORKERS))
+    for rank in range(1, NUM_WORKERS):
+        running.kill(rank)
+    running.wait_for_round(running.hosts[0].state.round + 3, 0)
+    running.stop()
+
+
+def test_one_that_comes_back_takes_a_neighbors_round_and_goes_on() -> None:
+    running = Running(LONG)
+    running.wait_for_round(3, *range(NUM_WORKERS))
+    running.kill(1)
+    running.wait_for_round(running.hosts[0].state.round + 2, 0, 2)
+    round_when_back = running.hosts[0].state.round
+    running.start(1)
+    running.wait_for_round(round_when_back + 3, *range(NUM_WORKERS))
+    running.stop()
+    rounds = [host.state.round for host in running.hosts.values()]
+    assert max(rounds) - min(rounds) <= 1
+
+
+def test_a_run_begins_without_one_that_never_comes_and_takes_it_in_later() -> None:
+    settings = replace(SETTINGS, meet_seconds=0.1)
+    network = MemoryNetwork()
+    hosts = [make_host(LONG, rank, network, settings=settings) for rank in range(NUM_WORKERS)]
+    threads = [threading.Thread(target=host.run, daemon=True) for host in hosts]
+    for thread in threads[1:]:
+        thread.start()
+    deadline = time.monotonic() + 20
+    while hosts[1].state.round < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    threads[0].start()
+    while hosts[0].state.round < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert hosts[0].state.round >= 8
+    assert all(host.peers.active == [r for r in range(5) if r != host.rank] for host in hosts)
+    for host in hosts:
+        host.stop()
+    for thread in threads:
+        thread.join(20)
+
+
+def test_a_cut_heals() -> None:
+    running = Running(LONG)
+    running.wait_for_round(2, *range(NUM_WORKERS))
+    for a in (0, 1):
+        for b in (2, 3, 4):
+            running.network.cut(a, b)
+    running.wait_for_round(running.hosts[0].state.round + 3, *range(NUM_WORKERS))
+    assert running.hosts[0].peers.active == [1]
+    for a in (0, 1):
+        for b in (2, 3, 4):
+            running.network.mend(a, b)
+    running.wait_for_round(
+        max(host.state.round for host in running.hosts.values()) + 3, *range(NUM_WORKERS)
+    )
+    assert running.hosts[0].peers.active == [1, 2, 3, 4]
+    running.stop()
+
+
+def test_one_that_says_nothing_is_given_up_and_heard_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edgegossip.net.host.Patience", lambda: Patience(slack=0.2, first=0.2))
+    network, is_stuck = MemoryNetwork(), threading.Event()
+
+    def get_stuck() -> None:
+        if hosts[1].state.round == 2 and not is_stuck.is_set():
+            is_stuck.set()
+            deadline = time.monotonic() + 10
+            while hosts[0].state.round < 5 and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    trainers = [Slow(rank, before=get_stuck if rank == 1 else None) for rank in range(5)]
+    algorithm = replace(EPOCHS, num_rounds=12)
+    hosts = [make_host(algorithm, rank, network, trainers[rank]) for rank in range(5)]
+    assert run_all(hosts) == ["finished"] * 5
+    assert is_stuck.is_set()
+
+
+def test_no_weight_is_lost_where_nothing_else_is() -> None:
+    gosgd = GoSGD(
+        topology=complete(NUM_WORKERS), num_rounds=30, exchange_probability=0.5, local_steps=2
+    )
+    network = MemoryNetwork()
+    hosts = [make_host(gosgd, rank, network, Slow(rank, 0.001)) for rank in range(5)]
+    assert run_all(hosts) == ["finished"] * 5
+    assert sum(host.state.weight for host in hosts) == pytest.approx(1.0, abs=1e-12)
+
+
+# The end.
+
+
+def test_a_run_ends_at_its_time_limit() -> None:
+    settings = replace(SETTINGS, max_seconds=0.2)
+    network = MemoryNetwork()
+    hosts = [make_host(LONG, rank, network, settings=settings) for rank in range(5)]
+    assert run_all(hosts) == ["time limit"] * 5
+
+
+def test_what_training_raises_ends_the_host() -> None:
+    def fail() -> None:
+        raise TrainingError("the loss became nan")
+
+    alone = replace(EPOCHS, topology=complete(NUM_WORKERS))
+    settings = replace(SETTINGS, meet_seconds=0.01)
+    host = make_host(alone, 0, MemoryNetwork(), Slow(0, before=fail), settings=settings)
+    with pytest.raises(TrainingError, match="became nan"):
+        run_all([host])
+
+
+def test_an_algorithm_without_a_schema_is_told_so() -> None:
+    class Silent:
+        init = EPOCHS.init
+        role = EPOCHS.role
+        handle = EPOCHS.handle
+
+    silent: Any = Silent()
+    with pytest.raises(LocalProtocolError, match="`schema`"):
+        make_host(silent, 0, MemoryNetwork())
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("name", ["epoch-gossip", "gossip", "all-reduce"])
+def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
+    algorithm = SYNCHRONOUS[name]
+    _, states = simulate(algorithm)
+    checkpoints: dict[Rank, dict[str, Any]] = {}
+
+    def hosts(network: MemoryNetwork, *, is_resumed: bool) -> list[Host[Any]]:
+        def stop_in_the_middle() -> None:
+            if not is_resumed and made[2].state.round >= 3:
+                for host in made:
+                    host.stop()
+
+        made: list[Host[Any]] = []
+        for rank in range(NUM_WORKERS):
+            trainer = Slow(rank, before=stop_in_the_middle if rank == 2 else None)
+            checkpoint = checkpoints.get(rank) if is_resumed else None
+
+            def save(content: dict[str, Any], rank: Rank = rank) -> None:
+                checkpoints[rank] = content
+
+            made.append(
+                make_host(algorithm, rank, network, trainer, save=save, checkpoint=checkpoint)
+            )
+        return made
+
+    assert "interrupted" in run_all(hosts(MemoryNetwork(), is_resumed=False))
+    resumed = hosts(MemoryNetwork(), is_resumed=True)
+    assert run_all(resumed) == ["finished"] * NUM_WORKERS
+    for host, state in zip(resumed, states, strict=True):
+        assert torch.equal(host.state.params, state.params)
+
+
+def test_what_floods_a_host_is_refused_and_counted() -> None:
+    settings = replace(SETTINGS, max_waiting_bytes=1000)
+    host = make_host(EPOCHS, 0, MemoryNetwork(), settings=settings)
+    for _ in range(20):
+        host.post.received(1, memoryview(bytearray(100)))
+    taken = [host._items.get() for _ in range(20)]
+    for item in taken:
+        host.post.take(item, 0, 0.0)
+    assert host.post.refusals["worker 1: more than can wait to be handled"] == 10

@@ -1,0 +1,253 @@
+"""Processes that train over the loopback network: killed, stopped, resumed, out of space."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.small_runs import events, summary, tensors
+
+from edgegossip.cli.recipe import pick
+from edgegossip.core.errors import RunFolderError, TrainingError
+from edgegossip.experiments.launch import free_ports, launch
+from edgegossip.experiments.registry import load_recipe
+
+PROGRAM = (sys.executable, "-m", "edgegossip.cli.main")
+PATIENCE = 240.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts commands of the program, and leaves none of them behind."""
+    started = []
+
+    def begin(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+        process.kill()
+        process.communicate()
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def folder(out: Path, rank: int) -> Path:
+    return out / "workers" / str(rank)
+
+
+def rounds(out: Path, rank: int) -> int:
+    """How often a worker has trained, as far as its log has it."""
+    path = folder(out, rank) / "events.jsonl"
+    return path.read_bytes().count(b'{"type":"trained"') if path.exists() else 0
+
+
+def workers(launcher: subprocess.Popen[str]) -> dict[int, psutil.Process]:
+    """The processes of a launcher, by rank."""
+    children = psutil.Process(launcher.pid).children()
+    return {int(_option(each.cmdline(), "--rank")): each for each in children}
+
+
+def _option(command: Sequence[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(x, other[k]) for k, x in one.items())
+
+
+def simulated(tmp_path: Path, num_epochs: int) -> dict[str, torch.Tensor]:
+    """The parameters that a run of two workers ends with in the simulator."""
+    options = ["--num-workers", "2", "--num-epochs", str(num_epochs)]
+    out = ["--out", str(tmp_path / "simulated")]
+    command = [*PROGRAM, "run", "quickstart", *options, *out]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    return tensors(tmp_path / "simulated")
+
+
+# As the simulator.
+
+
+@pytest.mark.slow
+def test_a_run_interrupted_by_ctrl_c_and_resumed_ends_where_the_simulator_does(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["launch", "quickstart", "-n", "2", "--num-epochs", "150", "--out", str(out)]
+    first = start(*arguments)
+    wait_until(lambda: min(rounds(out, 0), rounds(out, 1)) >= 5, first)
+    first.send_signal(signal.SIGINT)
+    said = first.communicate(timeout=PATIENCE)[1]
+    assert first.returncode == 130, said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert rounds(out, 0) < 150
+    assert not (out / "summary.json").exists()
+    second = start(*arguments, "--resume")
+    assert second.wait(PATIENCE) == 0
+    assert rounds(out, 0) == rounds(out, 1) == 150
+    assert are_equal(tensors(out), simulated(tmp_path, 150))
+    assert (out / "report.html").exists()
+    assert summary(out)["reason"] == "finished"
+
+
+# Killed.
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_nothing_and_comes_back_by_the_same_command(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    options = ["--num-workers", "3", "--num-epochs", "20000", "--max-seconds", "3000"]
+    launcher = start("launch", "quickstart", *options, "--out", str(out))
+    wait_until(lambda: min(rounds(out, rank) for rank in range(3)) >= 3, launcher)
+    processes = workers(launcher)
+    again = processes[1].cmdline()[len(PROGRAM) :]
+    for rank in (1, 2):
+        processes[rank].kill()
+    then = rounds(out, 0)
+    wait_until(lambda: rounds(out, 0) >= then + 3, launcher)
+    back = start(*again)
+    wait_until(lambda: "recovered" in _kinds(folder(out, 1)), launcher)
+    then = rounds(out, 0)
+    wait_until(lambda: rounds(out, 0) >= then + 3, launcher)
+    for process in (back, launcher):
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+    gathered = start("gather", "quickstart", *options[:4], "--out", str(out))
+    said = gathered.communicate(timeout=PATIENCE)[1]
+    assert gathered.returncode == 0, said
+    changes = [(e["type"], e["rank"]) for e in events(out) if e["type"] in CHANGES]
+    assert changes == [("crashed", 1), ("recovered", 1)]
+    assert summary(out)["reason"] == "interrupted"
+    assert (out / "report.html").exists()
+
+
+CHANGES = ("crashed", "recovered")
+
+
+def _kinds(path: Path) -> set[str]:
+    return set(re.findall(r'^{"type":"(\w+)"', (path / "events.jsonl").read_text(), re.M))
+
+
+@pytest.mark.slow
+def test_workers_whose_launcher_is_killed_stop_by_themselves(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    options = ["-n", "2", "--num-epochs", "20000", "--out", str(out)]
+    launcher = start("launch", "quickstart", *options)
+    wait_until(lambda: min(rounds(out, 0), rounds(out, 1)) >= 2, launcher)
+    processes = list(workers(launcher).values())
+    launcher.kill()
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert not alive
+    assert [summary(folder(out, rank))["reason"] for rank in (0, 1)] == ["interrupted"] * 2
+    assert (folder(out, 0) / "checkpoint.safetensors").exists()
+
+
+# Out of space.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_worker_whose_disk_is_full_trains_to_the_end_and_the_others_do_not_notice(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    options = ["-n", "2", "--num-epochs", "30", "--checkpoint-seconds", "0.5"]
+    with small_disk(folder(out, 1)):
+        launcher = start("launch", "quickstart", *options, "--out", str(out))
+        said = launcher.communicate(timeout=PATIENCE)[1]
+        assert launcher.returncode == 0, said
+        assert "worker 1 failed: edgegossip: cannot write" in said
+        log = (folder(out, 1) / "log.txt").read_text()
+    assert "training goes on" in log
+    assert "Traceback" not in log
+    assert summary(folder(out, 0))["rounds"] == 30
+    # Of the mean, one of two is missing: they agree but for rounding.
+    torch.testing.assert_close(tensors(out), simulated(tmp_path, 30))
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[None]:
+    """A file system of 64 kB at `path`."""
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
+    if subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+# Mistakes.
+
+
+def nothing(*arguments: Any) -> list[str]:  # noqa: ANN401
+    """The command of a worker that is none."""
+    return ["--version"]
+
+
+def failing(*arguments: Any) -> list[str]:  # noqa: ANN401
+    return ["worker", "no-such-recipe"]
+
+
+def test_the_folder_of_a_whole_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    experiment = pick("quickstart", load_recipe("quickstart")(), None)
+    with pytest.raises(RunFolderError, match="already holds a run; choose another --out"):
+        launch(experiment, nothing, out=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_workers_that_all_fail_are_one_error_with_what_they_said(tmp_path: Path) -> None:
+    experiment = pick("quickstart", load_recipe("quickstart")(), None)
+    with pytest.raises(TrainingError, match=r"all workers failed.*no-such-recipe.*log\.txt"):
+        launch(experiment, failing, out=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written_ends_the_workers_that_have_begun(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "2").touch()
+    experiment = pick("quickstart", load_recipe("quickstart")(), None)
+
+    def forever(*arguments: Any) -> list[str]:  # noqa: ANN401
+        return ["worker", "quickstart", "--rank", "0", "--out", str(tmp_path / "0")]
+
+    with pytest.raises(RunFolderError, match=r"cannot write .*2.*choose another --out"):
+        launch(experiment, forever, out=tmp_path)
+    assert not psutil.Process().children()
+
+
+def test_free_ports_are_different() -> None:
+    assert len(set(free_ports(20))) == 20

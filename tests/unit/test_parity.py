@@ -1,0 +1,32 @@
+"""The simulator, a network in memory and one over sockets do the same, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from edgegossip.net.memory import MemoryNetwork
+from tests.algorithms import ALL, SYNCHRONOUS
+from tests.parity import Replay, run_hosts, simulate
+
+from edgegossip.core.protocol import Algorithm
+
+
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
+def test_hosts_end_with_the_simulators_bits(algorithm: Algorithm[Any]) -> None:
+    recorder, states = simulate(algorithm)
+    network = MemoryNetwork()
+    hosts = run_hosts(Replay(algorithm, recorder.trace), network.transport)
+    for host, state in zip(hosts, states, strict=True):
+        assert torch.equal(host.state.params, state.params)
+        assert host.state.round == state.round
+        assert not host.post.refusals
+
+
+@pytest.mark.parametrize("algorithm", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+def test_synchronous_algorithms_need_no_trace_for_that(algorithm: Algorithm[Any]) -> None:
+    _, states = simulate(algorithm)
+    hosts = run_hosts(algorithm, MemoryNetwork().transport)
+    for host, state in zip(hosts, states, strict=True):
+        assert torch.equal(host.state.params, state.params)

@@ -1,0 +1,171 @@
+"""What a worker makes of the others: when it begins, rejoins, counts and may leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edgegossip.core.protocol import Message, WorkerJoined, WorkerLost
+from edgegossip.net.peers import Peers
+from edgegossip.net.status import Phase, Status
+
+OWN, OTHER, OLD = 100, 200, 300
+
+
+def status(**changes: Any) -> Status:  # noqa: ANN401
+    values: dict[str, Any] = {
+        "phase": Phase.WAITING,
+        "life": OTHER,
+        "begun_with": 0,
+        "elapsed": 0.0,
+        "is_resumed": False,
+        "oldest": 1,
+        "kept": 0,
+        "sent": (0, 0),
+        "received": (0, 0),
+    }
+    return Status(**values | changes)
+
+
+def make_peers(**changes: Any) -> Peers:  # noqa: ANN401
+    """Worker 0 of two, which worker 1 has told how it is."""
+    peers = Peers(0, 2, OWN, max_log_bytes=100)
+    peers.appeared(1, incarnation=1)
+    peers.told(1, status(**changes), 0.0)
+    return peers
+
+
+def test_all_are_here_once_each_has_said_how_it_is() -> None:
+    peers = Peers(0, 2, OWN)
+    peers.appeared(1, incarnation=1)
+    assert not peers.are_all_here
+    peers.told(1, status(), 0.0)
+    assert peers.are_all_here
+    peers.disappeared(1, 1, 0.0)
+    assert not peers.are_all_here
+
+
+def test_the_first_to_begin_makes_nobody_rejoin() -> None:
+    assert not make_peers(phase=Phase.RUNNING, begun_with=OWN).must_rejoin
+
+
+def test_who_comes_when_others_have_begun_without_it_rejoins() -> None:
+    for begun_with in (0, OLD):
+        assert make_peers(phase=Phase.RUNNING, begun_with=begun_with).must_rejoin
+    assert make_peers(phase=Phase.FINISHED).must_rejoin
+
+
+def test_who_starts_with_nothing_among_resumed_workers_rejoins() -> None:
+    assert make_peers(is_resumed=True).must_rejoin
+
+
+def test_a_resumed_worker_rejoins_if_what_it_lacks_is_not_kept_any_more() -> None:
+    for oldest, must_rejoin in ((3, False), (4, False), (5, True)):
+        peers = resumed(received=3)
+        peers.told(1, status(is_resumed=True, oldest=oldest), 0.0)
+        assert peers.must_rejoin == must_rejoin
+
+
+def resumed(received: int) -> Peers:
+    earlier = make_peers()
+    earlier.begin()
+    earlier[1].received = received
+    peers = Peers(0, 2, OLD)
+    peers.load_state_dict(earlier.state_dict())
+    peers.appeared(1, incarnation=7)
+    return peers
+
+
+def test_a_resumed_worker_goes_on_with_its_life_and_with_those_who_do_too() -> None:
+    peers = resumed(received=3)
+    assert peers.life == OWN
+    peers.told(1, status(is_resumed=True), 0.0)
+    assert peers.begin() == []
+
+
+def test_a_resumed_worker_begins_without_those_who_begin_anew() -> None:
+    peers = resumed(received=3)
+    peers.told(1, status(life=OLD), 0.0)
+    assert peers.begin() == [WorkerLost(1)]
+    joined = peers.told(1, status(life=OLD, phase=Phase.RUNNING), 0.0)
+    assert joined == [WorkerJoined(1, has_restarted=True)]
+
+
+def test_those_who_are_missing_at_the_beginning_are_lost() -> None:
+    peers = Peers(0, 3, OWN)
+    peers.appeared(1, incarnation=1)
+    peers.told(1, status(sent=(0, 0, 0), received=(0, 0, 0)), 0.0)
+    assert peers.begin() == [WorkerLost(2)]
+    assert peers.active == [1]
+
+
+def test_a_cut_and_a_restart_are_told_apart() -> None:
+    peers = make_peers()
+    peers.begin()
+    assert peers.disappeared(1, 1, 0.0) == [WorkerLost(1)]
+    peers.appeared(1, incarnation=1)
+    running = status(phase=Phase.RUNNING, begun_with=OWN)
+    assert peers.told(1, running, 0.0) == [WorkerJoined(1, has_restarted=False)]
+    assert peers.told(1, running, 0.0) == []
+    again = status(phase=Phase.RUNNING, begun_with=OWN, life=OLD)
+    assert peers.told(1, again, 0.0) == [WorkerLost(1), WorkerJoined(1, has_restarted=True)]
+
+
+def test_who_restarts_before_it_was_missed_joins_when_it_has_begun() -> None:
+    peers = make_peers()
+    peers.begin()
+    peers.appeared(1, incarnation=2)
+    assert peers.disappeared(1, 1, 0.0) == []
+    assert peers.told(1, status(life=OLD), 0.0) == []
+
+
+def test_who_has_restarted_is_numbered_anew() -> None:
+    peers = make_peers()
+    peers.begin()
+    peers[1].sent, peers[1].received = 5, 7
+    peers.told(1, status(life=OLD), 0.0)
+    assert (peers[1].sent, peers[1].received) == (0, 0)
+
+
+def test_messages_are_kept_until_their_receiver_has_them_in_a_checkpoint() -> None:
+    peers = make_peers()
+    for number in (1, 2, 3):
+        peers[1].log.add(number, Message("m", 0, {"x": torch.zeros(10)}))
+    assert [number for number, _ in peers[1].log.entries] == [2, 3]  # 100 bytes at most
+    assert peers.status_for(1, Phase.RUNNING, 0.0).oldest == 2
+    peers.told(1, status(kept=2), 0.0)
+    assert [number for number, _ in peers[1].log.entries] == [3]
+
+
+def test_nothing_is_under_way_when_all_counts_agree() -> None:
+    peers = make_peers()
+    peers.begin()
+    peers[1].sent, peers[1].received = 4, 9
+    for sent, received, is_nothing_under_way in ((9, 4, True), (9, 3, False), (10, 4, False)):
+        finished = status(phase=Phase.FINISHED, sent=(sent, 0), received=(received, 0))
+        peers.told(1, finished, 0.0)
+        assert peers.is_nothing_under_way == is_nothing_under_way
+    assert peers.have_all_finished
+    peers.lose(1)
+    assert peers.is_nothing_under_way
+
+
+def test_the_run_began_when_the_first_did() -> None:
+    peers = Peers(0, 3, OWN)
+    assert peers.began_at is None
+    for rank, elapsed in ((1, 2.0), (2, 2.5)):
+        counts = {"sent": (0, 0, 0), "received": (0, 0, 0)}
+        peers.appeared(rank, incarnation=1)
+        peers.told(rank, status(phase=Phase.RUNNING, elapsed=elapsed, **counts), 10.0)
+    assert peers.began_at == 7.5
+
+
+def test_who_leaves_politely_is_missed_only_after_a_while() -> None:
+    peers = make_peers()
+    peers.begin()
+    peers.told(1, status(phase=Phase.LEAVING), 0.0)
+    assert peers.disappeared(1, 1, 5.0) == []
+    assert peers.overdue(7.9) == []
+    assert peers.overdue(8.0) == [WorkerLost(1)]
+    assert peers.overdue(9.0) == []

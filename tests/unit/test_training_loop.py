@@ -1,0 +1,198 @@
+"""Training loops of one's own, in threads: what they exchange, and how they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.errors import NetworkError, TrainingError
+from edgegossip.core.protocol import Algorithm, Rank
+from edgegossip.core.topology import complete
+from edgegossip.experiments.training_loop import TrainingLoop
+from edgegossip.net.memory import MemoryNetwork
+
+NUM_SAMPLES, BATCH, DIM, LR = 12, 4, 3, 0.05
+BIAS = -1  # where it stands in the values
+EPOCHS = EpochGossip(topology=complete(2), num_rounds=4)
+GOSGD = GoSGD(topology=complete(2), num_rounds=60, exchange_probability=1.0, local_steps=1)
+
+
+class Learner:
+    """A caller: a model that is drawn towards a target, with momentum, and batch norm."""
+
+    def __init__(self, rank: Rank, lr: float = LR) -> None:
+        torch.manual_seed(0)  # models start equal
+        self.model = nn.Sequential(nn.BatchNorm1d(DIM), nn.Linear(DIM, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9)
+        random = torch.Generator().manual_seed(1 + rank)
+        x = torch.randn(NUM_SAMPLES // BATCH, BATCH, DIM, generator=random)
+        self.batches = list(x)
+        self.target = 1.0 - 2.0 * rank
+
+    def steps(self) -> list[float]:
+        """Train for an epoch; returns the losses."""
+        return [self.step(x) for x in self.batches]
+
+    def step(self, x: Tensor) -> float:
+        loss = (self.model(x) - self.target).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())
+
+    @property
+    def values(self) -> Tensor:
+        """Parameters and running means, as one vector."""
+        state = self.model.state_dict()
+        return torch.cat([x.flatten() for x in state.values() if x.is_floating_point()])
+
+
+def make_loop(
+    learner: Learner, algorithm: Algorithm[Any], rank: Rank, network: MemoryNetwork
+) -> TrainingLoop:
+    transport = network.transport(rank)
+    return TrainingLoop(
+        learner.model, algorithm, rank, 2, transport, num_samples=NUM_SAMPLES, meet_seconds=60
+    )
+
+
+def train(learner: Learner, loop: TrainingLoop) -> None:
+    with loop:
+        while not loop.is_over:
+            for x in learner.batches:
+                loop.step(learner.step(x), len(x))
+
+
+def side_by_side(*jobs: Callable[[], None]) -> list[BaseException | None]:
+    """Run jobs in threads; say what each has raised."""
+    raised: list[BaseException | None] = [None] * len(jobs)
+
+    def run(index: int) -> None:
+        try:
+            jobs[index]()
+        except BaseException as error:
+            raised[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    return raised
+
+
+def both(
+    algorithm: Algorithm[Any], lr_of_one: float = LR
+) -> tuple[list[Learner], list[TrainingLoop]]:
+    """Two learners that exchange from the beginning to the end."""
+    network = MemoryNetwork()
+    learners = [Learner(0), Learner(1, lr_of_one)]
+    loops = [make_loop(learners[rank], algorithm, rank, network) for rank in (0, 1)]
+    jobs = [lambda each=each: train(*each) for each in zip(learners, loops, strict=True)]
+    assert side_by_side(*jobs) == [None, None]
+    return learners, loops
+
+
+def test_two_loops_do_what_averaging_by_hand_after_each_epoch_does() -> None:
+    learners, loops = both(EPOCHS)
+    by_hand = [Learner(rank) for rank in (0, 1)]
+    for _ in range(EPOCHS.num_rounds):
+        for learner in by_hand:
+            learner.steps()
+        average({0: by_hand[0].model, 1: by_hand[1].model})
+    assert [loop.rounds for loop in loops] == [EPOCHS.num_rounds] * 2
+    torch.testing.assert_close(learners[0].values, by_hand[0].values)
+    assert torch.equal(learners[0].values, learners[1].values)
+
+
+def average(models: dict[Rank, nn.Module]) -> None:
+    with torch.no_grad():
+        for own, other in zip(*(m.state_dict().values() for m in models.values()), strict=True):
+            if own.is_floating_point():
+                mean = (own + other) / 2
+                own.copy_(mean)
+                other.copy_(mean)
+
+
+def test_one_that_learns_nothing_itself_learns_from_an_asynchronous_neighbor() -> None:
+    learners, loops = both(GOSGD, lr_of_one=0.0)
+    assert [loop.rounds for loop in loops] == [GOSGD.num_rounds] * 2
+    end, start = (each.values[BIAS].item() for each in (learners[1], Learner(1)))
+    assert end > start + 0.1, "its neighbor is drawn upwards"
+
+
+def test_one_that_leaves_early_does_not_keep_the_other() -> None:
+    network = MemoryNetwork()
+    learners = [Learner(rank) for rank in (0, 1)]
+    loops = [make_loop(learners[rank], EPOCHS, rank, network) for rank in (0, 1)]
+
+    def leave() -> None:
+        with loops[1] as loop:
+            while loop.rounds < 2:
+                for x in learners[1].batches:
+                    loop.step(learners[1].step(x), len(x))
+        assert not loop.is_over
+
+    assert side_by_side(lambda: train(learners[0], loops[0]), leave) == [None, None]
+    assert loops[0].is_over
+    assert loops[0].rounds == EPOCHS.num_rounds
+
+
+def test_a_loss_that_is_not_finite_ends_a_loop_and_not_the_others() -> None:
+    network = MemoryNetwork()
+    learners = [Learner(rank) for rank in (0, 1)]
+    loops = [make_loop(learners[rank], EPOCHS, rank, network) for rank in (0, 1)]
+
+    def diverge() -> None:
+        with loops[1] as loop:
+            loop.step(float("nan"), BATCH)
+
+    raised = side_by_side(lambda: train(learners[0], loops[0]), diverge)
+    assert raised[0] is None
+    assert isinstance(raised[1], TrainingError)
+    assert "nan; try a smaller learning rate" in str(raised[1])
+    assert loops[0].rounds == EPOCHS.num_rounds
+
+
+def test_what_the_caller_raises_leaves_the_loop_and_is_passed_on() -> None:
+    learner = Learner(0)
+    alone = EpochGossip(topology=complete(1), num_rounds=2)
+    transport = MemoryNetwork().transport(0)
+    loop = TrainingLoop(learner.model, alone, 0, 1, transport, num_samples=NUM_SAMPLES)
+    with pytest.raises(ZeroDivisionError), loop:
+        raise ZeroDivisionError
+    assert not [t for t in threading.enumerate() if t.name == "host 0"]
+
+
+def test_steps_after_the_end_change_nothing() -> None:
+    learner = Learner(0)
+    alone = EpochGossip(topology=complete(1), num_rounds=1)
+    transport = MemoryNetwork().transport(0)
+    loop = TrainingLoop(learner.model, alone, 0, 1, transport, num_samples=NUM_SAMPLES)
+    train(learner, loop)
+    before = learner.values
+    loop.step(1.0, BATCH)
+    assert loop.rounds == 1
+    assert torch.equal(learner.values, before)
+
+
+def test_a_transport_that_cannot_be_opened_is_reported_where_the_loop_begins() -> None:
+    network = MemoryNetwork()
+    network.join(network.transport(0))
+    loop = make_loop(Learner(0), EPOCHS, 0, network)
+    with pytest.raises(NetworkError, match="rank 0 is taken"), loop:
+        raise AssertionError("the block must not begin")
+
+
+def test_a_loop_without_samples_is_refused() -> None:
+    transport = MemoryNetwork().transport(0)
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+        TrainingLoop(nn.Linear(1, 1), EPOCHS, 0, 2, transport, num_samples=0)

@@ -1,0 +1,363 @@
+"""Workers in threads of one process: the folders they leave, and what they survive."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.small_runs import NUM_WORKERS, events, small_run, summary
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.core.errors import RunFolderError, TrainingError
+from edgegossip.core.protocol import Effect, Event, Rank
+from edgegossip.core.topology import complete
+from edgegossip.experiments import worker as worker_module
+from edgegossip.experiments.event_log import EventLog
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.gathering import Gathering
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.runner import run
+from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.report.page import write_report
+
+EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=3)
+EXPERIMENT = small_run(algorithm="epoch-gossip", evaluation_interval=None)
+SHORT = replace(EXPERIMENT, algorithm=EPOCHS)
+LONG = replace(EXPERIMENT, algorithm=replace(EPOCHS, num_rounds=40))
+ENDLESS = replace(EXPERIMENT, algorithm=replace(EPOCHS, num_rounds=100_000))
+WITHIN = WorkerSettings(meet_seconds=20.0)
+Before = Callable[[Any, Event], None]
+
+
+class Crew:
+    """Workers that take part in threads; their folders are those of a run folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.network = MemoryNetwork()
+        self.ends: dict[Rank, str | Exception] = {}
+        self._threads: dict[Rank, threading.Thread] = {}
+
+    def folder(self, rank: Rank) -> Path:
+        return self.out / "workers" / str(rank)
+
+    def start(
+        self, experiment: Experiment, *ranks: Rank, settings: WorkerSettings = WITHIN
+    ) -> None:
+        for rank in ranks:
+            arguments = (experiment, rank, settings)
+            thread = threading.Thread(target=self._take_part, args=arguments, daemon=True)
+            self._threads[rank] = thread
+            thread.start()
+
+    def _take_part(self, experiment: Experiment, rank: Rank, settings: WorkerSettings) -> None:
+        transport, out = self.network.transport(rank), self.folder(rank)
+        try:
+            self.ends[rank] = take_part(experiment, rank, transport, out=out, settings=settings)
+        except Exception as error:
+            self.ends[rank] = error
+
+    def join(self, *ranks: Rank) -> list[str | Exception]:
+        """Wait for workers; say how each has ended."""
+        for rank in ranks:
+            self._threads[rank].join(120)
+            assert not self._threads[rank].is_alive(), f"worker {rank} hangs"
+        return [self.ends.pop(rank) for rank in ranks]
+
+    def all(self, experiment: Experiment, settings: WorkerSettings = WITHIN) -> list[Any]:
+        """Let all workers of an experiment take part, to their ends."""
+        self.start(experiment, *range(NUM_WORKERS), settings=settings)
+        return self.join(*range(NUM_WORKERS))
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Crew:
+    return Crew(tmp_path / "run")
+
+
+def before_each_event(monkeypatch: pytest.MonkeyPatch, call: Before) -> None:
+    """Call `call` with the state and the event before a worker handles it."""
+    handle = EpochGossip.handle
+
+    def watched(self: Any, state: Any, event: Event, now: float) -> list[Effect]:  # noqa: ANN401
+        call(state, event)
+        return handle(self, state, event, now)
+
+    monkeypatch.setattr(EpochGossip, "handle", watched)
+
+
+def simulated(experiment: Experiment, crew: Crew) -> Results:
+    return run(experiment, out=crew.out.with_name("simulated"))
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing until the block ends, for workers to depend on."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as p:
+        yield p
+        p.kill()
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(x, other[k]) for k, x in one.items())
+
+
+# A whole run.
+
+
+def test_workers_end_bit_for_bit_where_the_simulator_does(crew: Crew) -> None:
+    assert crew.all(SHORT) == ["finished"] * NUM_WORKERS
+    assert are_equal(Gathering(SHORT, crew.out).finish().params, simulated(SHORT, crew).params)
+
+
+def test_a_worker_leaves_its_model_its_log_and_a_summary(crew: Crew) -> None:
+    crew.all(SHORT)
+    folder = crew.folder(2)
+    trained = events(folder, "trained")
+    assert [each["num_steps"] for each in trained] == [2, 2, 2]
+    found = summary(folder)
+    assert (found["rank"], found["reason"], found["rounds"]) == (2, "finished", 3)
+    assert found["samples_processed"] == sum(each["num_samples"] for each in trained)
+    assert found["bytes_sent"] == sum(each["num_bytes"] for each in events(folder, "sent"))
+    assert not (folder / "checkpoint.safetensors").exists()
+    assert load_file(folder / "params.safetensors")["params"].isfinite().all()
+
+
+def test_the_time_of_day_makes_no_difference(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = itertools.cycle([0.0, 4e9, 1e9, 2.0])
+    monkeypatch.setattr("time.time", lambda: next(jumps))
+    assert crew.all(SHORT) == ["finished"] * NUM_WORKERS
+    monkeypatch.undo()
+    assert are_equal(Gathering(SHORT, crew.out).finish().params, simulated(SHORT, crew).params)
+    assert summary(crew.folder(0))["seconds"] < 60
+
+
+# Stopping and going on.
+
+
+@pytest.mark.slow
+def test_workers_whose_launcher_is_gone_stop_and_go_on_bit_for_bit(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_SHOW", 0.001)
+
+    def end_parent(state: Any, event: Event) -> None:  # noqa: ANN401
+        if state.round == 5:
+            parent.kill()
+
+    before_each_event(monkeypatch, end_parent)
+    with sleeping() as parent:
+        settings = replace(WITHIN, parent=parent.pid)
+        assert crew.all(LONG, settings) == ["interrupted"] * NUM_WORKERS
+    rounds = [summary(crew.folder(rank))["rounds"] for rank in range(NUM_WORKERS)]
+    assert all(5 <= number < 40 for number in rounds)
+    monkeypatch.undo()
+    assert crew.all(LONG) == ["finished"] * NUM_WORKERS
+    assert are_equal(Gathering(LONG, crew.out).finish().params, simulated(LONG, crew).params)
+    assert not events(crew.out, "crashed")  # nobody was missed
+
+
+def test_a_damaged_checkpoint_is_reported_and_done_without(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew.folder(1).mkdir(parents=True)
+    (crew.folder(1) / "checkpoint.safetensors").write_bytes(b"half of one")
+    assert crew.all(SHORT) == ["finished"] * NUM_WORKERS
+    assert "beginning without it" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_crash_and_a_restart_are_gathered_and_drawn(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed, others_went_on, all_done = (threading.Event() for _ in range(3))
+    rounds: dict[Rank, int] = {}
+
+    def watch(state: Any, event: Event) -> None:  # noqa: ANN401
+        rounds[state.rank] = state.round
+        if state.rank == 1 and state.round == 3 and not has_failed.is_set():
+            has_failed.set()
+            raise TrainingError("the loss became nan")
+        if state.rank == 0 and has_failed.is_set() and state.round >= 6:
+            others_went_on.set()
+        if others_went_on.is_set() and rounds[1] >= 9:
+            all_done.set()
+
+    before_each_event(monkeypatch, watch)
+    monkeypatch.setattr(worker_module, "_SHOW", 0.01)
+    with sleeping() as parent:
+        settings = replace(WITHIN, parent=parent.pid)
+        crew.start(ENDLESS, *range(NUM_WORKERS), settings=settings)
+        [failure] = crew.join(1)
+        assert isinstance(failure, TrainingError)
+        assert others_went_on.wait(60)
+        forget_the_end(crew.folder(1))
+        crew.start(ENDLESS, 1, settings=settings)
+        assert all_done.wait(60)
+    assert crew.join(*range(NUM_WORKERS)) == ["interrupted"] * NUM_WORKERS
+    results = Gathering(ENDLESS, crew.out).finish()
+    assert results.reason == "interrupted"
+    changes = [e["type"] for e in events(crew.out) if e["type"] in ("crashed", "recovered")]
+    assert changes == ["crashed", "recovered"]
+    times = [each["time"] for each in events(crew.out) if "time" in each]
+    assert times == sorted(times)
+    assert write_report(crew.out).exists()
+
+
+def forget_the_end(folder: Path) -> None:
+    """Make of the folder of a worker that has failed that of one that was killed."""
+    for name in ("summary.json", "params.safetensors", "checkpoint.safetensors"):
+        (folder / name).unlink(missing_ok=True)
+    log = folder / "events.jsonl"
+    *lines, ended = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines) + ended[: len(ended) // 2])
+    (folder / "summary.json.part").write_bytes(b"{")
+
+
+# Disks.
+
+
+@pytest.mark.slow
+def test_a_full_disk_takes_the_log_and_not_the_training(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill_disk(monkeypatch, crew.folder(1))
+    settings = replace(WITHIN, checkpoint_seconds=0.3)
+    first, filled, *others = crew.all(LONG, settings)
+    assert [first, *others] == ["finished"] * 3
+    assert isinstance(filled, RunFolderError)  # there is no place for its model
+    assert "its log ends here" in caplog.text
+    assert "without a new checkpoint" in caplog.text
+    monkeypatch.undo()
+    # Of the mean, one of four is missing: they agree but for rounding.
+    params = Gathering(LONG, crew.out).finish().params
+    torch.testing.assert_close(params, simulated(LONG, crew).params)
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let nothing that grows be written to `folder` after some lines of its log."""
+    write, num_lines = EventLog._write, itertools.count()
+    open_file = Path.open
+
+    def write_until_full(self: EventLog, line: dict[str, Any]) -> None:
+        if self._path.parent == folder and next(num_lines) > 5:
+            raise RunFolderError(f"cannot write {self._path}: No space left on device")
+        write(self, line)
+
+    def open_until_full(self: Path, mode: str = "r", *more: Any, **named: Any) -> Any:  # noqa: ANN401
+        if folder in self.parents and self.suffix == ".part" and next(num_lines) > 5:
+            raise OSError(28, "No space left on device")
+        return open_file(self, mode, *more, **named)
+
+    monkeypatch.setattr(EventLog, "_write", write_until_full)
+    monkeypatch.setattr(Path, "open", open_until_full)
+
+
+# Mistakes.
+
+
+def test_a_rank_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rank must be in 0\.\.3, got 4"):
+        take_part(SHORT, 4, MemoryNetwork().transport(4), out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_has_ended_does_not_begin_again(crew: Crew) -> None:
+    crew.all(SHORT)
+    before = (crew.folder(0) / "params.safetensors").read_bytes()
+    with pytest.raises(RunFolderError, match="has ended; choose another --out"):
+        take_part(SHORT, 0, MemoryNetwork().transport(0), out=crew.folder(0))
+    assert (crew.folder(0) / "params.safetensors").read_bytes() == before
+
+
+def test_the_folder_of_another_experiment_is_left_alone(crew: Crew) -> None:
+    crew.all(SHORT)
+    other = replace(SHORT, seed=4)
+    with pytest.raises(RunFolderError, match="another experiment; choose another --out"):
+        take_part(other, 0, MemoryNetwork().transport(0), out=crew.folder(0))
+
+
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"cannot make .*; choose another --out"):
+        take_part(SHORT, 0, MemoryNetwork().transport(0), out=tmp_path / "file" / "0")
+
+
+def test_a_worker_with_other_settings_is_refused_and_named(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = replace(WITHIN, meet_seconds=0.3)
+    crew.start(SHORT, 0, 1, 2, settings=settings)
+    crew.start(replace(SHORT, seed=4), 3, settings=settings)
+    assert crew.join(0, 1, 2, 3) == ["finished"] * NUM_WORKERS
+    [reason] = summary(crew.folder(0))["refused"]
+    assert reason.startswith("worker 3: ")
+    assert any("worker 3" in each.getMessage() for each in warnings(caplog))
+    assert summary(crew.folder(1))["rounds"] == 3
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_only_what_workers_share_makes_the_run(tmp_path: Path) -> None:
+    elsewhere = replace(SHORT, platforms=SHORT.platforms[::-1], evaluation_interval=0.5)
+    assert run_id(SHORT) == run_id(elsewhere)
+    assert len({run_id(SHORT), run_id(SHORT, "b"), run_id(replace(SHORT, seed=4))}) == 3
+
+
+def test_folders_of_which_none_has_come_to_its_end_are_no_run(crew: Crew) -> None:
+    crew.folder(0).mkdir(parents=True)
+    (crew.folder(0) / "events.jsonl").write_text(json.dumps({"type": "worker"}) + "\n")
+    with pytest.raises(RunFolderError, match=r"no worker in .* has come to its end"):
+        Gathering(SHORT, crew.out).finish()
+
+
+@pytest.mark.slow
+def test_one_that_comes_back_with_a_checkpoint_rejoins_those_who_went_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed, others_went_on, is_back = (threading.Event() for _ in range(3))
+
+    def watch(state: Any, event: Event) -> None:  # noqa: ANN401
+        if state.rank == 1 and state.round == 3 and not has_failed.is_set():
+            has_failed.set()
+            raise TrainingError("the loss became nan")
+        if state.rank == 0 and has_failed.is_set() and state.round >= 9:
+            others_went_on.set()
+        if state.rank == 1 and others_went_on.is_set():
+            seen.add(state.round)
+            if state.round >= 12:
+                is_back.set()
+
+    seen: set[int] = set()
+    before_each_event(monkeypatch, watch)
+    monkeypatch.setattr(worker_module, "_SHOW", 0.01)
+    with sleeping() as parent:
+        settings = replace(WITHIN, parent=parent.pid)
+        crew.start(ENDLESS, *range(NUM_WORKERS), settings=settings)
+        assert isinstance(crew.join(1)[0], TrainingError)
+        assert (crew.folder(1) / "checkpoint.safetensors").exists()
+        assert others_went_on.wait(60)
+        crew.start(ENDLESS, 1, settings=settings)
+        assert is_back.wait(60)
+    crew.join(*range(NUM_WORKERS))
+    assert events(crew.folder(1), "recovered")
+    assert not seen & {3, 4, 5}, "it has done again what was done without it"
+    clocks = [summary(crew.folder(rank))["seconds"] for rank in (0, 1)]
+    assert clocks[0] == pytest.approx(clocks[1], abs=2.0)
