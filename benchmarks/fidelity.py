@@ -1,0 +1,351 @@
+"""Does the simulator tell the truth? The same runs in the lab and simulated, side by side.
+
+    sudo python -m benchmarks.fidelity [--only NAME...] [--out DIR] [--json]
+
+Four hosts with speeds 1 : 0.8 : 0.33 : 0.25 and links of 100, 100, 50 and 20 Mbit/s train
+LeNet-5 on MNIST (from $EDGEGOSSIP_DATA) by EpochGossip, GoSGD and EdgeGossip, each host of a
+lab with an `edgegossip worker`. Just before, all hosts train for some seconds without the
+network; the simulator is told the speeds found, the bandwidths, and nothing else. The machine
+must have nothing else to do: its speed must not change from calibration to run.
+
+An epoch is a round, or, for GoSGD, as many samples as there are. Exits with 1 if something
+differs by more than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.lab.lab import GOODPUT, HostSpec, Lab, Process
+from benchmarks.lab.machine import missing
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.cli.commands import RunOptions
+from edgegossip.cli.recipe import parse_recipe
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.experiments.gathering import WORKERS, Gathering
+from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.run_folder import load_results
+from edgegossip.experiments.runner import one_intra_op_thread, run
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform
+
+ALGORITHMS = ("epoch-gossip", "gosgd", "edge-gossip")
+FASTEST = 0.6
+"""Cores of the fastest host: all together then use 1.43 of two."""
+MBITS = (100.0, 100.0, 50.0, 20.0)
+HOSTS = tuple(
+    HostSpec(cpu=FASTEST * speed, bandwidth=mbit * 1e6 / 8)
+    for speed, mbit in zip(UNEVEN_SPEEDS, MBITS, strict=True)
+)
+ALLOWED = {"seconds an epoch": 0.10, "seconds to target": 0.10, "bytes an epoch": 0.01}
+
+
+# What is compared.
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run took.
+
+    Attributes:
+        seconds_per_epoch: From the beginning to the end of the last whole epoch, on average.
+        seconds_to_target: Until the averaged model was that accurate; None if it never was.
+        bytes_per_epoch: Sent by all workers.
+    """
+
+    seconds_per_epoch: float
+    seconds_to_target: float | None
+    bytes_per_epoch: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of a run, measured and simulated; None where the target was not reached."""
+
+    algorithm: str
+    quantity: str
+    measured: float | None
+    simulated: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Simulated over measured, less 1."""
+        if not self.measured or self.simulated is None:
+            return None
+        return self.simulated / self.measured - 1
+
+    @property
+    def is_kept(self) -> bool:
+        return self.error is not None and abs(self.error) <= ALLOWED[self.quantity]
+
+
+def measure(folder: Path, target: float) -> Measured:
+    """Read what a run took from its run folder."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    history = load_results(folder).history
+    sends = [line for line in lines if line["type"] == "sent"]
+    epochs, end = _whole_rounds(sends, lines[0]["num_workers"])
+    if not epochs:  # it has no rounds
+        epochs, end = history[-1].epochs, history[-1].time
+    num_bytes = sum(line["num_bytes"] for line in sends if line["time"] <= end)
+    return Measured(end / epochs, crossing(history, target), num_bytes / epochs)
+
+
+def _whole_rounds(sends: Sequence[dict[str, Any]], num_workers: int) -> tuple[float, float]:
+    """How many rounds all workers have sent their parameters of, and when the last had."""
+    ends: dict[tuple[int, int], float] = {}
+    for line in sends:
+        if line["kind"] == "params":
+            key = (line["rank"], line["round"])
+            ends[key] = max(line["end"], ends.get(key, 0.0))
+    last = min(
+        max((number for other, number in ends if other == rank), default=-1)
+        for rank in range(num_workers)
+    )
+    return last + 1, max(ends.get((rank, last), 0.0) for rank in range(num_workers))
+
+
+def crossing(history: Sequence[Evaluation], target: float) -> float | None:
+    """When accuracy first came to `target`, on a straight line between two evaluations."""
+    before: Evaluation | None = None
+    for each in history:
+        if each.accuracy >= target:
+            if before is None:
+                return each.time
+            share = (target - before.accuracy) / (each.accuracy - before.accuracy)
+            return before.time + share * (each.time - before.time)
+        before = each
+    return None
+
+
+def compare(algorithm: str, measured: Measured, simulated: Measured) -> list[Row]:
+    """The three numbers of a run, side by side."""
+    pairs = zip(asdict(measured).values(), asdict(simulated).values(), strict=True)
+    return [
+        Row(algorithm, quantity, *pair) for quantity, pair in zip(ALLOWED, pairs, strict=True)
+    ]
+
+
+def are_equal(one: Results, other: Results) -> bool:
+    """Whether two runs have ended with the same parameters, bit for bit."""
+    return one.params.keys() == other.params.keys() and all(
+        torch.equal(tensor, other.params[name]) for name, tensor in one.params.items()
+    )
+
+
+# The runs.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs have in common.
+
+    Attributes:
+        recipe: Name of a recipe that is a comparison of four workers.
+        num_epochs: Of EpochGossip; the others take the time that it may take.
+        out: Folder of everything.
+    """
+
+    recipe: str
+    num_epochs: int
+    out: Path
+
+    @property
+    def arguments(self) -> list[str]:
+        """The recipe and its options, on the command line."""
+        return [self.recipe, "--num-epochs", str(self.num_epochs)]
+
+    @cached_property
+    def experiments(self) -> Mapping[str, Experiment]:
+        """What the recipe compares."""
+        chosen = parse_recipe("compare", RunOptions, self.arguments)[2]
+        assert isinstance(chosen, Comparison)
+        return chosen.experiments
+
+
+def calibrate(setting: Setting, algorithm: str) -> list[float]:
+    """Samples per second of each host, while all of them train."""
+    go = setting.out / f"{algorithm}.go"
+    go.unlink(missing_ok=True)
+    module = [sys.executable, "-m", "benchmarks.lab.calibrate", *setting.arguments]
+    with Lab(HOSTS) as lab:
+        children = []
+        for rank in range(len(HOSTS)):
+            options = ["--rank", str(rank), "--only", algorithm, "--go", str(go)]
+            children.append(lab.start(rank, [*module, *options], output=subprocess.PIPE))
+        for child in children:
+            _read_until(child, "ready")
+        go.touch()
+        found = [_read_until(child, None) for child in children]
+    go.unlink()
+    return [float(said) for said in found]
+
+
+def _read_until(child: Process, expected: str | None) -> str:
+    """Read lines until the one expected, or the last."""
+    assert child.stdout is not None
+    said = ""
+    for line in child.stdout:
+        said = str(line.decode())
+        if said.strip() == expected:
+            return said
+    child.stdout.close()
+    if child.wait() or expected is not None:
+        raise RuntimeError(f"a host failed; the last that it said: {said}")
+    return said
+
+
+def run_in_lab(
+    setting: Setting, algorithm: str, max_seconds: float | None
+) -> tuple[Results, int]:
+    """Run an algorithm on the hosts, and gather what they leave.
+
+    Returns:
+        The results, and the bytes that all hosts' network cards have sent.
+    """
+    out = setting.out / algorithm / "lab"
+    module = [sys.executable, "-m", "edgegossip.cli.main", "worker", *setting.arguments]
+    limit = [] if max_seconds is None else ["--max-seconds", str(max_seconds)]
+    with Lab(HOSTS) as lab:
+        endpoints = [f"tcp/{address}:7447" for address in lab.addresses]
+        children = []
+        for rank, endpoint in enumerate(endpoints):
+            folder = out / WORKERS / str(rank)
+            folder.mkdir(parents=True)
+            others = endpoints[:rank] + endpoints[rank + 1 :]
+            options = ["--only", algorithm, "--rank", str(rank), "--out", str(folder)]
+            network = ["--insecure", "--listen", endpoint, "--connect", *others]
+            command = [*module, *options, *network, "--meet-seconds", "300", *limit]
+            with (folder / "log.txt").open("wb") as log:
+                children.append(lab.start(rank, command, output=log))
+        codes = [child.wait() for child in children]
+        num_bytes = sum(lab.traffic(rank)[0] for rank in range(len(HOSTS)))
+    if any(codes):
+        raise RuntimeError(f"workers ended with {codes}; see {out / WORKERS}/*/log.txt")
+    gathering = Gathering(setting.experiments[algorithm], out, setting.recipe)
+    with one_intra_op_thread():
+        return gathering.finish(), num_bytes
+
+
+def run_simulated(
+    setting: Setting, algorithm: str, throughputs: Sequence[float], max_seconds: float | None
+) -> Results:
+    """Simulate an algorithm on platforms as fast as the hosts were found to be."""
+    experiment = replace(
+        setting.experiments[algorithm],
+        platforms=tuple(Platform(throughput=each) for each in throughputs),
+        links=_links(),
+        max_seconds=max_seconds,
+        evaluation_interval=0.5,
+    )
+    return run(experiment, out=setting.out / algorithm / "simulated")
+
+
+def _links() -> Links:
+    """What the slower of two cables hands over."""
+    bandwidths = [GOODPUT * (host.bandwidth or 0.0) for host in HOSTS]
+    pairs = [(a, b) for a in range(len(HOSTS)) for b in range(len(HOSTS)) if a != b]
+    slower = {(a, b): min(bandwidths[a], bandwidths[b]) for a, b in pairs}
+    return Links(overrides={pair: Link(bandwidth=each) for pair, each in slower.items()})
+
+
+def time_limit(
+    experiment: Experiment, num_epochs: int, throughputs: Sequence[float]
+) -> float | None:
+    """Seconds that algorithms without an end of their own get: what slow epochs take."""
+    if experiment.max_seconds is None:
+        return None
+    shard = len(experiment.task.dataset.train) / len(throughputs)
+    return round(num_epochs * shard / min(throughputs), 1)
+
+
+def check(setting: Setting, algorithm: str, target: float) -> tuple[list[Row], dict[str, Any]]:
+    """Run an algorithm both ways; returns what differs how much, and what was found besides."""
+    experiment = setting.experiments[algorithm]
+    throughputs = calibrate(setting, algorithm)
+    limit = time_limit(experiment, setting.num_epochs, throughputs)
+    real, num_bytes = run_in_lab(setting, algorithm, limit)
+    simulated = run_simulated(setting, algorithm, throughputs, limit)
+    folders = [setting.out / algorithm / name for name in ("lab", "simulated")]
+    rows = compare(algorithm, *(measure(folder, target) for folder in folders))
+    found = {
+        "is_synchronous": isinstance(experiment.algorithm, EpochGossip),
+        "throughputs": throughputs,
+        "max_seconds": limit,
+        "accuracy": [real.final_accuracy, simulated.final_accuracy],
+        "sent_by_cards_over_messages": num_bytes / real.history[-1].bytes_sent,
+        "equal_params": are_equal(real, simulated),
+    }
+    return rows, found
+
+
+# For people and machines.
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a table."""
+    print(f"{'algorithm':14}{'':18}{'measured':>14}{'simulated':>14}{'error':>9}{'allowed':>9}")
+    for row in rows:
+        shown = ["-" if v is None else f"{v:.5g}" for v in (row.measured, row.simulated)]
+        error = "-" if row.error is None else f"{row.error:+.1%}"
+        allowed = f"{ALLOWED[row.quantity]:.0%}"
+        verdict = "" if row.is_kept else "  too much"
+        print(
+            f"{row.algorithm:14}{row.quantity:18}{shown[0]:>14}{shown[1]:>14}"
+            f"{error:>9}{allowed:>9}{verdict}"
+        )
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", default="mnist-lenet5")
+    parser.add_argument("--num-epochs", type=int, default=6)
+    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
+    parser.add_argument("--target", type=float, default=0.97)
+    parser.add_argument(
+        "--out", type=Path, default=time.strftime("runs/fidelity/%Y%m%d-%H%M%S")
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if lacks := missing():
+        print(f"no lab here, as this is missing: {'; '.join(lacks)}")
+        return 0
+    out = Path(options.out)
+    out.mkdir(parents=True)
+    setting = Setting(options.recipe, options.num_epochs, out)
+    rows: list[Row] = []
+    found: dict[str, Any] = {}
+    for algorithm in options.only:
+        new, found[algorithm] = check(setting, algorithm, options.target)
+        rows += new
+        if not options.json:
+            show(new)
+            print(json.dumps(found[algorithm]), flush=True)
+    is_kept = all(row.is_kept for row in rows) and all(
+        each["equal_params"] for each in found.values() if each["is_synchronous"]
+    )
+    if options.json:
+        listed = [{**asdict(row), "error": row.error, "is_kept": row.is_kept} for row in rows]
+        print(json.dumps({"rows": listed, "runs": found, "is_kept": is_kept}, indent=2))
+    return not is_kept
+
+
+if __name__ == "__main__":
+    sys.exit(main())

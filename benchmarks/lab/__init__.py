@@ -1,0 +1,1 @@
+"""Several hosts on one Linux machine: `README.md` says how."""

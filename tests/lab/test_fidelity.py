@@ -1,0 +1,88 @@
+"""What the benchmark of fidelity reads from run folders, and when it finds them alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import fidelity
+from benchmarks.fidelity import Measured, Row, Setting
+
+from edgegossip.experiments.results import Evaluation
+
+THROUGHPUTS = (1000.0, 800.0, 330.0, 250.0)
+
+
+def _evaluation(time: float, accuracy: float) -> Evaluation:
+    return Evaluation(
+        time=time,
+        epochs=time,
+        accuracy=accuracy,
+        loss=0.0,
+        consensus_distance=0.0,
+        bytes_sent=0,
+        samples_processed=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    return Setting("quickstart", 3, tmp_path_factory.mktemp("fidelity"))
+
+
+def test_accuracy_is_crossed_between_two_evaluations() -> None:
+    history = [_evaluation(0.0, 0.1), _evaluation(2.0, 0.5), _evaluation(3.0, 0.4)]
+    assert fidelity.crossing(history, 0.3) == pytest.approx(1.0)
+    assert fidelity.crossing(history, 0.05) == 0.0
+    assert fidelity.crossing(history, 0.6) is None
+
+
+def test_rounds_count_when_the_last_worker_has_sent_them(setting: Setting) -> None:
+    results = fidelity.run_simulated(setting, "epoch-gossip", THROUGHPUTS, None)
+    assert results.folder is not None
+    found = fidelity.measure(results.folder, target=2.0)
+    shard = len(setting.experiments["epoch-gossip"].task.dataset.train) / 4
+    # The slowest trains all the time; sending takes next to none.
+    assert found.seconds_per_epoch == pytest.approx(shard / 250, rel=0.01)
+    assert found.bytes_per_epoch == results.history[-1].bytes_sent / 3
+    assert found.seconds_to_target is None
+
+
+def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Setting) -> None:
+    results = fidelity.run_simulated(setting, "gosgd", THROUGHPUTS, 2.0)
+    assert results.folder is not None
+    found = fidelity.measure(results.folder, target=2.0)
+    num_train = len(setting.experiments["gosgd"].task.dataset.train)
+    assert found.seconds_per_epoch == pytest.approx(num_train / sum(THROUGHPUTS), rel=0.1)
+
+
+def test_equal_runs_are_found_equal_and_others_are_not(
+    setting: Setting, tmp_path: Path
+) -> None:
+    one, other = (
+        fidelity.run_simulated(
+            replace(setting, out=tmp_path / str(speed)), "epoch-gossip", (speed,) * 4, None
+        )
+        for speed in (1000.0, 500.0)
+    )
+    assert fidelity.are_equal(one, other)  # speed changes nothing but time
+    torch.nn.init.zeros_(next(iter(other.params.values())).view(-1)[:1])
+    assert not fidelity.are_equal(one, other)
+
+
+def test_a_number_may_differ_as_much_as_is_allowed() -> None:
+    measured, simulated = Measured(10.0, 50.0, 1000.0), Measured(10.9, 44.0, 1011.0)
+    rows = fidelity.compare("gosgd", measured, simulated)
+    assert [row.is_kept for row in rows] == [True, False, False]
+    assert rows[0].error == pytest.approx(0.09)
+    assert not Row("gosgd", "seconds to target", None, 3.0).is_kept
+
+
+def test_slow_epochs_set_the_time_of_algorithms_without_an_end(setting: Setting) -> None:
+    experiments = setting.experiments
+    assert fidelity.time_limit(experiments["epoch-gossip"], 3, THROUGHPUTS) is None
+    shard = len(experiments["gosgd"].task.dataset.train) / 4
+    limit = fidelity.time_limit(experiments["gosgd"], 3, THROUGHPUTS)
+    assert limit == pytest.approx(3 * shard / 250, abs=0.1)
