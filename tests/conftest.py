@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
-torch.use_deterministic_algorithms(True)
+# As `use_deterministic_algorithms(True)`, which would import torch's compiler.
+torch.set_deterministic_debug_mode("error")
 
 # torch's first call takes hundreds of milliseconds, so a deadline only makes noise.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported, half a million objects, out of all later garbage collections."""
+    gc.freeze()

@@ -17,10 +17,10 @@ from tests.small_runs import (
     repeatable_events,
 )
 
-from edgegossip.core.errors import RunFolderError
+from edgegossip.core.errors import Interrupted, RunFolderError
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.runner import Interrupted, run
+from edgegossip.experiments.runner import run
 from edgegossip.report.folder import read_folder
 
 

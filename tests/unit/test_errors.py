@@ -22,6 +22,17 @@ def test_there_may_be_nothing_to_choose_from() -> None:
     assert "unknown recipe 'x'" in unknown_name("recipe", "x", [])
 
 
+@pytest.mark.parametrize("given", ["fig6", "edgegossip/fg6", "edgegosip/fig6"])
+def test_a_name_without_its_prefix_is_hinted_at(given: str) -> None:
+    text = unknown_name("study", given, ["edgegossip/fig6", "edgegossip/fig12"])
+    assert text.endswith("(did you mean 'edgegossip/fig6'?)")
+
+
+def test_names_that_differ_in_a_number_are_listed_by_its_value() -> None:
+    text = unknown_name("study", "x", ["fig12", "fig3b", "fig3", "table", "12"])
+    assert text.endswith("choose one of '12', 'fig3', 'fig3b', 'fig12', 'table'")
+
+
 @pytest.mark.parametrize(
     "kind",
     [

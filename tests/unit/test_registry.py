@@ -38,6 +38,11 @@ def test_an_unknown_recipe_is_answered_with_those_there_are() -> None:
         load_recipe("mine.py")
 
 
+def test_a_study_without_its_prefix_is_answered_with_its_name() -> None:
+    with pytest.raises(UsageError, match=r"unknown study 'fig6'; .* mean 'edgegossip/fig6'"):
+        load_study("fig6")
+
+
 def own(tmp_path: Path, text: str, name: str = "mine.py") -> Path:
     path = tmp_path / name
     path.write_text(text)

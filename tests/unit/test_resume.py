@@ -26,12 +26,12 @@ from tests.small_runs import (
     tensors,
 )
 
-from edgegossip.core.errors import RunFolderError, TrainingError
+from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.experiments import runner
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.progress import Status
 from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.runner import Interrupted, run
+from edgegossip.experiments.runner import run
 from edgegossip.report.folder import read_folder
 from edgegossip.sim.fault import Faults
 
@@ -52,7 +52,7 @@ def left(folder: Path) -> tuple[bytes, bytes]:
     return repeatable_events(folder), parameters(folder)
 
 
-@pytest.mark.parametrize("at", [1, 12, 30])
+@pytest.mark.parametrize("at", [1, 20])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_run_stopped_by_ctrl_c_and_resumed_is_the_whole_run(
     tmp_path: Path, name: str, at: int
@@ -114,7 +114,7 @@ class SignalAtUpdate:
             signal.raise_signal(self._number)
 
 
-@pytest.mark.parametrize("at", [1, 4, 8, 9])
+@pytest.mark.parametrize("at", [1, 8, 9])
 def test_a_run_stopped_while_it_evaluates_is_the_whole_run(tmp_path: Path, at: int) -> None:
     experiment = faulty("gosgd")
     num_evaluations = whole("gosgd")[0].count(b'"type":"evaluated"')
@@ -183,10 +183,18 @@ class KillAtUpdate(SignalAtUpdate):
             raise Killed
 
 
-@pytest.mark.parametrize("checkpoint_seconds", [0.0, 1000.0], ids=["kept", "nothing kept"])
-@pytest.mark.parametrize("tail", [b"", b'{"type":"tra', b'{"type":"finished"}\n'])
+@pytest.mark.parametrize(
+    ("checkpoint_seconds", "tail"),
+    [
+        (0.0, b""),
+        (0.0, b'{"type":"tra'),
+        (0.0, b'{"type":"finished"}\n'),
+        (1e3, b'{"type":"tra'),
+    ],
+    ids=["kept", "half a line", "a line too many", "nothing kept"],
+)
 def test_a_killed_run_goes_on_from_its_last_checkpoint_or_from_the_start(
-    tmp_path: Path, tail: bytes, checkpoint_seconds: float
+    tmp_path: Path, checkpoint_seconds: float, tail: bytes
 ) -> None:
     experiment = faulty("gossip")
     with pytest.raises(Killed):
@@ -236,6 +244,14 @@ def test_a_finished_run_is_read_and_not_run_again(
     assert all(torch.equal(again.params[name], first.params[name]) for name in first.params)
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    with ctrl_c_at(9, ALGORITHMS["gossip"]), pytest.raises(Interrupted):
+        run(faulty("gossip"), out=folder, num_threads=0)
+    return folder
+
+
 def test_a_run_at_its_time_limit_is_finished(tmp_path: Path) -> None:
     experiment = small_run(max_seconds=0.3)
     run(experiment, out=tmp_path, num_threads=0)
@@ -256,15 +272,12 @@ def test_a_run_at_its_time_limit_is_finished(tmp_path: Path) -> None:
     ],
 )
 def test_another_experiment_is_refused_and_nothing_touched(
-    tmp_path: Path, change: Callable[[Experiment], Experiment], message: str
+    stopped: Path, change: Callable[[Experiment], Experiment], message: str
 ) -> None:
-    experiment = faulty("gossip")
-    with ctrl_c_at(9, experiment.algorithm), pytest.raises(Interrupted):
-        run(experiment, out=tmp_path, num_threads=0)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in stopped.iterdir()}
     with pytest.raises(RunFolderError, match=f"holds another experiment: {message}"):
-        run(change(experiment), out=tmp_path, num_threads=0, resume=True)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        run(change(faulty("gossip")), out=stopped, num_threads=0, resume=True)
+    assert {path: path.read_bytes() for path in stopped.iterdir()} == before
 
 
 def test_a_folder_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One worker of a round-based algorithm, driven by hand: events in, effects out."""
+"""One worker of a round-based algorithm, driven by hand: rounds, timeouts, arguments."""
 
 from __future__ import annotations
 
@@ -9,27 +9,22 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import SYNCHRONOUS
+from tests.effects import kinds
+from tests.round_worker import PATIENT, RING, Worker, sends
 from torch import Tensor
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.mixing import ColumnStochastic
 from edgegossip.core.protocol import (
-    Effect,
     Epochs,
-    Event,
     Finish,
-    Message,
-    Received,
     Send,
     SetTimer,
     Started,
     Steps,
     TimerFired,
     Train,
-    Trained,
-    WorkerJoined,
     WorkerLost,
 )
 from edgegossip.core.topology import (
@@ -39,53 +34,6 @@ from edgegossip.core.topology import (
     from_edges_by_round,
     ring,
 )
-
-RING = Gossip(topology=ring(4), num_rounds=3)  # worker 0 hears from 1 and 3
-PATIENT = Gossip(topology=ring(4), num_rounds=3, timeout=10.0)
-
-
-class Worker:
-    """Worker 0 of an algorithm, and what it has answered last."""
-
-    def __init__(self, algorithm: Gossip, start: float = 0.0) -> None:
-        self.algorithm = algorithm
-        self.state: RoundState = algorithm.init(0, torch.full((2,), start))
-
-    def on(self, event: Event, now: float = 0.0) -> list[Effect]:
-        return self.algorithm.handle(self.state, event, now)
-
-    def trains_to(self, value: float, now: float = 0.0) -> list[Effect]:
-        return self.on(trained(value, self.state.params), now)
-
-    def hears(self, sender: int, round: int, value: float, now: float = 0.0) -> list[Effect]:
-        return self.on(heard(sender, round, value), now)
-
-    @property
-    def value(self) -> float:
-        return float(self.state.params[0])
-
-
-def trained(value: float, before: Tensor) -> Trained:
-    after = torch.full_like(before, value)
-    return Trained(after, before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0)
-
-
-def heard(sender: int, round: int, value: float, kind: str = "params") -> Received:
-    return Received(sender, Message(kind, round, {"params": torch.full((2,), value)}))
-
-
-def kinds(effects: list[Effect]) -> list[str]:
-    return [type(effect).__name__ for effect in effects]
-
-
-def sends(effects: list[Effect]) -> list[tuple[int, str, int]]:
-    """(receiver, kind, round) of each message."""
-    return [
-        (effect.receiver, effect.message.kind, effect.message.round)
-        for effect in effects
-        if isinstance(effect, Send)
-    ]
-
 
 # A round.
 
@@ -252,179 +200,6 @@ def test_timer_of_an_earlier_round_does_no_harm_to_training() -> None:
     worker.hears(3, round=0, value=3.0)
     assert worker.on(TimerFired("round"), now=10.0) == []
     assert worker.state.round == 1
-
-
-# Losing neighbors.
-
-
-def test_lost_neighbors_weight_goes_to_oneself() -> None:
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.on(WorkerLost(3))
-    worker.trains_to(3.0)
-    worker.hears(1, round=0, value=9.0)
-    assert worker.value == pytest.approx((2 * 3 + 9) / 3)
-
-
-def test_loss_ends_the_waiting() -> None:
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.trains_to(3.0)
-    worker.hears(1, round=0, value=3.0)
-    assert kinds(worker.on(WorkerLost(3))) == ["Train"]
-
-
-def test_last_words_of_a_lost_neighbor_count() -> None:
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.hears(3, round=0, value=6.0)
-    worker.on(WorkerLost(3))
-    worker.trains_to(3.0)
-    worker.hears(1, round=0, value=9.0)
-    assert worker.value == pytest.approx(6.0)
-
-
-def test_last_words_of_a_lost_neighbor_do_not_make_it_waited_for() -> None:
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.on(WorkerLost(3))
-    worker.hears(3, round=0, value=6.0)  # was long under way
-    worker.trains_to(3.0)
-    assert kinds(worker.hears(1, round=0, value=9.0)) == ["Train"]
-    worker.trains_to(3.0)
-    assert kinds(worker.hears(1, round=1, value=9.0)) == ["Train"]
-
-
-def test_all_neighbors_lost_leaves_a_worker_to_itself() -> None:
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.on(WorkerLost(1))
-    worker.on(WorkerLost(3))
-    # Nothing is sent to those who cannot hear it.
-    assert kinds(worker.trains_to(3.0)) == ["Train"]
-    assert worker.value == 3.0
-
-
-# Coming back.
-
-
-def test_neighbor_that_joins_gets_parameters_and_the_next_round_it_will_hear() -> None:
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.on(WorkerLost(3))
-    [training] = worker.on(WorkerJoined(3))
-    worker.trains_to(3.0)
-    [exchanging] = worker.on(WorkerJoined(3))
-    assert sends([training, exchanging]) == [(3, "catch-up", 0), (3, "catch-up", 1)]
-    assert isinstance(exchanging, Send)
-    assert exchanging.message.payload["params"].tolist() == [3.0, 3.0]
-
-
-def test_stranger_that_joins_gets_nothing() -> None:
-    assert Worker(RING).on(WorkerJoined(2)) == []
-
-
-def test_joined_neighbor_is_waited_for_from_the_round_it_names() -> None:
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.on(WorkerLost(3))
-    worker.on(WorkerJoined(3))
-    worker.on(heard(3, 1, 0.0, kind="catch-up"))
-    worker.trains_to(3.0)
-    assert kinds(worker.hears(1, round=0, value=3.0)) == ["Train"]
-    worker.trains_to(3.0)
-    assert worker.hears(1, round=1, value=3.0) == []
-    assert kinds(worker.hears(3, round=1, value=3.0)) == ["Train"]
-
-
-def test_rejoining_worker_takes_over_the_neighbor_that_is_furthest() -> None:
-    worker = Worker(Gossip(topology=ring(4), num_rounds=9))
-    assert worker.on(Started(has_rejoined=True)) == []
-    assert worker.on(heard(3, 5, 50.0, kind="catch-up")) == []
-    effects = worker.on(heard(1, 4, 40.0, kind="catch-up"))
-    assert worker.state.round == 5
-    assert worker.value == 50.0
-    # It tells everybody from which round on it sends.
-    assert sends(effects) == [(1, "catch-up", 5), (3, "catch-up", 5)]
-    assert isinstance(effects[-1], Train)
-
-
-def test_rejoining_worker_waits_for_neighbors_from_where_they_are() -> None:
-    worker = Worker(Gossip(topology=ring(4), num_rounds=9))
-    worker.on(Started(has_rejoined=True))
-    worker.hears(3, round=5, value=7.0)  # overtakes the catch-up message
-    worker.hears(1, round=2, value=1000.0)
-    worker.on(heard(1, 4, 1.0, kind="catch-up"))
-    worker.on(heard(3, 5, 1.0, kind="catch-up"))
-    assert list(worker.state.inbox) == [5]
-    worker.trains_to(7.0)
-    assert worker.state.round == 5
-    assert kinds(worker.hears(1, round=5, value=7.0)) == ["Train"]
-    assert worker.value == pytest.approx(7.0)
-
-
-def test_rejoining_at_the_end_finishes_at_once() -> None:
-    worker = Worker(Gossip(topology=ring(2), num_rounds=3))
-    worker.on(Started(has_rejoined=True))
-    assert kinds(worker.on(heard(1, 3, 8.0, kind="catch-up"))) == ["Send", "Finish"]
-    assert worker.value == 8.0
-
-
-def test_rejoining_with_all_neighbors_lost_starts_over() -> None:
-    worker = Worker(RING)
-    worker.on(WorkerLost(1))
-    worker.on(WorkerLost(3))
-    assert kinds(worker.on(Started(has_rejoined=True))) == ["Train"]
-    assert worker.state.round == 0
-
-
-def test_loss_of_a_neighbor_ends_the_waiting_for_its_answer() -> None:
-    worker = Worker(RING)
-    worker.on(Started(has_rejoined=True))
-    assert worker.on(heard(1, 2, 4.0, kind="catch-up")) == []
-    assert kinds(worker.on(WorkerLost(3))) == ["Send", "Train"]
-    assert worker.state.round == 2
-
-
-def test_timeout_ends_the_waiting_for_answers() -> None:
-    worker = Worker(PATIENT)
-    assert worker.on(Started(has_rejoined=True), now=5.0) == [SetTimer("round", 15.0)]
-    worker.on(heard(1, 2, 4.0, kind="catch-up"), now=6.0)
-    assert "Train" in kinds(worker.on(TimerFired("round"), now=15.0))
-    assert worker.state.round == 2
-
-
-def test_worker_that_is_catching_up_helps_another_only_once_it_has_caught_up() -> None:
-    # Were it to answer with round 0 and then go on in round 2, the other would wait for
-    # messages of rounds that were never sent.
-    worker = Worker(RING)
-    worker.on(WorkerLost(3))
-    worker.on(Started(has_rejoined=True))
-    assert worker.on(WorkerJoined(3)) == []
-    effects = worker.on(heard(1, 2, 4.0, kind="catch-up"))
-    assert (3, "catch-up", 2) in sends(effects)
-
-
-def test_two_that_catch_up_do_not_wait_for_each_other_whatever_they_hear() -> None:
-    worker = Worker(RING)
-    worker.on(Started(has_rejoined=True))
-    worker.on(WorkerLost(3))
-    worker.on(WorkerJoined(3))
-    worker.hears(3, round=0, value=1.0)  # from before it was lost
-    assert "Train" in kinds(worker.on(heard(1, 2, 4.0, kind="catch-up")))
-
-
-def test_old_catch_up_message_does_not_undo_a_newer_one() -> None:
-    # A worker that comes back twice may be announced in the wrong order. Waiting too little
-    # does no harm; waiting for rounds that it never sends would last for ever.
-    worker = Worker(RING)
-    worker.on(Started())
-    worker.on(WorkerLost(3))
-    worker.on(WorkerJoined(3))
-    worker.on(heard(3, 1, 0.0, kind="catch-up"))
-    worker.on(heard(3, 0, 0.0, kind="catch-up"))
-    worker.trains_to(3.0)
-    assert kinds(worker.hears(1, round=0, value=3.0)) == ["Train"]
 
 
 # Arguments.

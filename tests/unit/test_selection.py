@@ -250,7 +250,7 @@ def test_equal_seeds_choose_alike(chosen: Selection) -> None:
     assert (first.weights is None) == (second.weights is None)
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     data=st.data(),
     num_samples=st.integers(1, 40),
@@ -273,7 +273,7 @@ def test_exactly_the_number_asked_for_is_chosen(
         assert bool((choice.weights > 0).all())
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     data=st.data(),
     num_samples=st.integers(1, 40),

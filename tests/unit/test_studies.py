@@ -113,8 +113,9 @@ def test_rows_say_what_was_kept_and_what_looking_took(raced: dict[str, Row]) -> 
     assert raced["random"]["look_share"] == 0
     assert raced["gosgd"]["kept_shares"] is None
     kept = raced["random"]["kept_shares"]
-    assert kept[0] == 1 / 3  # half of a shard of 30 is one whole batch of 10
+    assert kept[0] == 1.0
     assert kept == sorted(kept, reverse=True)
+    assert kept[-1] <= 0.5  # batches of 10 in shards of 30 are coarse
 
 
 def test_a_limit_of_work_is_kept_to(tmp_path: Path) -> None:

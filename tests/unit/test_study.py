@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from tests.small_runs import ALGORITHMS, Recorder, ctrl_c_at, quick
 
-from edgegossip.core.errors import RunFolderError, TrainingError, UsageError
+from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError, UsageError
 from edgegossip.experiments.exhibits import Exhibits, Table
-from edgegossip.experiments.runner import Interrupted
 from edgegossip.experiments.study import Cell, Row, Session, Study, run_study
 
 

@@ -1,0 +1,18 @@
+"""Lists of effects, looked at."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from edgegossip.core.protocol import Effect
+
+T = TypeVar("T")
+
+
+def only(kind: type[T], effects: list[Effect]) -> T:
+    [found] = [effect for effect in effects if isinstance(effect, kind)]
+    return found
+
+
+def kinds(effects: list[Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects]

@@ -1,0 +1,53 @@
+"""A worker of a round-based algorithm, driven by hand: events in, effects out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.protocol import Effect, Event, Message, Received, Send, Trained
+from edgegossip.core.topology import ring
+
+RING = Gossip(topology=ring(4), num_rounds=3)  # worker 0 hears from 1 and 3
+PATIENT = Gossip(topology=ring(4), num_rounds=3, timeout=10.0)
+
+
+class Worker:
+    """Worker 0 of an algorithm, and what it has answered last."""
+
+    def __init__(self, algorithm: Gossip, start: float = 0.0) -> None:
+        self.algorithm = algorithm
+        self.state: RoundState = algorithm.init(0, torch.full((2,), start))
+
+    def on(self, event: Event, now: float = 0.0) -> list[Effect]:
+        return self.algorithm.handle(self.state, event, now)
+
+    def trains_to(self, value: float, now: float = 0.0) -> list[Effect]:
+        return self.on(trained(value, self.state.params), now)
+
+    def hears(self, sender: int, round: int, value: float, now: float = 0.0) -> list[Effect]:
+        return self.on(heard(sender, round, value), now)
+
+    @property
+    def value(self) -> float:
+        return float(self.state.params[0])
+
+
+def trained(value: float, before: Tensor) -> Trained:
+    after = torch.full_like(before, value)
+    return Trained(after, before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0)
+
+
+def heard(sender: int, round: int, value: float, kind: str = "params") -> Received:
+    return Received(sender, Message(kind, round, {"params": torch.full((2,), value)}))
+
+
+def sends(effects: list[Effect]) -> list[tuple[int, str, int]]:
+    """(receiver, kind, round) of each message."""
+    return [
+        (effect.receiver, effect.message.kind, effect.message.round)
+        for effect in effects
+        if isinstance(effect, Send)
+    ]

@@ -1,0 +1,193 @@
+"""One balanced worker, driven by hand: who fails, who takes over, who stands by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.balanced_worker import CANCEL, INNER, Worker, sends
+from tests.effects import kinds, only
+
+from edgegossip.balance.balancer import Balancer
+from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.core.errors import PlatformError
+from edgegossip.core.protocol import (
+    Assign,
+    Assigned,
+    Epochs,
+    Finish,
+    Message,
+    Predict,
+    Received,
+    SetTimer,
+    TimerFired,
+    Train,
+    WorkerJoined,
+    WorkerLost,
+)
+
+# Failures.
+
+
+def test_a_failed_platform_passes_on_its_parameters_untrained() -> None:
+    worker = Worker(EdgeGossip(inner=INNER))
+    effects = worker.begins(1e-9, 50.0, 40.0)
+    assert effects[0] == CANCEL
+    assert sends(effects) == [(1, "params"), (2, "params")]
+    assert worker.state.params.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("throughput", "cost"), [(1e-9, 100.0), (0.0, 100.0), (20.0, 0.0)])
+def test_who_is_not_to_train_waits_for_no_forecasts(throughput: float, cost: float) -> None:
+    worker = Worker(EdgeGossip(inner=INNER), cost=cost)
+    worker.starts()
+    assert only(SetTimer, worker.expects(throughput)) == SetTimer("forecast", 0.0)
+    assert "params" in [kind for _, kind in sends(worker.on(TimerFired("forecast")))]
+    for sender in (1, 2):
+        worker.on(Received(sender, Message("params", 0, {"params": torch.ones(2)})))
+    # The second time it knows that it is to do nothing.
+    assert only(SetTimer, worker.expects(throughput, now=3.0)) == SetTimer("forecast", 3.0)
+
+
+def test_to_continue_is_to_train_without_the_failed() -> None:
+    effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(20.0, 1e-9, 1e-9)
+    assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)
+
+
+def test_too_many_failures_can_halt_the_run() -> None:
+    worker = Worker(EdgeGossip(inner=INNER, on_failure="halt"))
+    with pytest.raises(PlatformError, match=r"1 of 3 platforms have failed \(ranks \[2\]\)"):
+        worker.begins(20.0, 50.0, 1e-9)
+
+
+def test_as_many_failures_as_allowed_do_not_halt_the_run() -> None:
+    algorithm = EdgeGossip(
+        inner=INNER, on_failure="halt", balancer=Balancer(max_failed_share=1 / 3)
+    )
+    assert "Train" in kinds(Worker(algorithm).begins(20.0, 50.0, 1e-9))
+
+
+def reassigning(rank: int = 0, **settings: Any) -> Worker:  # noqa: ANN401
+    return Worker(
+        EdgeGossip(inner=INNER, on_failure="reassign", block_share=1.0, **settings), rank
+    )
+
+
+def test_the_fastest_asks_for_the_data_of_the_failed() -> None:
+    worker = reassigning()
+    assert worker.begins(50.0, 40.0, 1e-9) == [Assign((0, 2))]
+    assert worker.on(TimerFired("forecast")) == []
+    assert worker.on(WorkerLost(2)) == []
+    effects = worker.on(Assigned(200, 200.0), now=1.0)
+    assert sends(effects) == [(1, "forecast")]
+    # It has twice as much now, so the other is the fastest: 2.5 s against 4 s.
+    assert only(Train, effects).work == Epochs(1.0, keep_ratio=0.625)
+
+
+def test_nobody_but_the_heir_asks_for_data() -> None:
+    assert kinds(reassigning().begins(40.0, 50.0, 1e-9)) == ["SetTimer", "Train"]
+
+
+def test_only_who_can_reach_the_data_is_heir() -> None:
+    reachable = {0: (0,), 1: (1, 2), 2: (2,)}
+    effects = reassigning(reachable=reachable).begins(50.0, 40.0, 1e-9)
+    assert kinds(effects) == ["SetTimer", "Train"]
+
+
+def test_data_goes_back_to_a_platform_that_recovered() -> None:
+    worker = reassigning()
+    worker.begins(50.0, 40.0, 1e-9)
+    train = only(Train, worker.on(Assigned(200, 200.0)))
+    worker.trains(train, 125.0)
+    for sender in (1, 2):
+        worker.on(Received(sender, Message("params", 0, {"params": torch.ones(2)})))
+    worker.expects(50.0)
+    worker.hears(1, 40.0, round=1)
+    assert worker.hears(2, 30.0, round=1) == [Assign((0,))]
+
+
+def test_a_platform_never_heard_of_is_no_heir() -> None:
+    worker = reassigning()
+    worker.starts()
+    worker.expects(5.0)
+    worker.on(WorkerLost(2))
+    assert worker.on(TimerFired("forecast"), now=9.0) == [Assign((0, 2))]
+
+
+# Spares.
+
+
+def test_a_spare_has_no_data_and_is_not_evaluated() -> None:
+    algorithm = EdgeGossip(inner=INNER, on_failure="reassign", spares=(2,))
+    assert [algorithm.role(rank).has_data for rank in range(3)] == [True, True, False]
+    assert [algorithm.role(rank).is_evaluated for rank in range(3)] == [True, True, False]
+    assert algorithm.role(2).name == algorithm.role(0).name
+
+
+def test_a_spare_says_how_fast_it_is_and_waits() -> None:
+    worker = reassigning(2, spares=(2,))
+    worker.cost = 0.0
+    assert worker.starts() == [Predict(), Finish()]
+    effects = worker.expects(70.0)
+    assert sends(effects) == [(0, "forecast"), (1, "forecast")]
+    assert "SetTimer" not in kinds(effects)
+    assert worker.hears(0, 50.0) == []
+    # Its parameters are of no use to one that comes back.
+    assert sends(worker.on(WorkerJoined(0))) == [(0, "forecast")]
+
+
+def test_others_neither_wait_for_an_idle_spare_nor_send_it_parameters() -> None:
+    worker = reassigning(0, spares=(2,))
+    worker.starts()
+    worker.expects(20.0)
+    train = only(Train, worker.hears(1, 40.0))
+    assert sends(worker.trains(train, 50.0)) == [(1, "params")]
+
+
+def test_a_spare_takes_over_and_catches_up() -> None:
+    worker = reassigning(2, spares=(2,))
+    worker.cost = 0.0
+    worker.starts()
+    worker.expects(10.0)
+    worker.hears(0, 50.0)
+    assert worker.on(WorkerLost(1)) == [Assign((1,))]
+    joined = worker.on(Assigned(100, 100.0), now=5.0)
+    assert sends(joined) == [(0, "spare-joined")]
+    answer = Message("catch-up", 1, {"params": torch.full((2,), 7.0)})
+    caught_up = worker.on(Received(0, answer), now=5.0)
+    assert sends(caught_up) == [(0, "catch-up")]
+    assert Predict() in caught_up
+    assert worker.state.round == 1
+    assert worker.state.params.tolist() == [7.0, 7.0]
+
+
+def test_others_welcome_a_spare_that_joins() -> None:
+    worker = reassigning(0, spares=(2,))
+    worker.begins(50.0, 40.0)
+    effects = worker.on(Received(2, Message("spare-joined", 0)))
+    assert sends(effects) == [(2, "catch-up")]
+
+
+def test_a_spare_that_has_joined_says_so_to_who_comes_back() -> None:
+    worker = reassigning(2, spares=(2,))
+    worker.cost = 0.0
+    worker.starts()
+    worker.expects(10.0)
+    worker.on(WorkerLost(1))
+    worker.on(Assigned(100, 100.0))
+    told = sends(worker.on(WorkerJoined(1, has_restarted=True)))
+    assert told == [(1, "spare-joined"), (1, "forecast")]
+
+
+def test_a_spare_that_fails_itself_keeps_what_it_has() -> None:
+    worker = reassigning(2, spares=(2,))
+    worker.cost = 0.0
+    worker.starts()
+    worker.expects(10.0)
+    worker.on(WorkerLost(1))
+    worker.on(Assigned(100, 100.0))
+    worker.on(Received(0, Message("catch-up", 0, {"params": torch.zeros(2)})))
+    worker.hears(0, 50.0)
+    effects = worker.expects(1e-9)
+    assert "Assign" not in kinds(effects)

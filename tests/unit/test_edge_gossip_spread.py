@@ -1,0 +1,71 @@
+"""One balanced worker that passes on forecasts by gossip, driven by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tests.balanced_worker import INNER, Worker, sends
+from tests.effects import only
+
+from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.balance.forecasts import FIELD
+from edgegossip.core.protocol import Epochs, Message, Predict, Received, Send, Train
+
+
+def gossiping(inner: Any = INNER, **settings: Any) -> Worker:  # noqa: ANN401
+    return Worker(EdgeGossip(inner=inner, spread="gossip", block_share=1.0, **settings))
+
+
+def params_message(seconds: float | None = None, age: float = 0.0) -> Message:
+    payload = {"params": torch.ones(2)}
+    if seconds is not None:
+        payload[FIELD] = torch.tensor([seconds, age], dtype=torch.float64)
+    return Message("params", 0, payload)
+
+
+def test_gossip_sends_no_messages_of_its_own_and_waits_for_none() -> None:
+    worker = gossiping()
+    worker.starts()
+    [train] = worker.expects(20.0)
+    assert isinstance(train, Train)
+    assert train.work == Epochs(1.0, keep_ratio=1.0)
+
+
+def test_gossip_takes_the_fastest_from_what_it_hears() -> None:
+    worker = gossiping()
+    worker.starts()
+    train = only(Train, worker.expects(20.0))
+    effects = worker.trains(train, 100.0)
+    for effect in effects:
+        assert isinstance(effect, Send)
+        assert effect.message.payload[FIELD].tolist() == [5.0, 0.0]
+    worker.on(Received(1, params_message(2.0, age=1.0)))
+    assert worker.on(Received(2, params_message())) == [Predict()]
+    assert only(Train, worker.expects(20.0)).work == Epochs(1.0, keep_ratio=0.4)
+    assert worker.state.fastest.age == 2
+
+
+def test_gossip_leaves_the_inner_algorithm_its_messages() -> None:
+    worker = gossiping()
+    worker.starts()
+    worker.on(Received(1, params_message(2.0)))
+    assert set(worker.state.inner.inbox[0][1]) == {"params"}
+
+
+def test_gossip_with_a_worker_without_data_stops_nobody() -> None:
+    worker = gossiping()
+    worker.cost = 0.0
+    worker.starts()
+    effects = worker.expects(20.0)
+    # It passes on untrained parameters, and does not claim to be the fastest.
+    assert sends(effects) == [(1, "params"), (2, "params")]
+    for effect in effects:
+        assert isinstance(effect, Send)
+        assert FIELD not in effect.message.payload
+
+
+def test_gossip_lets_a_failed_platform_pass_on_untrained() -> None:
+    worker = gossiping()
+    worker.starts()
+    assert sends(worker.expects(1e-9)) == [(1, "params"), (2, "params")]
