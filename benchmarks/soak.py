@@ -290,7 +290,8 @@ def soak(arguments: Sequence[str], minutes: float, seed: int) -> dict[str, Any]:
 
 def relative_distance(estimates: torch.Tensor) -> float:
     """How far models are from their mean, of its length."""
-    return consensus_distance(estimates) / float(torch.linalg.vector_norm(estimates.mean(0)))
+    length = float(torch.linalg.vector_norm(estimates.mean(0)))
+    return consensus_distance(estimates) / length
 
 
 # The kills.
@@ -332,7 +333,7 @@ def longest_pause(folder: Path) -> float:
     """Seconds between two pieces of training: what noticing a loss takes is part of it."""
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["type"] == "trained"]
-    return max(after["start"] - before["time"] for before, after in pairwise(trained))
+    return float(max(after["start"] - before["time"] for before, after in pairwise(trained)))
 
 
 def check_kills(arguments: Sequence[str], num_epochs: int, num_seeds: int) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 from hypothesis import settings
 
@@ -15,8 +13,3 @@ torch.set_deterministic_debug_mode("error")
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("repeatable")
-
-
-def pytest_collection_finish() -> None:
-    """Keep what was imported, half a million objects, out of all later garbage collections."""
-    gc.freeze()

@@ -48,7 +48,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
     assert row == {
         "run": "gossip",
         "done": "25%",
-        "virtual time": "2 s",
+        "time": "2 s",
         "epochs": "1.2",
         "accuracy": "50.00%",
         "sent": "1.5 MB",

@@ -126,7 +126,7 @@ def _require_comparison(
 def print_table(results: dict[str, Results]) -> None:
     """Say what came of each run in a line."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
-    for column in ("run", "accuracy", "worst worker", "sent", "virtual time", "wall"):
+    for column in ("run", "accuracy", "worst worker", "sent", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(

@@ -230,7 +230,7 @@ class Gathering:
     def _write(self, results: Results) -> None:
         """The files of a run folder, as `docs/run-folder.md` has them."""
         shards = self._workload.shards
-        content = header(self._measured(), self._recipe)
+        content = {**header(self._measured(), self._recipe), "driver": "network"}
         folder = RunFolder(self._out, content, resume=False)
         first = {
             "type": "experiment",

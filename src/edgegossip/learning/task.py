@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.loss import Loss
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition
+
+_GLOBAL_GENERATOR = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,9 @@ class Workload:
     def __init__(self, task: Task, ranks: Sequence[Rank], seed: int) -> None:
         self.task = task
         self._seed = seed
-        # Initialisers draw from the global generator; it is put back afterwards.
-        with torch.random.fork_rng(devices=[]):
+        # Initialisers draw from the global generator; it is put back afterwards. Workers may be
+        # threads of one process.
+        with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "model"))
             model = task.model()
         self._flat = FlatModel(model, has_buffers=task.has_buffers)

@@ -6,6 +6,7 @@ import logging
 import math
 import queue
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -119,11 +120,10 @@ class Host(Generic[State]):
         self._patience = Patience()
         self._waiting_since: Seconds | None = None
         self._changed_at: Seconds = math.inf
-        self._should_stop = self._is_checkpoint_due = self._has_finished = False
-        self._chores = list(chores)
-        if save is not None:
-            self._chores.append(self._want_checkpoint)
-        self._due = [0.0 for _ in self._chores]
+        self._should_stop = self._has_finished = False
+        self._chores = chores
+        self._due = [0.0 for _ in chores]
+        self._checkpoint_at: Seconds = math.inf if save is None else 0.0
         # Events that came before the run began, or that a checkpoint holds.
         self._pending: list[Event] = []
         if checkpoint is not None:
@@ -171,6 +171,8 @@ class Host(Generic[State]):
                 self.post.tell_all(again=True)
             if peers.began_at is not None:
                 deadline = min(deadline, self.now + _STRAGGLERS)
+        if peers.missing and not self._should_stop:
+            _LOG.warning("beginning without %s: absent, or of other settings", peers.missing)
 
     def _begin(self) -> None:
         """Start, go on from the checkpoint, or rejoin those who have begun."""
@@ -204,10 +206,9 @@ class Host(Generic[State]):
 
     def _take_next(self, wake_at: Seconds) -> None:
         """Wait for something to happen until `wake_at`, and account for it."""
-        try:
+        item = None
+        with suppress(queue.Empty):
             item = self._items.get(timeout=max(0.0, min(wake_at - self.now, 3600.0)))
-        except queue.Empty:
-            item = None
         if isinstance(item, ITEMS):
             if self._should_stop:
                 return  # it will be sent again to whoever goes on from the checkpoint
@@ -233,7 +234,7 @@ class Host(Generic[State]):
         for index, chore in enumerate(self._chores):
             if self.now >= self._due[index]:
                 self._due[index] = chore(self.now)
-        if self._is_checkpoint_due and not self._work.is_training:
+        if self.now >= self._checkpoint_at and not self._work.is_training:
             self._keep()
         for event in self.peers.overdue(self._settings.clock()):
             self._handle(event)
@@ -247,6 +248,8 @@ class Host(Generic[State]):
     def _wake_at(self) -> Seconds:
         at = min([self._alarms.next_at, self._settings.max_seconds, *self._due])
         at = min(at, self.peers.lose_at - self._zero)
+        if not self._work.is_training:
+            at = min(at, self._checkpoint_at)
         if self._waiting_since is not None:
             at = min(at, self._waiting_since + self._patience.deadline)
         if self.post.phase == Phase.FINISHED:
@@ -304,7 +307,7 @@ class Host(Generic[State]):
         if self._observer is not None:
             self._observer.trained(self.now, self.rank, self.now - event.seconds, event)
         self._pending.append(event)
-        if self._is_checkpoint_due:
+        if self.now >= self._checkpoint_at:
             self._keep()
         if not self._should_stop:
             self._pending.clear()
@@ -367,14 +370,9 @@ class Host(Generic[State]):
 
     # Checkpoints.
 
-    def _want_checkpoint(self, now: Seconds) -> Seconds:
-        self._is_checkpoint_due = True
-        return now + self._settings.checkpoint_seconds
-
     def _keep(self) -> None:
         """Keep everything that the rest of the run depends on, while nothing trains."""
         assert self._save is not None
-        self._is_checkpoint_due = False
         has_data = self._algorithm.role(self.rank).has_data
         self._save(
             {
@@ -387,6 +385,8 @@ class Host(Generic[State]):
                 "peers": self.peers.state_dict(),
             }
         )
+        # Counted from its end: keeping must not become all that is done.
+        self._checkpoint_at = self.now + self._settings.checkpoint_seconds
         self.post.tell_all(again=True)
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:

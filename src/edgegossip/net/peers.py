@@ -184,35 +184,43 @@ class Peers:
     # Beginning.
 
     @property
+    def missing(self) -> list[Rank]:
+        """Who cannot be reached, or has not said how it is."""
+        here = self._here()
+        return [rank for rank, _ in self if rank not in here]
+
+    @property
     def are_all_here(self) -> bool:
         """Every other worker can be reached and has said how it is."""
-        return len(self._here()) == self.num_workers - 1
+        return not self.missing
 
     @property
     def began_at(self) -> Seconds | None:
         """When the first of those who are here began, on the own clock; None if none has."""
-        times = [p.began_at for p, status in self._here() if status.phase >= Phase.RUNNING]
-        return min(times, default=None)
+        begun = [r for r, status in self._here().items() if status.phase >= Phase.RUNNING]
+        return min((self[rank].began_at for rank in begun), default=None)
 
     @property
     def must_rejoin(self) -> bool:
         """The others have begun without this life, or it lacks what nobody can send again."""
-        for peer, status in self._here():
+        for rank, status in self._here().items():
             if status.phase >= Phase.RUNNING and status.begun_with != self.life:
                 return True
             if not self.is_resumed and status.is_resumed:
                 return True
-            is_as_before = status.is_resumed and peer.known_life == status.life
-            if self.is_resumed and is_as_before and status.oldest > peer.received + 1:
+            is_as_before = status.is_resumed and self[rank].known_life == status.life
+            is_gap = status.oldest > self[rank].received + 1
+            if self.is_resumed and is_as_before and is_gap:
                 return True
         return False
 
     def begin(self) -> list[Event]:
         """Begin with those who are here; returns what the algorithm has to know before."""
         self.has_begun = True
+        here = self._here()
         events: list[Event] = []
         for rank, peer in self:
-            is_here = any(peer is each for each, _ in self._here())
+            is_here = rank in here
             if self.is_resumed and peer.life != peer.known_life:
                 is_here = False  # it begins anew, and will say so
             if not is_here:
@@ -223,13 +231,13 @@ class Peers:
                 peer.is_lost, peer.known_life = False, peer.life
         return events
 
-    def _here(self) -> list[tuple[Peer, Status]]:
-        return [
-            (peer, peer.status)
-            for _, peer in self
+    def _here(self) -> dict[Rank, Status]:
+        return {
+            rank: peer.status
+            for rank, peer in self
             if peer.is_reachable and peer.status is not None
             if peer.status.phase != Phase.LEAVING
-        ]
+        }
 
     # Counting, and leaving.
 

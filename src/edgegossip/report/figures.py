@@ -32,10 +32,9 @@ class Quantity:
 
 TIME = Quantity(
     "accuracy-time",
-    "Accuracy against virtual time",
-    "virtual time (s)",
-    "Further left is sooner. Virtual time is what the platforms and links of the experiment "
-    "would take; evaluating costs none of it.",
+    "Accuracy against time",
+    "time (s)",
+    "Further left is sooner. Evaluating costs no time.",
     lambda evaluation: evaluation.time,
     seconds,
 )
@@ -137,7 +136,10 @@ def _curve(
 
 
 def _risen(runs: Sequence[Run]) -> float:
-    """An accuracy that each run has left behind after its first tenth, less some room."""
+    """An accuracy that each run has left behind after its first tenth, less some room.
+
+    A tenth of what comes after that may lie lower: one falling back does not end the rise.
+    """
     early = [
         run.log.evaluations[
             min(2 + len(run.log.evaluations) // 10, len(run.log.evaluations) - 1)
@@ -145,7 +147,9 @@ def _risen(runs: Sequence[Run]) -> float:
         for run in runs
     ]
     best = max(evaluation.accuracy for run in runs for evaluation in run.log.evaluations)
-    lowest = min(evaluation.accuracy for evaluation in early)
+    later = (run.log.evaluations[len(run.log.evaluations) // 2 :] for run in runs)
+    fallen = [sorted(each.accuracy for each in half)[len(half) // 10] for half in later]
+    lowest = min(*(evaluation.accuracy for evaluation in early), *fallen)
     return lowest - 0.5 * (best - lowest)
 
 

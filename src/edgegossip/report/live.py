@@ -16,7 +16,7 @@ from edgegossip.report import units
 MAX_ROWS = 12
 """More runs than these would not fit a screen; the newest stay."""
 
-COLUMNS = ("run", "done", "virtual time", "epochs", "accuracy", "sent", "samples/s", "left")
+COLUMNS = ("run", "done", "time", "epochs", "accuracy", "sent", "samples/s", "left")
 
 
 def cells(status: Status) -> list[str]:

@@ -92,21 +92,24 @@ def _waiting_tile(folder: RunFolder) -> Tile | None:
     return percent(shares[most], 0), f"of the workers\u2019 time spent waiting{where}"
 
 
+def _clock(run: Run) -> str:
+    """What a time is: on real machines there is only one kind."""
+    return "" if run.log.header.get("driver") == "network" else " of virtual time"
+
+
 def _notice(run: Run) -> str | None:
     ended, at = run.log.ended, seconds(run.log.duration)
     if ended is None:
         return (
             f"{run.name} has no end in its log: the process was killed or is still running. "
-            f"What follows goes up to {at} of virtual time."
+            f"What follows goes up to {at}{_clock(run)}."
         )
     if run.is_complete:
         return None
     if ended.reason == "interrupted":
-        return (
-            f"{run.name} was interrupted after {at} of virtual time; its numbers are partial."
-        )
+        return f"{run.name} was interrupted after {at}{_clock(run)}; its numbers are partial."
     error = f": {ended.error}" if ended.error else ""
-    return f"{run.name} {ended.reason} after {at} of virtual time{error}"
+    return f"{run.name} {ended.reason} after {at}{_clock(run)}{error}"
 
 
 def _setting(folder: RunFolder) -> str:
@@ -231,12 +234,12 @@ def _outcome(folder: RunFolder) -> str:
         f"{percent(summary.final_accuracy)} accuracy after {seconds(summary.virtual_seconds)}"
     )
     if target is None:
-        return f"{run.name} came to {final} of virtual time."
+        return f"{run.name} came to {final}{_clock(run)}."
     if summary.time_to_target is None:
         return f"{run.name} came to {final} and did not reach its target of {percent(target)}."
     return (
         f"{run.name} reached its target of {percent(target)} after "
-        f"{seconds(summary.time_to_target)} and came to {final} of virtual time."
+        f"{seconds(summary.time_to_target)} and came to {final}{_clock(run)}."
     )
 
 

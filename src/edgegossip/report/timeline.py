@@ -164,7 +164,7 @@ def _dress(left: Axes, right: Axes, run: Run, ranks: list[Rank], window: Seconds
     right.set_title("Time training", fontsize=10)
     left.set_xlim(0, window)
     left.set_ylim(len(ranks) - 0.5, -0.5)
-    left.set_xlabel("virtual time (s)")
+    left.set_xlabel("time (s)")
     left.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     left.set_yticks(range(len(ranks)), [_worker_label(run, rank) for rank in ranks])
     left.tick_params(axis="y", labelcolor=INK)
