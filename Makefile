@@ -23,7 +23,7 @@ demo: $(READY) ## Compare five algorithms on 4 uneven machines; ends with table 
 	$(BIN)/edgegossip compare quickstart
 
 test: $(READY) ## Run the fast tests and the doctests
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto
 
 test-all: $(READY) ## Run the slow tests too
 	$(BIN)/pytest -q -m ""

@@ -118,7 +118,7 @@ class InMemory(Network):
 
 
 class OverZenoh(Network):
-    """Sessions of this process, which meet on loopback as those of several would."""
+    """Sessions of this process, which meet on loopback as those of one machine would."""
 
     def __init__(self, num_workers: int = 3) -> None:
         super().__init__(num_workers)
@@ -138,7 +138,15 @@ class OverZenoh(Network):
         )
 
 
-NETWORKS: list[Callable[[], Network]] = [InMemory, OverZenoh]
+class BetweenMachines(OverZenoh):
+    """As those of several machines would, which share no memory."""
+
+    def address(self, rank: Rank) -> Address:
+        port = self.endpoints[rank].rpartition(":")[2]
+        return Address(listen=(f"tcp/0.0.0.0:{port}",), connect=tuple(self.endpoints[:rank]))
+
+
+NETWORKS: list[Callable[[], Network]] = [InMemory, OverZenoh, BetweenMachines]
 
 
 def free_ports(number: int) -> list[int]:

@@ -81,9 +81,9 @@ def test_only_the_owner_can_read_keys(folder: Path) -> None:
 
 def test_a_certificate_counts_from_a_day_ago_for_clocks_that_are_behind(folder: Path) -> None:
     certificate = load_certificate(issue(folder, [0], days=30)[0])
-    assert NOW - certificate.not_valid_before_utc > CLOCK_TOLERANCE - timedelta(seconds=60)
+    assert NOW - certificate.not_valid_before_utc > CLOCK_TOLERANCE - timedelta(hours=1)
     remaining = certificate.not_valid_after_utc - NOW
-    assert abs(remaining - timedelta(days=30)) < timedelta(seconds=60)
+    assert abs(remaining - timedelta(days=30)) < timedelta(hours=1)
 
 
 def test_a_certificate_does_not_outlast_its_authority(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ _ENVIRONMENT = {
     # Otherwise every message's memory goes back to the system, and is cleared again.
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_ARENA_MAX": "1",
 }
 
 MakeCommand = Callable[[Rank, str, Sequence[str], Path], Sequence[str]]

@@ -88,7 +88,10 @@ class TrainingLoop:
     ) -> None:
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        self._flat = FlatModel(model, has_buffers=has_buffers, torch_device=torch_device)
+        # The caller's batches come as they are, so its weights stay as they are.
+        self._flat = FlatModel(
+            model, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
+        )
         self._work = _OwnWork(num_samples)
         params = self._flat.params.to("cpu", copy=True)
         settings = {"algorithm": describe(algorithm), "num_params": len(params), "name": name}

@@ -12,7 +12,7 @@ class FlatModel:
     """Lays a module's parameters, and by choice its buffers, into one vector and back.
 
     Afterwards the module computes on views of `params`: loading new parameters is one copy,
-    averaging two models one addition. Weights of convolutions keep the channels-last layout,
+    averaging two models one addition. Weights of convolutions get the channels-last layout,
     in which PyTorch's CPU kernels run up to twice as fast; the order of the entries within
     the vector follows it. Frozen parameters (``requires_grad = False``) stay with the module.
 
@@ -21,6 +21,7 @@ class FlatModel:
         has_buffers: Take floating-point buffers (running means and variances) along, behind
             the parameters, so that they are exchanged and averaged like them. Counters stay
             with the module.
+        channels_last: Lay weights of convolutions out so, which is fast for inputs that are too.
         torch_device: Where the module lives.
 
     Attributes:
@@ -35,6 +36,7 @@ class FlatModel:
         module: nn.Module,
         *,
         has_buffers: bool = True,
+        channels_last: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
         self.module = module.to(torch_device)
@@ -54,11 +56,11 @@ class FlatModel:
         self.trained.grad = gradients
         offset = 0
         for parameter in parameters:
-            parameter.data = _move(parameter.data, self.params, offset)
+            parameter.data = _move(parameter.data, self.params, offset, channels_last)
             parameter.grad = _view(gradients, parameter, offset)
             offset += parameter.numel()
         for owner, name, buffer in buffers:
-            setattr(owner, name, _move(buffer, self.params, offset))
+            setattr(owner, name, _move(buffer, self.params, offset, channels_last))
             offset += buffer.numel()
 
     @property
@@ -83,8 +85,8 @@ def _view(flat: Tensor, like: Tensor, offset: int) -> Tensor:
     return flat.as_strided(like.shape, like.stride(), flat.storage_offset() + offset)
 
 
-def _move(tensor: Tensor, flat: Tensor, offset: int) -> Tensor:
-    if tensor.ndim == 4:
+def _move(tensor: Tensor, flat: Tensor, offset: int, channels_last: bool) -> Tensor:
+    if tensor.ndim == 4 and channels_last:
         tensor = tensor.contiguous(memory_format=torch.channels_last)
     view = _view(flat, tensor, offset)
     view.copy_(tensor)
