@@ -21,7 +21,7 @@ class FlatModel:
         has_buffers: Take floating-point buffers (running means and variances) along, behind
             the parameters, so that they are exchanged and averaged like them. Counters stay
             with the module.
-        channels_last: Lay weights of convolutions out so, which is fast for inputs that are too.
+        channels_last: Lay weights of convolutions out so: fast for inputs that are so too.
         torch_device: Where the module lives.
 
     Attributes:
