@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from edgegossip.net.memory import MemoryNetwork
 from tests.algorithms import ALL, SYNCHRONOUS
 from tests.parity import Replay, run_hosts, simulate
 
 from edgegossip.core.protocol import Algorithm
+from edgegossip.net.memory import MemoryNetwork
 
 
 @pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
