@@ -195,9 +195,9 @@ def test_a_worker_whose_disk_is_full_trains_to_the_end_and_the_others_do_not_not
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[None]:
-    """A file system of 64 kB at `path`."""
+    """A file system of 32 kB at `path`: room for a log, and for no model."""
     path.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(path)]
     if subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode:
         pytest.skip("a small disk cannot be mounted here")
     try:

@@ -182,6 +182,8 @@ def test_a_damaged_checkpoint_is_reported_and_done_without(
 
 
 @pytest.mark.slow
+# The workers are threads here: one builds its model while others train.
+@pytest.mark.filterwarnings("ignore:training draws from PyTorch's global generator")
 def test_a_crash_and_a_restart_are_gathered_and_drawn(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
