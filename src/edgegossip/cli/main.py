@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -101,52 +102,15 @@ def _compare(arguments: list[str]) -> int:
     return run_command(arguments, is_comparison=True)
 
 
-def _study(arguments: list[str]) -> int:
-    from edgegossip.cli.study import study_command
+def _imported(module: str, function: str) -> Callable[[list[str]], int]:
+    """A command whose module, and torch with it, is imported when it is called."""
 
-    return study_command(arguments)
+    def command(arguments: list[str]) -> int:
+        imported = importlib.import_module(f"edgegossip.cli.{module}")
+        code: int = getattr(imported, function)(arguments)
+        return code
 
-
-def _launch(arguments: list[str]) -> int:
-    from edgegossip.cli.worker import launch_command
-
-    return launch_command(arguments)
-
-
-def _worker(arguments: list[str]) -> int:
-    from edgegossip.cli.worker import worker_command
-
-    return worker_command(arguments)
-
-
-def _gather(arguments: list[str]) -> int:
-    from edgegossip.cli.worker import gather_command
-
-    return gather_command(arguments)
-
-
-def _certs(arguments: list[str]) -> int:
-    from edgegossip.cli.certs import certs_command
-
-    return certs_command(arguments)
-
-
-def _profile(arguments: list[str]) -> int:
-    from edgegossip.cli.profile import profile_command
-
-    return profile_command(arguments)
-
-
-def _doctor(arguments: list[str]) -> int:
-    from edgegossip.cli.doctor import doctor_command
-
-    return doctor_command(arguments)
-
-
-def _report(arguments: list[str]) -> int:
-    from edgegossip.cli.commands import report_command
-
-    return report_command(arguments)
+    return command
 
 
 def _complain(error: object) -> None:
@@ -157,14 +121,14 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
     "run": _run,
     "compare": _compare,
-    "study": _study,
-    "report": _report,
-    "launch": _launch,
-    "worker": _worker,
-    "gather": _gather,
-    "certs": _certs,
-    "profile": _profile,
-    "doctor": _doctor,
+    "study": _imported("study", "study_command"),
+    "report": _imported("commands", "report_command"),
+    "launch": _imported("worker", "launch_command"),
+    "worker": _imported("worker", "worker_command"),
+    "gather": _imported("worker", "gather_command"),
+    "certs": _imported("certs", "certs_command"),
+    "profile": _imported("profile", "profile_command"),
+    "doctor": _imported("doctor", "doctor_command"),
 }
 
 _WITH_RECIPE = ("list", "run", "compare", "study", "launch", "worker", "gather", "profile")

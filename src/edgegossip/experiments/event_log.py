@@ -62,6 +62,11 @@ class EventLog:
         except OSError as error:
             raise _unwritable(path, error) from error
 
+    @property
+    def mean_staleness(self) -> float:
+        """Of the messages received so far, in rounds."""
+        return self.total_staleness / max(1, self.num_received)
+
     def write(self, event: str, /, **fields: object) -> None:
         """Add the line ``{"type": event, **fields}``."""
         self._flush_sends()

@@ -304,7 +304,7 @@ class _Run:
             params=self._workload.named_parameters(params),
             virtual_seconds=now,
             wall_seconds=self._wall_seconds,
-            mean_staleness=self._log.total_staleness / max(1, self._log.num_received),
+            mean_staleness=self._log.mean_staleness,
             folder=self._folder.path,
         )
         text = None if error is None else str(error)
