@@ -32,6 +32,8 @@ class HostSpec:
 
     Args:
         cpu: Cores that all its processes together may use, at least 0.05; None for no limit.
+            With no more than one, they stay on one core: where a second one takes a slice of
+            so small a quota, most of the slice is lost.
         bandwidth: Bytes per second, each way, of frames with their headers; None for no limit.
         latency: Seconds from the host to the switch, and as many back.
 
@@ -73,6 +75,7 @@ class Lab:
         if not 1 <= len(hosts) <= 250:
             raise ValueError(f"a lab has 1 to 250 hosts, got {len(hosts)}")
         self.hosts = tuple(hosts)
+        self._cores = machine.share_out([host.cpu for host in hosts])
         self._name = machine.new_name()
         self._network = Network(self._name, len(hosts))
         self.addresses = self._network.addresses
@@ -134,7 +137,9 @@ class Lab:
             self.start, host, command, env=env, cwd=cwd, output=output
         )
         namespace, group = self._network.hosts[host], self._group(f"host{host}")
-        return self._spawn(namespace, group, command, env=env, cwd=cwd, output=output)
+        core = self._cores[host]
+        pinned = command if core is None else ["taskset", "-c", str(core), *command]
+        return self._spawn(namespace, group, pinned, env=env, cwd=cwd, output=output)
 
     def kill(self, host: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to all processes on `host`; after SIGKILL none is left."""

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,6 +108,18 @@ def set_quota(group: Path, cores: float) -> None:
         (group / "cpu.cfs_quota_us").write_text(str(quota))
 
 
+def share_out(quotas: Sequence[float | None]) -> list[int | None]:
+    """The core for each quota, the largest first; None for those that are not of one core."""
+    used = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0.0)
+    cores: list[int | None] = [None] * len(quotas)
+    for index in sorted(range(len(quotas)), key=lambda each: -(quotas[each] or 0.0)):
+        quota = quotas[index]
+        if quota is not None and quota <= 1:
+            core = min(used, key=lambda each: used[each])
+            cores[index], used[core] = core, used[core] + quota
+    return cores
+
+
 def prefer(group: Path) -> None:
     """Let `group` have its quotas whatever else runs on the machine."""
     if (group / "cpu.weight").exists():
@@ -183,7 +196,9 @@ def missing() -> list[str]:
     """What this machine lacks for a lab, in words; empty if nothing."""
     if sys.platform != "linux":
         return ["Linux"]
-    commands = [f"the command {name}" for name in ("ip", "tc") if shutil.which(name) is None]
+    commands = [
+        f"the command {name}" for name in ("ip", "tc", "taskset") if shutil.which(name) is None
+    ]
     lacks = [*commands, *([] if os.geteuid() == 0 else ["root"])]
     return lacks or _missing_from_kernel()
 

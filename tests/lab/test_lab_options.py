@@ -17,6 +17,13 @@ def test_hosts_need_sensible_numbers(bad: dict[str, float]) -> None:
         HostSpec(**bad)
 
 
+def test_hosts_of_no_more_than_a_core_stay_on_one_each_as_even_as_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    assert machine.share_out([0.15, 0.6, None, 0.48, 0.2, 2.0]) == [3, 3, None, 5, 5, None]
+
+
 def test_nobody_but_root_can_make_a_lab(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

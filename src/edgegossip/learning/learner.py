@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgegossip.balance.sampler import Batch
 from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Payload, Rank, Trainer, TrainingResult, Work
+from edgegossip.core.protocol import Epochs, Payload, Rank, Trainer, TrainingResult, Work
 from edgegossip.core.randomness import generator
 from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware, AggregatedLosses
 from edgegossip.learning.batches import BatchStream
@@ -22,6 +22,7 @@ from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
 from edgegossip.learning.loss import Loss, losses_of, prepare_batch
 from edgegossip.learning.optimizer import OptimizerFactory
+from edgegossip.learning.schedule import Constant, Schedule
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """Changes a batch, as the data set holds it, at random; draws from the generator only."""
@@ -42,6 +43,9 @@ class Learner(Trainer):
         shard: [n] indices of this worker's samples in the training split; may be empty until
             it is assigned some.
         batch_size: Samples a step.
+        schedule: Sets the learning rate before each step, by the epochs that this learner has
+            trained so far; one that has come back with nothing begins anew. See
+            `learning.schedule` for what an epoch is.
         seed: Of the run.
         rank: Whose learner this is.
         incarnation: How often this worker has come back.
@@ -61,6 +65,7 @@ class Learner(Trainer):
         dataset: Dataset,
         shard: Tensor,
         batch_size: int,
+        schedule: Schedule = Constant(),
         seed: int = 0,
         rank: Rank = 0,
         incarnation: int = 0,
@@ -85,6 +90,11 @@ class Learner(Trainer):
         is_elementwise = getattr(optimizer, "is_elementwise", False)
         trained = [self.model.trained] if is_elementwise else list(module.parameters())
         self._optimizer = optimizer(trained)
+        self._schedule = schedule
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._epochs = 0.0
+        sizes = [len(each) for each in (shards or {rank: shard}).values()]
+        self._mean_shard = sum(sizes) / len(sizes)
         self._loss = loss
         self._dataset = dataset
         self._augmentation = augmentation
@@ -126,13 +136,15 @@ class Learner(Trainer):
 
     def _take_shard(self, shard: Tensor) -> None:
         self.shard = shard
-        self._batches = self._make_batches() if len(shard) else None
+        self._batches: BatchStream | None = None
 
     @property
     def batches(self) -> BatchStream:
-        """Cuts work into batches."""
-        if self._batches is None:
+        """Cuts work into batches; made when first needed, as aggregating takes its time."""
+        if len(self.shard) == 0:
             raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
+        if self._batches is None:
+            self._batches = self._make_batches()
         return self._batches
 
     def _make_batches(self) -> BatchStream:
@@ -160,11 +172,14 @@ class Learner(Trainer):
         self.model.params.copy_(params)
         self.model.module.train()
         num_samples = 0
+        epoch = self.num_samples if isinstance(work, Epochs) else self._mean_shard
         losses = []
         before = torch.get_rng_state()
         for batch in self.batches.take(work):
+            self._set_rate()
             losses.append(self._step(batch))
             num_samples += len(batch)
+            self._epochs += len(batch) / epoch
         if not torch.equal(before, torch.get_rng_state()):
             warnings.warn(
                 "training draws from PyTorch's global generator, so this run may not repeat to "
@@ -188,6 +203,11 @@ class Learner(Trainer):
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss.detach()
+
+    def _set_rate(self) -> None:
+        factor = self._schedule.factor(self._epochs)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = factor * rate
 
     def _batch_loss(self, outputs: Tensor, y: Tensor, batch: Batch) -> Tensor:
         sampler = self.batches.sampler
@@ -222,6 +242,7 @@ class Learner(Trainer):
             "augmentation": self._random.get_state(),
             "dropout": self._dropout.get_state(),
             "num_steps": self._num_steps,
+            "epochs": self._epochs,
             "buffers": dict(self.model.module.named_buffers()),
         }
 
@@ -234,6 +255,7 @@ class Learner(Trainer):
         self._random.set_state(state["augmentation"])
         self._dropout.set_state(state["dropout"])
         self._num_steps = state["num_steps"]
+        self._epochs = state["epochs"]
         buffers = dict(self.model.module.named_buffers())
         for name, buffer in state["buffers"].items():
             buffers[name].copy_(buffer)
