@@ -1,0 +1,145 @@
+"""What a compressor is, and the one that changes nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgegossip.core.compression.packing import Bytes, padded
+from edgegossip.core.protocol import Payload
+from edgegossip.core.schema import TensorSpec
+
+Floats: TypeAlias = NDArray[np.float32]
+Sizes: TypeAlias = tuple[int, ...]
+"""How many entries each part of a vector has."""
+
+
+class Compressor(ABC):
+    r"""Makes a payload of a vector, and a vector much like it of the payload.
+
+    Implementations are frozen dataclasses. What they promise is a contraction: for every
+    finite vector :math:`x` and a :math:`\delta` in (0, 1] that depends on its length alone,
+
+    .. math:: E \|C(x) - x\|^2 \le (1 - \delta) \|x\|^2
+
+    so that what is held back, and added to the next vector, stays bounded.
+    """
+
+    @abstractmethod
+    def compress(self, vector: Tensor, *key: int | str) -> Payload:
+        """Make a payload of `vector`, float32 [numel].
+
+        Args:
+            vector: Not written to.
+            key: Of the random stream to draw from (seed, rank, ..., round); equal keys, equal
+                payloads. Compressors that draw nothing ignore it.
+        """
+
+    @abstractmethod
+    def decompress(self, payload: Payload, numel: int) -> Tensor:
+        """Make a vector, float32 [numel], of any payload that `schema` allows: never raises.
+
+        All its entries are finite. A payload may have other tensors besides; they are not
+        looked at.
+        """
+
+    @abstractmethod
+    def contraction(self, numel: int) -> float:
+        r""":math:`\delta`, in (0, 1], for vectors [numel]."""
+
+    @abstractmethod
+    def schema(self, numel: int) -> Mapping[str, TensorSpec]:
+        """What payloads of vectors [numel] look like."""
+
+
+class PartwiseCompressor(Compressor):
+    """A compressor that can treat each part of a vector on its own and send all as one.
+
+    All that it sends is one tensor of bytes, because each tensor of a message takes about 60
+    bytes of the header. `PerLayer` makes use of the parts; on its own, the vector is one part.
+    """
+
+    def compress(self, vector: Tensor, *key: int | str) -> Payload:
+        return self.compress_parts(vector, (vector.numel(),), *key)
+
+    def decompress(self, payload: Payload, numel: int) -> Tensor:
+        return self.decompress_parts(payload, (numel,))
+
+    def contraction(self, numel: int) -> float:
+        return self.contraction_of_parts((numel,))
+
+    def schema(self, numel: int) -> Mapping[str, TensorSpec]:
+        return self.schema_of_parts((numel,))
+
+    def compress_parts(self, vector: Tensor, sizes: Sizes, *key: int | str) -> Payload:
+        """`compress` a vector whose parts have these `sizes`."""
+        entries = np.ascontiguousarray(vector.detach().cpu().numpy())
+        # A vector that is not finite is compressed to something: whoever trains will tell.
+        with np.errstate(all="ignore"):
+            return {"bits": torch.from_numpy(self.pack(entries, sizes, *key))}
+
+    def decompress_parts(self, payload: Payload, sizes: Sizes) -> Tensor:
+        """`decompress` a vector whose parts have these `sizes`."""
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(self.unpack(payload["bits"].cpu().numpy(), sizes))
+
+    def schema_of_parts(self, sizes: Sizes) -> Mapping[str, TensorSpec]:
+        """The `schema` for vectors whose parts have these `sizes`."""
+        return {"bits": TensorSpec(torch.uint8, (None,), max_numel=self.max_num_bytes(sizes))}
+
+    @abstractmethod
+    def contraction_of_parts(self, sizes: Sizes) -> float:
+        """The `contraction` for vectors whose parts have these `sizes`."""
+
+    @abstractmethod
+    def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
+        """Write `vector`, [sum(sizes)], as bytes."""
+
+    @abstractmethod
+    def unpack(self, data: Bytes, sizes: Sizes) -> Floats:
+        """Read what `pack` wrote; of any other bytes, some finite vector [sum(sizes)]."""
+
+    @abstractmethod
+    def max_num_bytes(self, sizes: Sizes) -> int:
+        """How many bytes `pack` writes at most."""
+
+
+class Values(PartwiseCompressor):
+    """A compressor that sends something of every entry; its bytes are always as many."""
+
+
+@dataclass(frozen=True)
+class Identity(Values):
+    """Leaves everything as it is.
+
+    >>> Identity().compress(torch.ones(2))
+    {'values': tensor([1., 1.])}
+    """
+
+    def compress(self, vector: Tensor, *key: int | str) -> Payload:
+        return {"values": vector}
+
+    def decompress(self, payload: Payload, numel: int) -> Tensor:
+        return payload["values"]
+
+    def schema(self, numel: int) -> Mapping[str, TensorSpec]:
+        return {"values": TensorSpec(torch.float32, (numel,))}
+
+    def contraction_of_parts(self, sizes: Sizes) -> float:
+        return 1.0
+
+    def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
+        return vector.view(np.uint8)
+
+    def unpack(self, data: Bytes, sizes: Sizes) -> Floats:
+        return np.nan_to_num(padded(data, self.max_num_bytes(sizes)).view(np.float32))
+
+    def max_num_bytes(self, sizes: Sizes) -> int:
+        return 4 * sum(sizes)

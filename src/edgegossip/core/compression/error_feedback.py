@@ -1,0 +1,58 @@
+"""A memory of what compression held back, for any compressor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.core.compression.compressor import Compressor
+from edgegossip.core.protocol import Payload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feedback:
+    """What one turn of `feed_back` gives.
+
+    Attributes:
+        payload: To send.
+        sent: What receivers make of it, [numel].
+        error: What was held back, to be added next time, [numel].
+    """
+
+    payload: Payload
+    sent: Tensor
+    error: Tensor
+
+
+def feed_back(
+    compressor: Compressor, vector: Tensor, error: Tensor, *key: int | str
+) -> Feedback:
+    r"""Compress `vector` and what was held back before, and remember what is held back now.
+
+    .. math:: v = x + e, \qquad q = C(v), \qquad e' = v - q
+
+    so that all that was sent and what is remembered add up to all the vectors: nothing is lost
+    but to rounding. With a compressor that contracts by :math:`\delta` and vectors no longer
+    than :math:`G`, :math:`\|e\|` stays below :math:`2 G / \delta`.
+
+    Args:
+        compressor: C.
+        vector: x, [numel].
+        error: e, [numel]; zeros at first.
+        key: Of the random stream, as for `compress`.
+
+    References:
+        Karimireddy, Rebjock, Stich and Jaggi, ICML 2019, arXiv:1901.09847, algorithm 2 and
+        lemma 3.
+
+    >>> import torch
+    >>> from edgegossip.core.compression.sparse import TopK
+    >>> turn = feed_back(TopK(ratio=0.5), torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
+    >>> turn.sent, turn.error
+    (tensor([0., 4.]), tensor([3., 0.]))
+    """
+    wanted = vector + error
+    payload = compressor.compress(wanted, *key)
+    sent = compressor.decompress(payload, wanted.numel())
+    return Feedback(payload, sent, wanted - sent)

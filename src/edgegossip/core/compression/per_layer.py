@@ -1,0 +1,65 @@
+"""Each layer of a model compressed on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.core.compression.compressor import Compressor, PartwiseCompressor, Sizes
+from edgegossip.core.protocol import Payload
+from edgegossip.core.schema import TensorSpec
+
+
+@dataclass(frozen=True)
+class PerLayer(Compressor):
+    """Compresses each part of a vector on its own, and sends them as one.
+
+    Layers differ in how large their entries are: the largest of all might leave some layers
+    out for ever. So each keeps its share (at least one entry) and has its own scale.
+
+    Args:
+        inner: What compresses each part.
+        sizes: Entries of each part, in order.
+
+    Raises:
+        ValueError: If a size is less than 1 or there is none; later, if they do not add up to
+            the length of a vector.
+
+    >>> import torch
+    >>> from edgegossip.core.compression.sparse import TopK
+    >>> compressor = PerLayer(TopK(ratio=0.5), sizes=(2, 2))
+    >>> compressor.decompress(compressor.compress(torch.tensor([8.0, 9.0, -1.0, 0.0])), 4)
+    tensor([ 0.,  9., -1.,  0.])
+    """
+
+    inner: PartwiseCompressor
+    sizes: Sizes
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(
+                f"sizes must be entries of each part, at least 1, got {self.sizes}; take "
+                "those of the model's parameters"
+            )
+
+    def compress(self, vector: Tensor, *key: int | str) -> Payload:
+        return self.inner.compress_parts(vector, self._checked(vector.numel()), *key)
+
+    def decompress(self, payload: Payload, numel: int) -> Tensor:
+        return self.inner.decompress_parts(payload, self._checked(numel))
+
+    def contraction(self, numel: int) -> float:
+        return self.inner.contraction_of_parts(self._checked(numel))
+
+    def schema(self, numel: int) -> Mapping[str, TensorSpec]:
+        return self.inner.schema_of_parts(self._checked(numel))
+
+    def _checked(self, numel: int) -> Sizes:
+        if sum(self.sizes) != numel:
+            raise ValueError(
+                f"sizes of {len(self.sizes)} parts add up to {sum(self.sizes)}, but the vector "
+                f"has {numel} entries; take the sizes of the same model's parameters"
+            )
+        return self.sizes

@@ -1,0 +1,160 @@
+"""Compressors that keep a share of the entries, exactly or in fewer bits; the rest is zero."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgegossip.core.compression.compressor import (
+    Floats,
+    Identity,
+    PartwiseCompressor,
+    Sizes,
+    Values,
+)
+from edgegossip.core.compression.packing import (
+    Bytes,
+    Positions,
+    max_positions_num_bytes,
+    pack_positions,
+    padded,
+    unpack_positions,
+)
+from edgegossip.core.compression.selection import at_random, largest
+from edgegossip.core.randomness import derive_seed, generator
+
+
+@dataclass(frozen=True)
+class Sparse(PartwiseCompressor):
+    """Base of those that keep some entries of each part, and say which.
+
+    What is kept is itself compressed, by `values`, with the parts that it has: a contraction of
+    a contraction is one, and their factors multiply.
+
+    Args:
+        ratio: Share of the entries that is kept, in (0, 1], rounded, and at least one of each
+            part.
+        values: How they are sent.
+
+    Raises:
+        ValueError: If `ratio` is not in (0, 1].
+    """
+
+    ratio: float
+    values: Values = Identity()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(
+                f"ratio must be in (0, 1], got {self.ratio}; it is the share that is kept, "
+                "0.01 for 1 %"
+            )
+
+    def num_kept(self, sizes: Sizes) -> Sizes:
+        """How many entries of each part are kept.
+
+        >>> TopK(ratio=0.1).num_kept((100, 8, 0))
+        (10, 1, 0)
+        """
+        return tuple(min(size, max(1, round(size * self.ratio))) for size in sizes)
+
+    def contraction_of_parts(self, sizes: Sizes) -> float:
+        kept = self.num_kept(sizes)
+        shares = [k / size for k, size in zip(kept, sizes, strict=True) if size]
+        return min(shares, default=1.0) * self.values.contraction_of_parts(kept)
+
+    def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
+        positions, packed_positions = self.choose(vector, sizes, *key)
+        values = self.values.pack(vector[positions], self.num_kept(sizes), *key)
+        return np.concatenate([values, packed_positions])
+
+    def unpack(self, data: Bytes, sizes: Sizes) -> Floats:
+        kept = self.num_kept(sizes)
+        num_value_bytes = self.values.max_num_bytes(kept)
+        positions = self.chosen(data[num_value_bytes:], sizes)
+        values = self.values.unpack(data[:num_value_bytes], kept)[: len(positions)]
+        vector = np.zeros(sum(sizes), np.float32)
+        is_inside = positions < len(vector)
+        vector[positions[is_inside]] = values[is_inside]
+        return vector
+
+    def max_num_bytes(self, sizes: Sizes) -> int:
+        num_position_bytes = self.max_positions_num_bytes(sizes)
+        return self.values.max_num_bytes(self.num_kept(sizes)) + num_position_bytes
+
+    @abstractmethod
+    def choose(self, vector: Floats, sizes: Sizes, *key: int | str) -> tuple[Positions, Bytes]:
+        """Positions that are kept, ascending, and bytes that tell them."""
+
+    @abstractmethod
+    def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
+        """Read the positions; of any other bytes, at most as many different ones."""
+
+    @abstractmethod
+    def max_positions_num_bytes(self, sizes: Sizes) -> int:
+        """How many bytes tell the positions at most."""
+
+
+@dataclass(frozen=True)
+class TopK(Sparse):
+    r"""Keeps the entries with the largest magnitudes; of equal ones those that come first.
+
+    :math:`\delta` is the share that is kept (times that of `values`), which is met by vectors
+    whose entries are all as large. Positions take 8.1 bits each at 1 %: see
+    `packing.pack_positions`.
+
+    References:
+        Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018,
+        arXiv:1809.07599.
+
+    >>> import torch
+    >>> compressor = TopK(ratio=0.5)
+    >>> compressor.decompress(compressor.compress(torch.tensor([1.0, -3.0, 2.0, 0.0])), 4)
+    tensor([ 0., -3.,  2.,  0.])
+    """
+
+    def choose(self, vector: Floats, sizes: Sizes, *key: int | str) -> tuple[Positions, Bytes]:
+        kept = self.num_kept(sizes)
+        starts = np.cumsum((0, *sizes))
+        parts = zip(starts.tolist(), sizes, kept, strict=False)
+        chosen = [start + largest(vector[start : start + n], k) for start, n, k in parts]
+        positions = np.concatenate(chosen)
+        return positions, pack_positions(positions, sum(sizes))
+
+    def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
+        return unpack_positions(data, sum(self.num_kept(sizes)), sum(sizes))
+
+    def max_positions_num_bytes(self, sizes: Sizes) -> int:
+        return max_positions_num_bytes(sum(self.num_kept(sizes)), sum(sizes))
+
+
+@dataclass(frozen=True)
+class RandomK(Sparse):
+    r"""Keeps entries at random, all with equal probability within their part.
+
+    :math:`\delta` is the share that is kept, exactly and in expectation (times that of
+    `values`). The positions need not travel: 8 bytes tell the stream that they are drawn from,
+    so that the receiver draws them again. Both must have PyTorch versions that draw alike.
+
+    >>> import torch
+    >>> compressor = RandomK(ratio=0.5)
+    >>> payload = compressor.compress(torch.tensor([1.0, -3.0, 2.0, 0.0]), 7, "round", 3)
+    >>> compressor.decompress(payload, 4)
+    tensor([ 1., -3.,  0.,  0.])
+    """
+
+    def choose(self, vector: Floats, sizes: Sizes, *key: int | str) -> tuple[Positions, Bytes]:
+        seed = np.array([derive_seed(0, *key)], "<u8").view(np.uint8)
+        return self.chosen(seed, sizes), seed
+
+    def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
+        seed = int(padded(data, 8).view("<u8")[0])
+        stream = generator(seed, "positions")
+        starts = np.cumsum((0, *sizes))
+        parts = zip(starts.tolist(), sizes, self.num_kept(sizes), strict=False)
+        return np.concatenate([start + at_random(n, k, stream) for start, n, k in parts])
+
+    def max_positions_num_bytes(self, sizes: Sizes) -> int:
+        return 8
