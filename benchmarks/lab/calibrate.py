@@ -2,23 +2,37 @@
 
     python -m benchmarks.lab.calibrate RECIPE --rank R --only NAME --go FILE [recipe's options]
 
-Says "ready", waits until FILE exists, so that all hosts begin together, and trains as a worker
-of the algorithm does: GoSGD a step at a time, the others many. Prints the throughput.
+Says "ready", waits until FILE exists, so that all hosts begin together, and trains: for
+EpochGossip many steps at a time; for the others, which train in short blocks, as a whole worker
+without neighbors, because what a worker does between two blocks takes time too. Prints the
+throughput.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.core.protocol import Rank, Seconds, Steps
+from edgegossip.core.protocol import Algorithm, Rank, Seconds, Steps
+from edgegossip.core.topology import complete
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.learning.dataset import ArraySplit
 from edgegossip.learning.task import Workload
+from edgegossip.net.address import Address
+
+NOBODY = "tcp/127.0.0.1:7446"
+"""Where nobody calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +49,56 @@ class Options:
     rank: Rank
     only: str | None = None
     go: Path
-    seconds: Seconds = 8.0
+    seconds: Seconds = 15.0
 
 
 def throughput(experiment: Experiment, options: Options) -> float:
     """Samples per second of one worker."""
+    if not isinstance(experiment.algorithm, EpochGossip):
+        return _throughput_of_worker(experiment, options)
     workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
     trainer, params = workload.make_trainer(options.rank), workload.initial_params
-    work = Steps(1 if isinstance(experiment.algorithm, GoSGD) else 20)
+    work = Steps(20)
     params = trainer.train(params, work, {}).params  # the first is slower
-    print("ready", flush=True)
-    while not options.go.exists():
-        time.sleep(0.01)
+    _wait(options)
     num_samples, started = 0, time.perf_counter()
     while (seconds := time.perf_counter() - started) < options.seconds:
         result = trainer.train(params, work, {})
         params, num_samples = result.params, num_samples + result.num_samples
     return num_samples / seconds
+
+
+def _throughput_of_worker(experiment: Experiment, options: Options) -> float:
+    task, num_workers = experiment.task, experiment.num_workers
+    shard = task.partition(task.dataset, num_workers, experiment.seed)[options.rank]
+    split = ArraySplit(*task.dataset.train.batch(shard))
+    alone = replace(
+        experiment,
+        task=replace(task, dataset=replace(task.dataset, train=split)),
+        algorithm=_without_neighbors(experiment.algorithm),
+        platforms=experiment.platforms[:1],
+        max_seconds=options.seconds,
+    )
+    _wait(options)
+    with tempfile.TemporaryDirectory() as folder:
+        join(alone, 0, out=folder, connection=Connection(address=Address(listen=(NOBODY,))))
+        lines = (Path(folder) / "events.jsonl").read_text().splitlines()
+    trained = [event for event in map(json.loads, lines) if event["type"] == "trained"]
+    seconds = trained[-1]["time"] - trained[0]["start"]  # until then it has got ready
+    return float(sum(event["cost"] for event in trained) / seconds)
+
+
+def _without_neighbors(algorithm: Algorithm[Any]) -> Algorithm[Any]:
+    if isinstance(algorithm, EdgeGossip):
+        return replace(algorithm, inner=_without_neighbors(algorithm.inner))
+    assert isinstance(algorithm, EpochGossip | GoSGD)
+    return replace(algorithm, topology=complete(1))
+
+
+def _wait(options: Options) -> None:
+    print("ready", flush=True)
+    while not options.go.exists():
+        time.sleep(0.01)
 
 
 def main() -> None:

@@ -282,3 +282,23 @@ def test_what_floods_a_host_is_refused_and_counted() -> None:
     for item in taken:
         host.post.take(item, 0, 0.0)
     assert host.post.refusals["worker 1: more than can wait to be handled"] == 10
+
+
+def test_work_under_way_at_the_time_limit_is_cancelled_and_over_when_the_run_is() -> None:
+    class Endless(Slow):
+        is_cancelled = is_over = False
+
+        def train(self, params: torch.Tensor, work: Work, inputs: Payload) -> TrainingResult:
+            while not self.is_cancelled:
+                time.sleep(0.001)
+            self.is_over = True
+            return super().train(params, work, inputs)
+
+        def cancel(self) -> None:
+            self.is_cancelled = True
+
+    trainer = Endless(0)
+    settings = replace(SETTINGS, max_seconds=0.05, meet_seconds=0.01)
+    host = make_host(EPOCHS, 0, MemoryNetwork(), trainer, settings=settings)
+    assert host.run() == "time limit"
+    assert trainer.is_over

@@ -101,8 +101,7 @@ class Started:
     Attributes:
         has_rejoined: It was lost and comes back with nothing but them.
         num_samples: Training samples that it has, 0 if its role has no data.
-        epoch_cost: What a pass over all of them costs, in training samples' worth of time:
-            their number, and what is paid to choose among them.
+        epoch_cost: What a pass over them costs, choosing included; see `Trained.cost`.
     """
 
     has_rejoined: bool = False
@@ -283,9 +282,8 @@ class SetTimer:
 class Finish:
     """The worker has no work left.
 
-    Events may still come, and are answered: mass may be in flight.
-    A run ends when all who are online have finished and no work or message is under way;
-    timers do not keep it open. An algorithm that awaits acknowledgments finishes after them.
+    Events may still come, and are answered: mass may be in flight. A run ends when all who
+    are online have finished and no work or message is under way; timers do not keep it open.
     """
 
 
@@ -379,6 +377,10 @@ class Trainer(Protocol):
 
     def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
         """Train from `params` ([num_params], not written to); see `Train`."""
+
+    def cancel(self) -> None:
+        """Leave off, from another thread: nobody waits for the work under way any more."""
+        return
 
     def state_dict(self) -> Mapping[str, Any]:
         """All that changes while it trains, so that a checkpoint resumes to the last bit."""

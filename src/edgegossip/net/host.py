@@ -157,6 +157,7 @@ class Host(Generic[State]):
             return reason
         finally:
             self.post.close()
+            self._work.close()
 
     # Meeting and beginning.
 
@@ -315,10 +316,8 @@ class Host(Generic[State]):
 
     def _send(self, receiver: Rank, message: Message) -> None:
         left = Left(receiver, message, self.now)
-        is_watched = self._observer is not None
-        is_sent = self.post.send(
-            receiver, message, (lambda: self._items.put(left)) if is_watched else None
-        )
+        report = None if self._observer is None else lambda: self._items.put(left)
+        is_sent = self.post.send(receiver, message, report)
         if not is_sent and self._observer is not None:
             self._observer.lost(self.now, receiver, self.rank, message, "unreachable")
 

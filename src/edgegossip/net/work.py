@@ -30,6 +30,7 @@ from edgegossip.core.protocol import (
 from edgegossip.net.background import Background
 from edgegossip.net.settings import Forecaster
 
+_LEAVE_OFF: Seconds = 10.0
 Judge = Callable[[Tensor], tuple[float, float]]
 
 
@@ -165,6 +166,12 @@ class Work:
                 self._items.put(Done(error=error))
 
         bench.submit(work)
+
+    def close(self) -> None:
+        """Leave off: a process must not end in the middle of a step."""
+        self._trainer.cancel()
+        for background in filter(None, (self._bench, self._judge)):
+            background.close(_LEAVE_OFF)
 
     def state_dict(self) -> Mapping[str, Any]:
         """The trainer's; nothing may be training."""
