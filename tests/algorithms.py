@@ -6,15 +6,30 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.choco_gossip import ChocoGossip
+from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.algorithms.push_sum import PushSum
+from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.rounds import Synchronous
+from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
+from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.balance.edge_gossip import EdgeGossip
-from edgegossip.core.topology import complete, from_edges_by_round, ring
+from edgegossip.core.compression.sparse import TopK
+from edgegossip.core.topology import (
+    complete,
+    directed_ring,
+    from_edges_by_round,
+    one_peer_exponential,
+    ring,
+)
 
-AnyAlgorithm: TypeAlias = RoundBased[Any] | GoSGD
+AnyAlgorithm: TypeAlias = Synchronous[Any] | GoSGD | ADPSGD
 
 NUM_WORKERS = 5
 NUM_ROUNDS = 6
@@ -30,13 +45,42 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "gosgd": GoSGD(
         topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
     ),
+    "adpsgd": ADPSGD(
+        topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
+    ),
+    "choco-gossip": ChocoGossip(
+        topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, compressor=TopK(ratio=0.3)
+    ),
+    "quasi-global-gossip": QuasiGlobalGossip(
+        topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2
+    ),
+    "stochastic-gradient-push": StochasticGradientPush(
+        topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2
+    ),
+    "sparse-push": SparsePush(
+        topology=one_peer_exponential(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        compressor=TopK(ratio=0.3),
+    ),
+    "skew-compensated-sparse-push": SkewCompensatedSparsePush(
+        topology=directed_ring(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        compressor=TopK(ratio=0.3),
+        compensation_rounds=2,
+        compensate_every=4,
+    ),
+    "difference-push": DifferencePush(
+        topology=one_peer_exponential(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        compressor=TopK(ratio=0.3),
+    ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""
 
-SYNCHRONOUS: dict[str, RoundBased[Any]] = {
+SYNCHRONOUS: dict[str, Synchronous[Any]] = {
     name: algorithm
     for name, algorithm in ALGORITHMS.items()
-    if isinstance(algorithm, RoundBased)
+    if isinstance(algorithm, Synchronous)
 }
 
 SPREADS: dict[str, dict[str, Any]] = {
@@ -47,6 +91,7 @@ SPREADS: dict[str, dict[str, Any]] = {
 BALANCED: dict[str, EdgeGossip] = {
     f"{name}-balanced-{spread}": EdgeGossip(inner=algorithm, **settings)
     for name, algorithm in ALGORITHMS.items()
+    if not isinstance(algorithm, PushSum) or isinstance(algorithm, SparsePush)  # one will do
     for spread, settings in SPREADS.items()
 }
 """Each of them with its data balanced; holds what does not depend on how much is trained."""

@@ -19,13 +19,19 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.choco_gossip import ChocoGossip
+from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
+from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.protocol import Algorithm
 from edgegossip.core.randomness import generator
-from edgegossip.core.topology import complete, ring
+from edgegossip.core.topology import complete, directed_ring, one_peer_exponential, ring
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.progress import Status
 from edgegossip.learning.augmentation import flip_and_crop
@@ -43,6 +49,26 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=3, timeout=0.5),
     "gosgd": GoSGD(topology=complete(NUM_WORKERS), num_rounds=8, exchange_probability=0.5),
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
+    "adpsgd": ADPSGD(topology=ring(NUM_WORKERS), num_rounds=8, resend_after=0.3),
+    "choco-gossip": ChocoGossip(
+        topology=ring(NUM_WORKERS), num_rounds=6, compressor=TopK(ratio=0.1), timeout=0.5
+    ),
+    "difference-push": DifferencePush(
+        topology=directed_ring(NUM_WORKERS),
+        num_rounds=6,
+        compressor=TopK(ratio=0.1),
+        resend_after=0.1,
+    ),
+    "quasi-global-gossip": QuasiGlobalGossip(
+        topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5
+    ),
+    "skew-compensated-sparse-push": SkewCompensatedSparsePush(
+        topology=one_peer_exponential(NUM_WORKERS),
+        num_rounds=6,
+        compressor=TopK(ratio=0.1),
+        compensation_rounds=2,
+        resend_after=0.1,
+    ),
 }
 
 FAULTS = Faults(

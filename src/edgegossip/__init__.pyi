@@ -1,7 +1,16 @@
 """The public names: `__init__.py` imports each from here when it is first used."""
 
+from .algorithms.adpsgd import (
+    ADPSGD as ADPSGD,
+)
 from .algorithms.all_reduce import (
     AllReduce as AllReduce,
+)
+from .algorithms.choco_gossip import (
+    ChocoGossip as ChocoGossip,
+)
+from .algorithms.difference_push import (
+    DifferencePush as DifferencePush,
 )
 from .algorithms.epoch_gossip import (
     EpochGossip as EpochGossip,
@@ -11,6 +20,18 @@ from .algorithms.gosgd import (
 )
 from .algorithms.gossip import (
     Gossip as Gossip,
+)
+from .algorithms.quasi_global_gossip import (
+    QuasiGlobalGossip as QuasiGlobalGossip,
+)
+from .algorithms.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush as SkewCompensatedSparsePush,
+)
+from .algorithms.sparse_push import (
+    SparsePush as SparsePush,
+)
+from .algorithms.stochastic_gradient_push import (
+    StochasticGradientPush as StochasticGradientPush,
 )
 from .balance.aggregated import (
     AggregatedData as AggregatedData,
@@ -153,6 +174,12 @@ from .core.topology import (
 from .core.topology import (
     torus as torus,
 )
+from .core.varying_topology import (
+    intermittent as intermittent,
+)
+from .core.varying_topology import (
+    random_one_peer as random_one_peer,
+)
 from .experiments.comparison import (
     compare as compare,
 )
@@ -279,6 +306,21 @@ from .learning.readers import (
 from .learning.readers import (
     npz as npz,
 )
+from .learning.schedule import (
+    Constant as Constant,
+)
+from .learning.schedule import (
+    Cosine as Cosine,
+)
+from .learning.schedule import (
+    Schedule as Schedule,
+)
+from .learning.schedule import (
+    StepDecay as StepDecay,
+)
+from .learning.schedule import (
+    WarmUp as WarmUp,
+)
 from .learning.task import (
     Task as Task,
 )
@@ -365,6 +407,7 @@ from .sim.traces import (
 )
 
 __all__ = [
+    "ADPSGD",
     "IID",
     "SGD",
     "TLS",
@@ -378,6 +421,7 @@ __all__ = [
     "ArraySplit",
     "Balancer",
     "BySubject",
+    "ChocoGossip",
     "ColumnStochastic",
     "Comparison",
     "Connection",
@@ -388,6 +432,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Delay",
+    "DifferencePush",
     "Dirichlet",
     "Drop",
     "Dropout",
@@ -422,6 +467,7 @@ __all__ = [
     "Profile",
     "Proportional",
     "Pruned",
+    "QuasiGlobalGossip",
     "Random",
     "Ranked",
     "RankedPerClass",
@@ -432,6 +478,9 @@ __all__ = [
     "Sampled",
     "Sensitivity",
     "Simulator",
+    "SkewCompensatedSparsePush",
+    "SparsePush",
+    "StochasticGradientPush",
     "Task",
     "TensorSpec",
     "ThrottlingTrace",

@@ -79,7 +79,8 @@ def check_balanced_world(world: World) -> None:
     simulator = world.simulator(checks)
     assert simulator.run()
     checks.require_unchanged_payloads()
-    num_exchanges = algorithm.num_rounds * algorithm.exchanges_per_round
+    inner: Any = algorithm.inner
+    num_exchanges = getattr(inner, "num_exchanges", inner.num_rounds)
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed and rank not in algorithm.spares:
             assert state.round == num_exchanges

@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from tests.algorithms import ALGORITHMS, AnyAlgorithm, each_algorithm
 from torch import Tensor, nn
 
+from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.balance.sampler import AccuracyAwareSampler
 from edgegossip.balance.selection import Random
 from edgegossip.core.protocol import Epochs, Steps, Work
@@ -112,8 +115,11 @@ def batches(workload: Workload, rank: int, works: Sequence[Work]) -> list[Tensor
         (lambda graph: AllReduce(topology=graph, num_rounds=12), [Steps(12)]),
         (lambda graph: GoSGD(topology=graph, num_rounds=12), [Steps(12)]),
         (lambda graph: EpochGossip(topology=graph, num_rounds=2), [Epochs(), Epochs()]),
+        (lambda graph: ADPSGD(topology=graph, num_rounds=12), [Steps(12)]),
+        (lambda graph: ChocoGossip(topology=graph, num_rounds=12), [Steps(12)]),
+        (lambda graph: StochasticGradientPush(topology=graph, num_rounds=12), [Steps(12)]),
     ],
-    ids=["gossip", "all-reduce", "gosgd", "epoch-gossip"],
+    ids=["gossip", "all-reduce", "gosgd", "epoch-gossip", "adpsgd", "choco-gossip", "sgp"],
 )
 def test_one_worker_is_plain_sgd_to_the_last_bit(
     make: Callable[..., AnyAlgorithm], works: list[Work], optimizer: SGD, dataset: Dataset

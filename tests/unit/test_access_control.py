@@ -25,6 +25,9 @@ from edgegossip.net.tls import TLS, zenoh_security
 
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"
+OTHER_SETTINGS = (
+    f"a sign of life in run feed, whose settings or --name are not those of this run, {RUN}"
+)
 NO_WORKERS = shutil.ignore_patterns("worker*")
 
 
@@ -254,7 +257,7 @@ def test_links_close_when_a_certificate_expires(
 @pytest.mark.parametrize(
     ("rank", "run", "report"),
     [
-        (2, "feed", (2, f"worker 2 of run feed, not of this run, {RUN}")),
+        (2, "feed", (2, OTHER_SETTINGS)),
         (3, RUN, (None, "a link from 'worker-3', which is no worker of this run")),
     ],
     ids=["another run", "a rank beyond"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,40 @@ def test_a_target_follows_the_baseline_where_none_is_given(tmp_path: Path) -> No
     results = compare(comparison(target_gap=0.25), out=tmp_path, num_threads=0)
     kept = json.loads((tmp_path / "summary.json").read_text())
     assert kept["target_accuracy"] == results["epoch-gossip"].best_accuracy - 0.25
+
+
+def test_bytes_are_set_beside_those_of_the_dense_run(tmp_path: Path) -> None:
+    # On a ring of 4 each worker sends twice a round, in the complete graph three times.
+    experiments = {"dense": quick("gossip"), "all-reduce": quick("all-reduce")}
+    settings: dict[str, Any] = {"experiments": experiments, "baseline": "all-reduce"}
+    compare(
+        Comparison(**settings, bytes_reference="dense"), out=tmp_path / "with", num_threads=0
+    )
+    kept = json.loads((tmp_path / "with" / "summary.json").read_text())
+    dense, all_reduce = (kept["runs"][name] for name in experiments)
+    assert kept["bytes_reference"] == "dense"
+    assert dense["bytes_ratio_same_graph"] == pytest.approx(1.0)
+    assert dense["bytes_ratio_complete_graph"] == pytest.approx(1.5)
+    assert dense["bytes_per_worker"] == dense["bytes_sent"] / 4
+    per_sample = [run["bytes_sent"] / run["samples_processed"] for run in (dense, all_reduce)]
+    assert all_reduce["bytes_ratio_complete_graph"] == pytest.approx(
+        1.5 * per_sample[0] / per_sample[1]
+    )
+    compare(Comparison(**settings), out=tmp_path / "without", num_threads=0)
+    runs = json.loads((tmp_path / "without" / "summary.json").read_text())["runs"]
+    assert runs["dense"]["bytes_ratio_same_graph"] is None
+
+
+def test_the_dense_run_must_be_there_and_send_after_each_step() -> None:
+    experiments = {"dense": quick("gossip"), "gosgd": quick("gosgd")}
+    with pytest.raises(ValueError, match=r"unknown bytes_reference 'dens'.*did you mean"):
+        Comparison(experiments=experiments, baseline="dense", bytes_reference="dens")
+    algorithm: Any = experiments["dense"].algorithm
+    rare = replace(experiments["dense"], algorithm=replace(algorithm, local_steps=5))
+    with pytest.raises(ValueError, match="local_steps=5; name a run that sends after each"):
+        Comparison(
+            experiments=experiments | {"dense": rare}, baseline="gosgd", bytes_reference="dense"
+        )
 
 
 def test_a_comparison_stopped_in_its_second_run_goes_on_there(tmp_path: Path) -> None:

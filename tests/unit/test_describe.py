@@ -18,6 +18,7 @@ from edgegossip.experiments.experiment import Comparison, Experiment, throughput
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import Dirichlet
+from edgegossip.learning.schedule import Cosine
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import uneven
@@ -59,6 +60,7 @@ CHANGES: list[dict[str, Any]] = [
     {"seed": 4},
     {"max_seconds": 9.0},
     {"evaluation_interval": 0.2},
+    {"evaluation_interval": None, "evaluation_epochs": 0.5},
     {"name": "other"},
     {"algorithm": ALGORITHMS["gosgd"]},
     {"algorithm": replace(ALGORITHMS["gossip"], num_rounds=7)},  # type: ignore[type-var]
@@ -69,6 +71,7 @@ CHANGES: list[dict[str, Any]] = [
     {"task": small_task(optimizer=SGD(lr=0.02))},
     {"task": small_task(partition=Dirichlet(0.1))},
     {"task": small_task(has_buffers=False)},
+    {"task": small_task(schedule=Cosine(num_epochs=3))},
     {"task": small_task(augmentation=None)},
     {"task": small_task(model=torch.nn.Identity)},
 ]
@@ -89,6 +92,7 @@ def test_every_change_of_a_setting_shows(change: dict[str, Any]) -> None:
         ({"max_seconds": math.inf}, "max_seconds must be above 0 and finite"),
         ({"evaluation_interval": math.nan}, "evaluation_interval must be above 0"),
         ({"evaluation_interval": math.inf}, "evaluation_interval must be above 0"),
+        ({"evaluation_epochs": 1.0}, "give one of evaluation_interval and evaluation_epochs"),
         (
             {"faults": Faults(script=(Crash(at=0.0, rank=4),))},
             r"faults name worker 4; .* 0\.\.3",

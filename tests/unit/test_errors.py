@@ -18,6 +18,14 @@ def test_a_far_miss_is_not() -> None:
     assert "did you mean" not in unknown_name("recipe", "zzz", ["quickstart"])
 
 
+def test_of_many_names_only_the_one_that_was_meant_is_said() -> None:
+    names = [f"edgegossip/figure{number}" for number in range(20)]
+    assert unknown_name("study", "edgegossip/figur7", names) == (
+        "unknown study 'edgegossip/figur7'; did you mean 'edgegossip/figure7'?"
+    )
+    assert all(name in unknown_name("study", "zzz", names) for name in names)
+
+
 def test_there_may_be_nothing_to_choose_from() -> None:
     assert "unknown recipe 'x'" in unknown_name("recipe", "x", [])
 

@@ -113,6 +113,29 @@ def test_a_run_interrupted_by_ctrl_c_and_resumed_ends_where_the_simulator_does(
     assert summary(out)["reason"] == "finished"
 
 
+@pytest.mark.slow
+def test_who_has_not_finished_goes_on_at_once_without_those_who_have(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["launch", "quickstart", "-n", "3", "--num-epochs", "150", "--out", str(out)]
+    first = start(*arguments)
+    wait_until(lambda: min(rounds(out, rank) for rank in range(3)) >= 5, first)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=PATIENCE)
+    path = folder(out, 0) / "summary.json"
+    path.write_text(path.read_text().replace("interrupted", "finished"))
+    log = (folder(out, 0) / "log.txt").read_bytes()
+    second = start(*arguments, "--resume")
+    said = second.communicate(timeout=PATIENCE)[1]
+    assert second.returncode == 0, said
+    assert "failed" not in said
+    assert (folder(out, 0) / "log.txt").read_bytes() == log
+    for rank in (1, 2):
+        assert rounds(out, rank) == 150
+        assert "beginning without" not in (folder(out, rank) / "log.txt").read_text()
+
+
 # Killed.
 
 

@@ -244,6 +244,15 @@ def test_a_loss_that_is_not_finite_names_the_worker_and_the_step() -> None:
         some.train(params, Steps(4), {})
 
 
+def test_a_learner_that_is_cancelled_takes_no_further_step() -> None:
+    some = learner()
+    before = start(some)
+    some.cancel()
+    with pytest.raises(TrainingError, match="told to leave off"):
+        some.train(before, Steps(2), {})
+    torch.testing.assert_close(some.model.params, before, rtol=0, atol=0)
+
+
 def test_steps_are_counted_on_by_a_restored_learner() -> None:
     original, other = learner(), learner(loss=lambda outputs, _: outputs.sum() * float("nan"))
     middle = original.train(start(original), Steps(6), {}).params

@@ -1,12 +1,24 @@
-"""EvoNorm-S0 is the formula of its paper and looks at one sample only."""
+"""EvoNorm-S0 is the formula of its paper; who normalises by batches is warned of skew."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from tests.small_runs import small_model, small_task
+from torch import Tensor, nn
 
 from edgegossip.learning.normalization import EvoNormS0, normalization_2d
+from edgegossip.learning.partition import (
+    IID,
+    BySubject,
+    Dirichlet,
+    LabelSkew,
+    Partition,
+    is_skewed,
+)
+from edgegossip.learning.task import Workload
 
 
 def picture_batch(num_channels: int = 16) -> Tensor:
@@ -68,3 +80,40 @@ def test_evonorm_keeps_the_channels_last_layout() -> None:
     layer = with_random_parameters(16)
     assert layer(x).is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(layer(x), layer(x.contiguous()))
+
+
+def workload(**changes: Any) -> Workload:  # noqa: ANN401
+    settings: dict[str, Any] = {"model": small_model, "partition": LabelSkew(0.8)}
+    return Workload(small_task(**settings | changes), range(4), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("has_buffers", "then"),
+    [
+        (True, "exchanged and averaged with the parameters"),
+        (False, "not exchanged, but measured"),
+    ],
+)
+def test_running_statistics_under_skew_are_warned_of(has_buffers: bool, then: str) -> None:
+    with pytest.warns(UserWarning, match=rf"1 layers \(BatchNorm2d\).*{then}"):
+        workload(has_buffers=has_buffers)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"partition": IID()},
+        {"partition": LabelSkew(0.0)},
+        {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))},
+        {"model": lambda: nn.Sequential(EvoNormS0(1), nn.Flatten(), nn.Linear(36, 3))},
+    ],
+)
+def test_nothing_is_warned_of_where_all_see_the_same_or_there_are_none(
+    changes: dict[str, Any],
+) -> None:
+    workload(**changes)  # a warning is an error in tests
+
+
+@pytest.mark.parametrize("partition", [Dirichlet(0.1), LabelSkew(0.5), BySubject()])
+def test_partitions_that_deal_unevenly_say_so(partition: Partition) -> None:
+    assert is_skewed(partition)

@@ -13,8 +13,9 @@ from tests.run_folders import Event, comparison, ended, header, whole_run, write
 from edgegossip.core.errors import RunFolderError
 from edgegossip.report.balance import kept_shares
 from edgegossip.report.folder import read_folder
-from edgegossip.report.page import write_report
+from edgegossip.report.page import render_page, write_report
 from edgegossip.report.prose import highlights, notices, story
+from edgegossip.report.style import run_colors
 
 
 class PageReader(HTMLParser):
@@ -98,6 +99,31 @@ def test_results_table_has_the_numbers_of_the_summary(compared: Path) -> None:
     assert "Time to 90 %" in reader.text
     assert f"{speedup:.1f} ×" in reader.text  # noqa: RUF001 - what the page says
     assert "bound 3.8 ×" in reader.text  # noqa: RUF001
+
+
+def test_results_table_has_ratios_of_bytes_where_there_are_some(tmp_path: Path) -> None:
+    folder = comparison(tmp_path)
+
+    def words() -> str:
+        reader = PageReader()
+        contents = read_folder(folder)
+        colors = run_colors([run.name for run in contents.runs], contents.baseline)
+        reader.feed(render_page(contents, colors, [], []))
+        return reader.text
+
+    without = words()
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary["runs"]["gossip"] |= {
+        "worker_accuracy_mean": 0.8125,
+        "bytes_ratio_same_graph": 66.7,
+        "bytes_ratio_complete_graph": 466.7,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    found = words()
+    for text in ("467 ×", "66.7 ×", "81.2 %"):  # noqa: RUF001 - what the page says
+        assert text in found
+    assert "complete graph" in found
+    assert "complete graph" not in without
 
 
 @pytest.mark.slow

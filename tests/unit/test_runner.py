@@ -121,6 +121,18 @@ def test_totals_are_those_of_the_events(tmp_path: Path) -> None:
     assert times == sorted(times)
 
 
+def test_evaluations_may_go_by_samples_instead_of_time(tmp_path: Path) -> None:
+    # A worker's whole pass takes 16 samples: 64 of all.
+    experiment = small_run("gosgd", evaluation_interval=None, evaluation_epochs=0.5)
+    results = run(experiment, out=tmp_path, num_threads=0)
+    epochs = [evaluation.epochs for evaluation in results.history]
+    assert epochs[0] == 0
+    assert epochs[-1] == sum(e["num_samples"] for e in events(tmp_path, "trained")) / 64
+    for number, found in enumerate(epochs[:-1]):
+        assert 0.5 * number <= found < 0.5 * (number + 1)
+    assert len(epochs) == pytest.approx(epochs[-1] / 0.5 + 1, abs=1.5)
+
+
 def test_the_model_is_evaluated_on_the_grid_and_at_the_end(tmp_path: Path) -> None:
     results = run(small_run(evaluation_interval=0.125), out=tmp_path, num_threads=0)
     *grid, end = [evaluation.time for evaluation in results.history]

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.test_report import PageReader
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.report.charts import study_picture
+from edgegossip.report.charts import draw_panel, series_colors, study_picture
+from edgegossip.report.heat_map import draw_map, map_words
 from edgegossip.report.study import write_study_report
+from edgegossip.report.style import new_figure
 
 
 def panel(kind: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -105,6 +108,47 @@ def test_each_kind_of_panel_is_drawn_the_same_again() -> None:
     first, second = (study_picture(figure("lines", "bars", "stacked")) for _ in range(2))
     assert first.svg == second.svg
     assert "Some lines. random ends at 75\xa0%" in first.alt
+
+
+def map_panel() -> dict[str, Any]:
+    shares = [0.001, 0.01, 0.1]
+    steps = {"0.01": [0.5, 0.1, 0.2], "0.1": [None, 0.05, 0.1]}
+    rows = [
+        {"name": step, "x": shares, "y": y, "low": [], "high": [], "is_mark": False}
+        for step, y in steps.items()
+    ]
+    rule = {"name": "rule", "x": shares, "y": [0.001, 0.01, 0.1], "low": [], "high": []}
+    return panel("map", series=[*rows, rule | {"is_mark": True}], y_unit="number")
+
+
+def test_a_map_has_a_cell_for_each_number_and_the_line_over_it() -> None:
+    axes = new_figure(4, 3).subplots()
+    draw_map(axes, map_panel())
+    mesh: Any = axes.collections[0]
+    assert np.ma.filled(mesh.get_array(), 0).tolist() == [[0.5, 0.1, 0.2], [0, 0.05, 0.1]]
+    assert axes.get_xlim() == pytest.approx((0.001 / 10**0.5, 0.1 * 10**0.5))
+    line = axes.get_lines()[-1]
+    assert list(np.asarray(line.get_ydata())) == [0.001, 0.01, 0.1]
+    assert map_words(map_panel())[:2] == [
+        "least at 0.001: 0.5 at 0.01",
+        "least at 0.01: 0.05 at 0.1",
+    ]
+
+
+def test_a_map_is_drawn_with_only_its_line_in_the_legend() -> None:
+    figure_ = figure("bars") | {"panels": [map_panel()]}
+    assert list(series_colors(figure_["panels"])) == []
+    assert "least at 0.1: 0.1 at 0.1" in study_picture(figure_).alt
+
+
+def test_curves_may_have_a_logarithmic_axis_of_bytes() -> None:
+    axes = new_figure(4, 3).subplots()
+    curves = panel("lines", is_x_log=True, x_unit="bytes")
+    for each in curves["series"]:
+        each["x"] = [1e3, 1e6, 1e9]
+    draw_panel(axes, curves, series_colors([curves]))
+    assert axes.get_xscale() == "log"
+    assert axes.xaxis.get_major_formatter()(1e6) == "1\xa0MB"
 
 
 @pytest.mark.parametrize(

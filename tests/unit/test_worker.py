@@ -27,6 +27,7 @@ from edgegossip.experiments import worker as worker_module
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.gathering import Gathering
+from edgegossip.experiments.launch import launch
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
@@ -285,6 +286,23 @@ def test_a_worker_that_has_ended_does_not_begin_again(crew: Crew) -> None:
     with pytest.raises(RunFolderError, match="has ended; choose another --out"):
         take_part(SHORT, 0, MemoryNetwork().transport(0), out=crew.folder(0))
     assert (crew.folder(0) / "params.safetensors").read_bytes() == before
+
+
+def test_those_who_go_on_do_not_wait_for_one_that_has_ended(crew: Crew) -> None:
+    settings = WorkerSettings(meet_seconds=1000.0, ended=(0,))
+    crew.start(SHORT, 1, 2, 3, settings=settings)
+    assert crew.join(1, 2, 3) == ["finished"] * 3
+
+
+def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) -> None:
+    def start(*arguments: Any) -> list[str]:  # noqa: ANN401
+        raise AssertionError("a worker is started again")
+
+    crew.all(SHORT)
+    with pytest.raises(RunFolderError, match="another experiment; choose another --out"):
+        launch(replace(SHORT, seed=4), start, out=crew.out)
+    assert launch(SHORT, start, out=crew.out).reason == "finished"
+    assert (crew.out / "params.safetensors").exists()
 
 
 def test_the_folder_of_another_experiment_is_left_alone(crew: Crew) -> None:

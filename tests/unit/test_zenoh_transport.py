@@ -113,7 +113,7 @@ def test_what_is_left_of_a_process_ends_unnoticed_once_it_has_a_successor(
         assert a.events.next() == ("disappeared", 1, 7)
 
 
-def test_workers_of_another_run_are_not_seen(network: OverZenoh) -> None:
+def test_workers_of_another_run_are_named_and_have_no_part(network: OverZenoh) -> None:
     a, b, _ = network.open_all()
     other = ZenohTransport(
         run="another",
@@ -124,6 +124,10 @@ def test_workers_of_another_run_are_not_seen(network: OverZenoh) -> None:
     events = Recorder()
     other.open(events)
     other.send(0, [b"wrong run"])
+    what = "a sign of life in run {}, whose settings or --name are not those of this run, {}"
+    assert a.events.next() == ("refused", 1, what.format("another", "test"))
+    refused = {events.next() for _ in range(3)}
+    assert refused == {("refused", rank, what.format("test", "another")) for rank in range(3)}
     b.send(0, b"hello")
     assert a.events.next() == ("received", 1, b"hello")
     other.close()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic
 
 from torch import Tensor
 
-from edgegossip.algorithms.rounds import RoundBased, RoundState
+from edgegossip.algorithms.rounds import RoundBased, S
 from edgegossip.core.mixing import MetropolisHastings, MixingRule
 from edgegossip.core.protocol import Payload, Rank
 from edgegossip.core.schema import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighborAveraging(RoundBased[RoundState]):
+class NeighborAveraging(RoundBased[S], Generic[S]):
     r"""Base of algorithms that send their parameters to the neighbors and average what comes.
 
     .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
@@ -49,16 +50,13 @@ class NeighborAveraging(RoundBased[RoundState]):
                 f"{self.mixing} is for push-sum, choose MetropolisHastings() or Uniform()"
             )
 
-    def init(self, rank: Rank, params: Tensor) -> RoundState:
-        return RoundState(rank=rank, params=params)
-
-    def outgoing(self, state: RoundState, receiver: Rank) -> Payload:
+    def outgoing(self, state: S, receiver: Rank) -> Payload:
         return {"params": state.params}
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
         return {"params": TensorSpec.like(params)}
 
-    def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
+    def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
         weights = self.mixing.weights(self.topology, state.rank, state.round)
         own_weight = 1 - sum(weights[j] for j in inbox)
         mixed = own_weight * state.params

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from edgegossip.algorithms.averaging import NeighborAveraging
 from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Epochs, Work
+from edgegossip.core.protocol import Epochs, Rank, Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochGossip(NeighborAveraging):
+class EpochGossip(NeighborAveraging[RoundState]):
     r"""Every epoch: train on all local data, exchange by the mixing matrix, wait for the rest.
 
     As the EdgeGossip paper describes its base algorithm, in each epoch worker :math:`i`
@@ -36,6 +38,9 @@ class EpochGossip(NeighborAveraging):
         paper calls it GoSGD; the algorithm of that name by its own authors has no barrier and
         is `GoSGD`.
     """
+
+    def init(self, rank: Rank, params: Tensor) -> RoundState:
+        return RoundState(rank=rank, params=params)
 
     def work(self, state: RoundState) -> Work:
         return Epochs()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from edgegossip.algorithms.averaging import NeighborAveraging
 from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Steps, Work
+from edgegossip.core.protocol import Rank, Steps, Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gossip(NeighborAveraging):
+class Gossip(NeighborAveraging[RoundState]):
     r"""Train for some local steps, send the model to the neighbors, average what came back.
 
     In each round worker :math:`i`
@@ -42,6 +44,9 @@ class Gossip(NeighborAveraging):
         super().__post_init__()
         if self.local_steps < 1:
             raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
+
+    def init(self, rank: Rank, params: Tensor) -> RoundState:
+        return RoundState(rank=rank, params=params)
 
     def work(self, state: RoundState) -> Work:
         return Steps(self.local_steps)

@@ -1,15 +1,15 @@
 """Synchronous rounds: train, exchange with the neighbors, mix, repeat.
 
-The waiting is written once, here, and so is what happens when a neighbor is lost, comes
-back, or its message never arrives. An algorithm built on it says only what to send
-(`outgoing`) and what to make of the answers (`mix`).
+The waiting is written once, in `Synchronous`, and so is what happens when a neighbor is lost,
+comes back, or its message never arrives. An algorithm built on `RoundBased` says only what to
+send (`outgoing`) and what to make of the answers (`mix`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
@@ -65,7 +65,7 @@ S = TypeVar("S", bound=RoundState)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundBased(ABC, Generic[S]):
+class Synchronous(ABC, Generic[S]):
     """Base of the algorithms that wait for all their neighbors every round.
 
     A worker waits for its neighbors only, so neighbors are at most one round apart while
@@ -98,10 +98,6 @@ class RoundBased(ABC, Generic[S]):
         """Build the state of worker `rank`, which starts from `params` ([num_params])."""
 
     @abstractmethod
-    def outgoing(self, state: S, receiver: Rank) -> Payload:
-        """What `receiver` gets this round."""
-
-    @abstractmethod
     def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
         """Update the state from the payloads that arrived, keyed and ordered by rank."""
 
@@ -109,31 +105,48 @@ class RoundBased(ABC, Generic[S]):
     def work(self, state: S) -> Work | None:
         """How much to train before the next exchange; None to exchange at once."""
 
+    @abstractmethod
+    def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        """Send this round's messages."""
+
+    @abstractmethod
+    def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        """Tell `receivers` from which round on they will hear this worker ("catch-up").
+
+        One that has come back goes on from what it is told so.
+        """
+
+    @abstractmethod
+    def catch_up_with(self, state: S, payload: Payload) -> None:
+        """Go on from what `announce` of the neighbor that is furthest has told."""
+
+    @abstractmethod
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """What `send` and `announce` send, by kind; `params` ([num_params]) as for `init`."""
+
+    def learn(self, state: S, trained: Trained) -> None:
+        """Account for what training has brought."""
+        state.params = trained.params
+
+    def end(self, state: S) -> list[Effect]:
+        """The last round is over."""
+        return [Finish()]
+
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges until the last round is over."""
+        return self.num_rounds * self.exchanges_per_round
+
     def role(self, rank: Rank) -> Role:
         """Every rank trains and is evaluated."""
         return WORKER
-
-    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
-        """What `outgoing` gives, `params` being [num_params]; only a network asks."""
-        raise lacks(self, "payload_schema")
-
-    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """What `outgoing` gives, and whole vectors for those who come back."""
-        # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
-        max_ahead = self.num_rounds * self.exchanges_per_round
-        own = self.payload_schema(params)
-        whole = {"params": TensorSpec.like(params)}
-        return {
-            "params": MessageSpec(own, max_ahead=max_ahead),
-            "catch-up": MessageSpec(whole, max_ahead=max_ahead),
-        }
 
     def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Started(has_rejoined=False):
                 return self._begin_round(state, now)
             case Trained():
-                state.params = event.params
+                self.learn(state, event)
                 return self._exchange(state, now)
             case Received(message=Message(kind="catch-up")):
                 return self._receive_catch_up(state, event.sender, event.message, now)
@@ -147,7 +160,7 @@ class RoundBased(ABC, Generic[S]):
                 return self._go_on(state, now)
             case WorkerJoined():
                 state.lost.pop(event.rank, None)
-                return self._help_to_catch_up(state, event.rank)
+                return self._help_to_catch_up(state, event.rank, now)
             case Started(has_rejoined=True):
                 return self._rejoin(state, now)
         return []
@@ -155,18 +168,15 @@ class RoundBased(ABC, Generic[S]):
     # One round.
 
     def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
-        if state.round >= self.num_rounds * self.exchanges_per_round:
-            return [Finish()]
+        if state.round >= self.num_exchanges:
+            return self.end(state)
         work = self.work(state)
-        return self._exchange(state, now) if work is None else [Train(state.params, work)]
+        return self._exchange(state, now) if work is None else [Train(state.estimate, work)]
 
     def _exchange(self, state: S, now: Seconds) -> list[Effect]:
         state.is_exchanging = True
-        effects: list[Effect] = [
-            Send(j, Message("params", state.round, self.outgoing(state, j)))
-            for j in self.topology.out_neighbors(state.rank, state.round)
-            if j not in state.lost
-        ]
+        neighbors = self.topology.out_neighbors(state.rank, state.round)
+        effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
         if self.timeout is not None:
             effects.append(SetTimer("round", now + self.timeout))
         return effects + self._mix_if_complete(state, now)
@@ -218,15 +228,11 @@ class RoundBased(ABC, Generic[S]):
 
     # Coming back.
 
-    def _help_to_catch_up(self, state: S, rank: Rank) -> list[Effect]:
+    def _help_to_catch_up(self, state: S, rank: Rank, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
             return []  # answers once it has caught up itself, in a round that it will keep to
         is_neighbor = rank in self.topology.all_out_neighbors(state.rank)
-        return [Send(rank, self._catch_up_message(state))] if is_neighbor else []
-
-    def _catch_up_message(self, state: S) -> Message:
-        next_sent = state.round + state.is_exchanging
-        return Message("catch-up", next_sent, {"params": state.params})
+        return self.announce(state, [rank], now) if is_neighbor else []
 
     def _rejoin(self, state: S, now: Seconds) -> list[Effect]:
         state.catch_up = {}
@@ -253,10 +259,53 @@ class RoundBased(ABC, Generic[S]):
         answers, state.catch_up = state.catch_up, None
         if answers:
             furthest = min(answers, key=lambda j: (-answers[j].round, j))
-            state.params = answers[furthest].payload["params"]
+            self.catch_up_with(state, answers[furthest].payload)
             state.round = answers[furthest].round
             state.inbox = {r: box for r, box in state.inbox.items() if r >= state.round}
-        message = self._catch_up_message(state)
-        receivers = self.topology.all_out_neighbors(state.rank)
-        announcements = [Send(j, message) for j in receivers if j not in state.lost]
+        neighbors = self.topology.all_out_neighbors(state.rank)
+        announcements = self.announce(state, [j for j in neighbors if j not in state.lost], now)
         return [*announcements, *self._begin_round(state, now)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundBased(Synchronous[S], Generic[S]):
+    """`Synchronous` for those that send some tensors and mix the parameters with what comes.
+
+    What comes too late is thrown away.
+    """
+
+    @abstractmethod
+    def outgoing(self, state: S, receiver: Rank) -> Payload:
+        """What `receiver` gets this round."""
+
+    def handed_over(self, state: S) -> Tensor:
+        """What a worker that comes back is given to go on from, [num_params]."""
+        return state.params
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        """What `outgoing` gives, `params` being [num_params]; only a network asks."""
+        raise lacks(self, "payload_schema")
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """What `outgoing` gives, and whole vectors for those who come back."""
+        # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
+        max_ahead = self.num_rounds * self.exchanges_per_round
+        own = self.payload_schema(params)
+        whole = {"params": TensorSpec.like(params)}
+        return {
+            "params": MessageSpec(own, max_ahead=max_ahead),
+            "catch-up": MessageSpec(whole, max_ahead=max_ahead),
+        }
+
+    def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        return [
+            Send(j, Message("params", state.round, self.outgoing(state, j))) for j in receivers
+        ]
+
+    def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        next_sent = state.round + state.is_exchanging
+        message = Message("catch-up", next_sent, {"params": self.handed_over(state)})
+        return [Send(j, message) for j in receivers]
+
+    def catch_up_with(self, state: S, payload: Payload) -> None:
+        state.params = payload["params"]

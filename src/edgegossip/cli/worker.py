@@ -38,6 +38,7 @@ class WorkerOptions:
         insecure: Do without TLS outside this machine: anybody can read and join.
         name: Of the run, if several of the same settings are under way at once.
         meet_seconds: How long to wait for all workers before beginning without some.
+        ended: Ranks that have come to their ends before, and are not waited for.
         max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
         checkpoint_seconds: Between checkpoints.
         snapshots: Keep what accuracy over time is measured on afterwards.
@@ -57,6 +58,7 @@ class WorkerOptions:
     insecure: bool = False
     name: str = ""
     meet_seconds: Seconds = 60.0
+    ended: tuple[Rank, ...] = ()
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
     snapshots: bool = True
@@ -115,6 +117,7 @@ def worker_command(arguments: list[str]) -> int:
         settings=WorkerSettings(
             name=options.name,
             meet_seconds=options.meet_seconds,
+            ended=options.ended,
             max_seconds=options.max_seconds,
             checkpoint_seconds=options.checkpoint_seconds,
             snapshots=options.snapshots,
@@ -139,9 +142,12 @@ def launch_command(arguments: list[str]) -> int:
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
     passed_on = without(arguments, "out", "resume")
 
-    def worker(rank: Rank, endpoint: str, others: Sequence[str], folder: Path) -> list[str]:
+    def worker(
+        rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
+    ) -> list[str]:
         whose = ["--rank", str(rank), "--out", str(folder), "--parent", str(os.getpid())]
-        return ["worker", *passed_on, *whose, "--listen", endpoint, "--connect", *others]
+        network = ["--listen", endpoint, "--connect", *others, "--ended", *map(str, ended)]
+        return ["worker", *passed_on, *whose, *network]
 
     out = options.out or default_folder(name.rpartition(":")[2])
     experiment = pick(name, chosen, options.only)

@@ -52,8 +52,12 @@ def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed, key=_numbers_by_value)
     meant = {name.rpartition("/")[2]: name for name in names} | {name: name for name in names}
     close = difflib.get_close_matches(given, meant, n=1)
-    hint = f" (did you mean {meant[close[0]]!r}?)" if close else ""
-    return f"unknown {what} {given!r}; choose one of {', '.join(map(repr, names))}{hint}"
+    listed = f"unknown {what} {given!r}; choose one of {', '.join(map(repr, names))}"
+    if not close:
+        return listed
+    hint = f"did you mean {meant[close[0]]!r}?"
+    # A hint is worth more than two lines of names.
+    return f"{listed} ({hint})" if len(listed) < 200 else f"unknown {what} {given!r}; {hint}"
 
 
 def _numbers_by_value(name: str) -> list[str | int]:

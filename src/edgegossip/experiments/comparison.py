@@ -13,6 +13,7 @@ from edgegossip.experiments.progress import Progress
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import require_folder
 from edgegossip.experiments.runner import run
+from edgegossip.experiments.traffic import traffic
 
 
 def compare(
@@ -77,5 +78,20 @@ def summarize(
         "baseline": comparison.baseline,
         "target_accuracy": target,
         "throughput_bound": throughput_bound(platforms),
-        "runs": {name: result.summary(target, baseline) for name, result in results.items()},
+        "bytes_reference": comparison.bytes_reference,
+        "runs": {
+            name: result.summary(target, baseline) | _sent(comparison, results, name)
+            for name, result in results.items()
+        },
+    }
+
+
+def _sent(
+    comparison: Comparison, results: dict[str, Results], name: str
+) -> dict[str, float | None]:
+    found = {each: traffic(comparison.experiments[each], results[each]) for each in results}
+    dense = comparison.bytes_reference
+    return {
+        "bytes_per_worker": found[name].per_worker,
+        **found[name].ratios(None if dense is None else found.get(dense)),
     }

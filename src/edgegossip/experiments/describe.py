@@ -82,5 +82,6 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         "faults": describe(experiment.faults),
         "max_seconds": experiment.max_seconds,
         "evaluation_interval": experiment.evaluation_interval,
+        "evaluation_epochs": experiment.evaluation_epochs,
         "versions": versions(),
     }

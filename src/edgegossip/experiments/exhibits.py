@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Unit: TypeAlias = Literal["text", "number", "seconds", "percent", "points", "times"]
+Unit: TypeAlias = Literal["text", "number", "seconds", "bytes", "percent", "points", "times"]
 """How a number is written: "percent" and "points" (percentage points) are shares in [0, 1]."""
 
 Value: TypeAlias = str | float | None
@@ -19,12 +19,12 @@ class Series:
     """One curve, or one bar in each category.
 
     Args:
-        name: In the legend.
-        x: Of a curve; categories of bars by name.
-        y: One for each x; None for a bar that is missing.
+        name: In the legend; of a row of a map, its height as text.
+        x: Of a curve, or of the cells of a map; categories of bars by name.
+        y: One for each x; None for a bar that is missing or a cell without a number.
         low: Lower end of the range of each y over the seeds; empty for none.
         high: Upper end.
-        is_mark: Bars only: a line across each category instead, such as a bound.
+        is_mark: A line across each category of bars, such as a bound, or one over a map.
     """
 
     name: str
@@ -41,21 +41,26 @@ class Panel:
 
     Args:
         title: Above it.
-        kind: "lines", "bars" (side by side) or "stacked" bars.
+        kind: "lines", "bars" (side by side), "stacked" bars, or a "map": a series for each row
+            of cells, coloured by y on a logarithmic scale, both axes logarithmic.
         x_label: Below it.
         y_label: Beside it.
-        y_unit: Of the numbers on the vertical axis.
+        y_unit: Of the numbers on the vertical axis; in a map, of the colours.
+        x_unit: Of the numbers on the horizontal axis of curves.
         series: In order of the legend.
         is_log: The vertical axis is logarithmic.
+        is_x_log: The horizontal axis of curves is.
     """
 
     title: str
-    kind: Literal["lines", "bars", "stacked"]
+    kind: Literal["lines", "bars", "stacked", "map"]
     x_label: str
     y_label: str
     y_unit: Unit
     series: tuple[Series, ...]
     is_log: bool = False
+    is_x_log: bool = False
+    x_unit: Unit = "number"
 
 
 @dataclass(frozen=True, kw_only=True)

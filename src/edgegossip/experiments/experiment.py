@@ -31,6 +31,8 @@ class Experiment:
             finish. Algorithms are compared fairly at equal time.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model;
             None for a quarter of the slowest worker's epoch.
+        evaluation_epochs: Instead: epochs of all workers together between two evaluations. Fair
+            to runs that take very different times for a round.
         name: Of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
 
     Raises:
@@ -45,15 +47,18 @@ class Experiment:
     seed: int = 0
     max_seconds: Seconds | None = None
     evaluation_interval: Seconds | None = None
+    evaluation_epochs: float | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
         if not self.platforms:
             raise ValueError("platforms is empty; a run needs at least one worker")
-        for name in ("max_seconds", "evaluation_interval"):
+        for name in ("max_seconds", "evaluation_interval", "evaluation_epochs"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, or None, got {value}")
+        if self.evaluation_interval is not None and self.evaluation_epochs is not None:
+            raise ValueError("give one of evaluation_interval and evaluation_epochs")
         links = {rank for pair in self.links.overrides for rank in pair}
         for name, ranks in (("faults", self.faults.ranks), ("links", links)):
             if strangers := sorted(ranks - set(range(self.num_workers))):
@@ -102,19 +107,32 @@ class Comparison:
         baseline: The run that speed-ups refer to.
         target_accuracy: In [0, 1]; None for the baseline's best accuracy less `target_gap`.
         target_gap: In [0, 1], in accuracy.
+        bytes_reference: The run, dense and with one step a round, that says what uncompressed
+            push-sum sends; None for none, and no ratios of bytes. See `Traffic.ratios`.
 
     Raises:
-        ValueError: If there is no run of the name `baseline`, or a number is out of range.
+        ValueError: If there is no run of the name `baseline` or `bytes_reference`, or a number
+            is out of range.
     """
 
     experiments: Mapping[str, Experiment]
     baseline: str
     target_accuracy: float | None = None
     target_gap: float = 0.005
+    bytes_reference: str | None = None
 
     def __post_init__(self) -> None:
-        if self.baseline not in self.experiments:
-            raise ValueError(unknown_name("baseline", self.baseline, self.experiments))
+        for role in ("baseline", "bytes_reference"):
+            name = getattr(self, role)
+            if name is not None and name not in self.experiments:
+                raise ValueError(unknown_name(role, name, self.experiments))
+        if self.bytes_reference is not None:
+            algorithm = self.experiments[self.bytes_reference].algorithm
+            if (local_steps := getattr(algorithm, "local_steps", 1)) != 1:
+                raise ValueError(
+                    f"bytes_reference {self.bytes_reference!r} has local_steps={local_steps}; "
+                    "name a run that sends after each step"
+                )
         for name in ("target_accuracy", "target_gap"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:

@@ -58,6 +58,26 @@ RECIPES = {
         "har_cnn",
         "Activities of 21 people on 21 phones of measured speeds, tested on 9 others.",
     ),
+    "sparse-push/mnist-lenet5": Entry(
+        f"{_RECIPES}.sparse_push",
+        "mnist_lenet5",
+        "Push-sum, dense and compressed: MNIST with LeNet-5, 8 workers in a directed ring.",
+    ),
+    "sparse-push/har-cnn": Entry(
+        f"{_RECIPES}.sparse_push",
+        "har_cnn",
+        "Push-sum, dense and compressed: activities of 21 people at 7 workers in a ring.",
+    ),
+    "sparse-push/cifar10-resnet20": Entry(
+        f"{_RECIPES}.sparse_push",
+        "cifar10_resnet20",
+        "Push-sum, dense and compressed: CIFAR-10 with ResNet-20, which takes hours.",
+    ),
+    "sparse-push/cifar10-vgg11": Entry(
+        f"{_RECIPES}.sparse_push",
+        "cifar10_vgg11",
+        "Push-sum, dense and compressed: CIFAR-10 with VGG11, which takes days on two cores.",
+    ),
 }
 
 _STUDIES = "edgegossip.experiments.studies"
@@ -101,6 +121,26 @@ STUDIES = {
         f"{_STUDIES}.speedup",
         "speedup",
         "Time to EpochGossip's best accuracy less 0.3 points, at imbalances 2, 4 and 8.",
+    ),
+    "sparse-push/table-iid": Entry(
+        f"{_STUDIES}.sparse_push",
+        "table_iid",
+        "Even data: dense SGP, D-PSGD, CHOCO, and rising compression in a directed ring.",
+    ),
+    "sparse-push/table-skew": Entry(
+        f"{_STUDIES}.sparse_push",
+        "table_skew",
+        "Skewed data: with and without compensation, and quasi-global momentum.",
+    ),
+    "sparse-push/time-varying": Entry(
+        f"{_STUDIES}.sparse_push",
+        "time_varying",
+        "Graphs that change from round to round: dense, Sparse-Push and DifferencePush.",
+    ),
+    "sparse-push/consensus": Entry(
+        f"{_STUDIES}.consensus",
+        "consensus",
+        "The map of compression and consensus step: how far apart workers end, on quadratics.",
     ),
 }
 

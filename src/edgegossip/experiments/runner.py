@@ -98,7 +98,7 @@ class _Run:
         self._checkpoint_seconds = checkpoint_seconds
         self._workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
         self._history: list[Evaluation] = []
-        self._num_evaluations = 0
+        self._num_looks = 0
         self._last_params: Tensor | None = None
         self._started = self._last_checkpoint = time.monotonic()
         self._wall_before = 0.0
@@ -168,20 +168,36 @@ class _Run:
         """Say whether the run has come to its end, or was asked to stop before."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
         while True:
-            until = min(self._num_evaluations * self._interval, limit)
+            until = min(self._num_looks * self._interval, limit)
             is_over = simulator.run(until)
             if simulator.should_stop and not is_over:
                 return False
-            self._evaluate(simulator.now if is_over else until)
+            self._num_looks += 1
+            if is_over or until == limit or self._is_due():
+                self._evaluate(simulator.now if is_over else until)
             if is_over or until == limit:
                 return True
             if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
                 self._keep()
 
+    def _is_due(self) -> bool:
+        """Say whether to evaluate now, or when more has been processed."""
+        epochs = self._experiment.evaluation_epochs
+        if epochs is None:
+            return True
+        due = epochs * len(self._history) * len(self._experiment.task.dataset.train)
+        return self._log.samples_processed >= due
+
     @property
     def _interval(self) -> Seconds:
+        """Virtual seconds after which to look whether an evaluation is due."""
         if self._experiment.evaluation_interval is not None:
             return self._experiment.evaluation_interval
+        if self._experiment.evaluation_epochs is not None:
+            # It cannot be due sooner than if nobody ever waited.
+            num_samples = len(self._experiment.task.dataset.train)
+            throughput = sum(each.total_throughput for each in self._experiment.platforms)
+            return self._experiment.evaluation_epochs * num_samples / throughput / 4
         epochs = [
             len(shard) / self._experiment.platforms[rank].total_throughput
             for rank, shard in self._workload.shards.items()
@@ -213,7 +229,6 @@ class _Run:
             bytes_sent=self._log.bytes_sent,
             samples_processed=samples,
         )
-        self._num_evaluations += 1
         self._history.append(evaluation)
         self._log.write("evaluated", **dataclasses.asdict(evaluation))
         self._progress.update(self._status(now))
@@ -268,7 +283,7 @@ class _Run:
                 "log_size": self._log.flush(),
                 "log": self._log.state_dict(),
                 "history": self._history,
-                "num_evaluations": self._num_evaluations,
+                "num_looks": self._num_looks,
                 "wall_seconds": self._wall_seconds,
             }
         )
@@ -285,7 +300,7 @@ class _Run:
             ) from error
         self._log.load_state_dict(checkpoint["log"])
         self._history = checkpoint["history"]
-        self._num_evaluations = checkpoint["num_evaluations"]
+        self._num_looks = checkpoint["num_looks"]
         self._wall_before = checkpoint["wall_seconds"]
 
     def _end(self, reason: str, error: Exception | None = None) -> Results:

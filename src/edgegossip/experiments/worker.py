@@ -37,7 +37,17 @@ from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 _SHOW: Seconds = 1.0
-_SIMULATED = ("platforms", "links", "faults", "max_seconds", "evaluation_interval", "versions")
+_ENDS = ("finished", "time limit")
+"""How a worker ends that does not go on later."""
+_SIMULATED = (
+    "platforms",
+    "links",
+    "faults",
+    "max_seconds",
+    "evaluation_interval",
+    "evaluation_epochs",
+    "versions",
+)
 """What the workers of one real run may differ in: it describes simulated machines."""
 
 
@@ -48,6 +58,7 @@ class WorkerSettings:
     Args:
         name: Of the run, if several of the same experiment are under way at once.
         meet_seconds: See `HostSettings`.
+        ended: See `HostSettings`.
         max_seconds: When to stop, counted from the beginning; None for the experiment's.
         checkpoint_seconds: Between checkpoints.
         snapshots: Keep what accuracy over time is measured on afterwards.
@@ -56,6 +67,7 @@ class WorkerSettings:
 
     name: str = ""
     meet_seconds: Seconds = 60.0
+    ended: tuple[Rank, ...] = ()
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
     snapshots: bool = True
@@ -128,7 +140,9 @@ class _Worker:
         self._settings = settings
         self._header = header(experiment, recipe)
         self._checkpoint = out / "checkpoint.safetensors"
-        _prepare(out, self._header)
+        if has_ended(out, self._header):
+            raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
+        _make(out, self._header)
         self._diary = Diary(out / "events.jsonl")
         self._diary.write(
             "worker",
@@ -172,6 +186,7 @@ class _Worker:
             settings=HostSettings(
                 run=run_id(experiment, settings.name),
                 meet_seconds=settings.meet_seconds,
+                ended=settings.ended,
                 max_seconds=limit,
                 checkpoint_seconds=settings.checkpoint_seconds,
             ),
@@ -191,11 +206,13 @@ class _Worker:
             self._host.stop()
         return now + _SHOW
 
-    def _save(self, checkpoint: dict[str, Any]) -> None:
+    def _save(self, checkpoint: dict[str, Any]) -> bool:
         try:
             save_checkpoint(self._checkpoint, {**checkpoint, "incarnation": self._incarnation})
         except RunFolderError as error:
             _LOG.warning("%s - training goes on without a new checkpoint", error)
+            return False
+        return True
 
     def _kept(self) -> dict[str, Any] | None:
         if not self._checkpoint.exists():
@@ -228,7 +245,7 @@ class _Worker:
                 "refused": host.post.refusals,
             },
         )
-        if reason in ("finished", "time limit"):
+        if reason in _ENDS:
             self._checkpoint.unlink(missing_ok=True)
 
 
@@ -240,19 +257,31 @@ def _is_running(process: int) -> bool:
         return False
 
 
-def _prepare(out: Path, header: dict[str, Any]) -> None:
-    """Make the folder, or make sure that it is this worker's."""
-    path = out / "experiment.json"
+def has_ended(out: Path, header: dict[str, Any]) -> bool:
+    """Whether the worker of folder `out` has come to its end, and does not go on.
+
+    Args:
+        out: Need not be there.
+        header: Of the experiment that it should be of.
+
+    Raises:
+        RunFolderError: If it is a worker of another experiment.
+    """
+    path, summary = out / "experiment.json", out / "summary.json"
+    if not path.exists():
+        return False
     now = json.loads(json.dumps(header))
+    if {**read_json(path), "versions": None} != {**now, "versions": None}:
+        raise RunFolderError(
+            f"{out} holds a worker of another experiment; choose another --out"
+        )
+    return summary.exists() and read_json(summary)["reason"] in _ENDS
+
+
+def _make(out: Path, header: dict[str, Any]) -> None:
+    """Make the folder, unless it is there."""
+    path = out / "experiment.json"
     if path.exists():
-        kept = read_json(path)
-        if {**kept, "versions": None} != {**now, "versions": None}:
-            raise RunFolderError(
-                f"{out} holds a worker of another experiment; choose another --out"
-            )
-        summary = out / "summary.json"
-        if summary.exists() and read_json(summary)["reason"] in ("finished", "time limit"):
-            raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
         return
     try:
         out.mkdir(parents=True, exist_ok=True)

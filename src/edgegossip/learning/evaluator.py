@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edgegossip.learning.dataset import Dataset, Split
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.loss import Loss, prepare_batch
+from edgegossip.learning.normalization import running_statistics
 
 
 class Evaluator:
@@ -46,7 +47,7 @@ class Evaluator:
         self._dataset = dataset
         self._torch_device = torch.device(torch_device)
         self._batch_size = batch_size
-        self._statistics = [] if has_buffers else _running_statistics(module)
+        self._statistics = [] if has_buffers else running_statistics(module)
         self._lock = threading.Lock()
 
     @torch.no_grad()
@@ -89,9 +90,3 @@ class Evaluator:
 
     def _batch(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
         return prepare_batch(self._dataset, *split.batch(indices), self._torch_device)
-
-
-def _running_statistics(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
-    kind = nn.modules.batchnorm._NormBase
-    layers = [layer for layer in module.modules() if isinstance(layer, kind)]
-    return [layer for layer in layers if layer.track_running_stats]

@@ -100,6 +100,7 @@ class Learner(Trainer):
         self._augmentation = augmentation
         self._torch_device = torch.device(torch_device)
         self._num_steps = 0
+        self._is_cancelled = False
         self._assigned: tuple[Rank, ...] | None = None
         self._take_shard(shard)
 
@@ -167,7 +168,7 @@ class Learner(Trainer):
         """Train from `params` ([num_params]).
 
         Raises:
-            TrainingError: If a loss is not finite.
+            TrainingError: If a loss is not finite, or after `cancel`.
         """
         self.model.params.copy_(params)
         self.model.module.train()
@@ -176,6 +177,8 @@ class Learner(Trainer):
         losses = []
         before = torch.get_rng_state()
         for batch in self.batches.take(work):
+            if self._is_cancelled:
+                raise TrainingError(f"worker {self.rank} was told to leave off")
             self._set_rate()
             losses.append(self._step(batch))
             num_samples += len(batch)
@@ -192,6 +195,10 @@ class Learner(Trainer):
         return TrainingResult(
             self.model.params.to("cpu", copy=True), num_samples, len(losses), loss
         )
+
+    def cancel(self) -> None:
+        """Leave off after the present step, for good."""
+        self._is_cancelled = True
 
     def _step(self, batch: Batch) -> Tensor:
         x, y = self._dataset.train.batch(self.shard[batch.positions])

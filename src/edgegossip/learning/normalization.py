@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -65,6 +66,37 @@ def num_groups(num_channels: int) -> int:
     (8, 4)
     """
     return math.gcd(8, num_channels)
+
+
+def running_statistics(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    """The layers of `module` that normalise by means and variances of earlier batches."""
+    kind = nn.modules.batchnorm._NormBase
+    layers = [layer for layer in module.modules() if isinstance(layer, kind)]
+    return [layer for layer in layers if layer.track_running_stats]
+
+
+def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
+    """Warn if `module` has running statistics: workers with different data do not share them.
+
+    Args:
+        module: To be trained on skewed shards.
+        has_buffers: The statistics are exchanged and averaged with the parameters.
+    """
+    if not (layers := running_statistics(module)):
+        return
+    then = (
+        "the running ones are exchanged and averaged with the parameters, but fit no single "
+        "worker's batches"
+        if has_buffers
+        else "the running ones are not exchanged, but measured anew for each evaluation, on "
+        "samples of all workers"
+    )
+    warnings.warn(
+        f"{len(layers)} layers ({type(layers[0]).__name__}) normalise each batch by its own "
+        f"statistics, which differ between workers with skewed data; {then}. Use a model with "
+        "normalization='evonorm' or 'group' instead",
+        stacklevel=3,
+    )
 
 
 class EvoNormS0(nn.Module):

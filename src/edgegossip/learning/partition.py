@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,17 @@ from edgegossip.learning.dataset import Dataset
 
 Partition: TypeAlias = Callable[[Dataset, int, int], list[Tensor]]
 """(dataset, num_workers, seed) -> the shard of each rank."""
+
+
+def is_skewed(partition: Partition) -> bool:
+    """Whether workers see different mixes of classes or people, as far as can be told.
+
+    A partition of one's own says so by an attribute `is_skewed`; without it, it is not.
+
+    >>> is_skewed(IID()), is_skewed(LabelSkew(0.8)), is_skewed(LabelSkew(0.0))
+    (False, True, False)
+    """
+    return bool(getattr(partition, "is_skewed", False))
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,8 @@ class Dirichlet:
 
     alpha: float
 
+    is_skewed: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if not 0 < self.alpha < math.inf:
             raise ValueError(f"alpha must be finite and > 0, got {self.alpha}")
@@ -127,6 +140,10 @@ class LabelSkew:
         if not 0 <= self.skew <= 1:
             raise ValueError(f"skew must be in [0, 1], got {self.skew}")
 
+    @property
+    def is_skewed(self) -> bool:
+        return self.skew > 0
+
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
         num_samples = _num_samples(dataset, num_workers)
         order = torch.randperm(num_samples, generator=generator(seed, "partition"))
@@ -153,6 +170,8 @@ class BySubject:
     With as many workers as subjects each has one, in their order. With fewer, the subjects are
     grouped, largest first, always into the smallest shard so far. Draws nothing at random.
     """
+
+    is_skewed: ClassVar[bool] = True
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
         _num_samples(dataset, num_workers)

@@ -18,8 +18,10 @@ from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.loss import Loss
+from edgegossip.learning.normalization import warn_of_running_statistics
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
-from edgegossip.learning.partition import IID, Partition
+from edgegossip.learning.partition import IID, Partition, is_skewed
+from edgegossip.learning.schedule import Constant, Schedule
 
 _GLOBAL_GENERATOR = threading.Lock()
 
@@ -33,6 +35,7 @@ class Task:
         model: Makes the model; called once, other workers get copies.
         loss: ``loss(outputs, targets)``, the mean over a batch.
         optimizer: Makes each worker's optimizer from its parameters.
+        schedule: How the optimizer's learning rate changes over a worker's own epochs.
         batch_size: Samples a step, at least 1.
         partition: Deals the training samples to the workers.
         accuracy_aware: Chooses the samples of an epoch, for `EdgeGossip`; by default any.
@@ -48,6 +51,7 @@ class Task:
     model: Callable[[], nn.Module]
     loss: Loss = F.cross_entropy
     optimizer: OptimizerFactory = SGD()
+    schedule: Schedule = Constant()
     batch_size: int = 64
     partition: Partition = IID()
     accuracy_aware: AccuracyAware = PLAIN
@@ -88,6 +92,8 @@ class Workload:
         with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "model"))
             model = task.model()
+        if len(ranks) > 1 and is_skewed(task.partition):
+            warn_of_running_statistics(model, has_buffers=task.has_buffers)
         self._flat = FlatModel(model, has_buffers=task.has_buffers)
         self.initial_params: Tensor = self._flat.params.clone()
         shards = task.partition(task.dataset, len(ranks), seed)
@@ -109,6 +115,7 @@ class Workload:
             dataset=self.task.dataset,
             shard=self.shards.get(rank, torch.empty(0, dtype=torch.int64)),
             batch_size=self.task.batch_size,
+            schedule=self.task.schedule,
             seed=self._seed,
             rank=rank,
             incarnation=incarnation,

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from edgegossip.report.heat_map import draw_map, map_words
 from edgegossip.report.style import (
     BASELINE_COLOR,
     INK,
@@ -25,7 +26,9 @@ from edgegossip.report.style import (
 from edgegossip.report.units import NO_BREAK, listing, written
 
 WIDTH, HEIGHT = 9.6, 3.7
-GREY = ("epoch-gossip", "paper")
+LEGEND_WIDTH = 130
+"""In letters; a line before each name takes 8."""
+GREY = ("epoch-gossip", "stochastic-gradient-push", "paper")
 """What others are measured against is drawn in grey, as in every report."""
 
 
@@ -39,7 +42,7 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
         canvas = new_figure(WIDTH, HEIGHT * num_rows + 0.5)
         grid = canvas.subplots(num_rows, num_columns, squeeze=False).flat
         for axes, panel in zip(grid, panels, strict=False):
-            _draw(axes, panel, colors)
+            draw_panel(axes, panel, colors)
         for axes in list(grid)[len(panels) :]:
             axes.set_axis_off()
         _draw_legend(canvas, colors)
@@ -60,7 +63,9 @@ def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     >>> series_colors([{"series": [{"name": "epoch-gossip"}, {"name": "random"}]}])
     {'epoch-gossip': '#5b6470', 'random': '#0072b2'}
     """
-    names = list(dict.fromkeys(each["name"] for panel in panels for each in panel["series"]))
+    # The rows of a map have the colours of its scale.
+    coloured = [panel for panel in panels if panel.get("kind") != "map"]
+    names = list(dict.fromkeys(each["name"] for panel in coloured for each in panel["series"]))
     free = iter([*RUN_COLORS, SENDING, INK] * len(names))
     return {name: BASELINE_COLOR if name in GREY else next(free) for name in names}
 
@@ -74,23 +79,28 @@ def _draw_legend(canvas: Figure, colors: Mapping[str, str]) -> None:
             handles |= dict(zip(labels, found, strict=True))
     names = [name for name in colors if name in handles]
     if names:
+        most = max(1, min(6, LEGEND_WIDTH // (max(map(len, names)) + 8)))
         canvas.legend(
             [handles[name] for name in names],
             names,
             loc="outside lower center",
-            ncols=math.ceil(len(names) / math.ceil(len(names) / 6)),
+            ncols=math.ceil(len(names) / math.ceil(len(names) / most)),
             frameon=False,
         )
 
 
-def _draw(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
+def draw_panel(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
+    """Draw one panel of `study.json` in the colours of its series."""
     axes.set_title(panel["title"])
     axes.set_xlabel(panel["x_label"])
     axes.set_ylabel(panel["y_label"])
+    if panel["kind"] == "map":
+        draw_map(axes, panel)
+        return
     unit = panel["y_unit"]
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, unit)))
     if panel["kind"] == "lines":
-        _draw_lines(axes, panel["series"], colors)
+        _draw_lines(axes, panel, colors)
     else:
         _draw_bars(axes, panel["series"], colors, unit, is_stacked=panel["kind"] == "stacked")
     if panel["is_log"]:
@@ -102,14 +112,20 @@ def _tick(value: float, unit: str) -> str:
     return f"{100 * value:g}{NO_BREAK}pp" if unit == "points" else written(value, unit)
 
 
-def _draw_lines(
-    axes: Axes, series: Sequence[Mapping[str, Any]], colors: Mapping[str, str]
-) -> None:
-    for each in series:
+def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
+    for each in panel["series"]:
         color = colors[each["name"]]
         axes.plot(each["x"], each["y"], color=color, label=each["name"], linewidth=1.8)
         axes.plot(each["x"][-1:], each["y"][-1:], "o", color=color, markersize=4)
-    axes.set_xlim(left=0)
+    # Studies of before had no other scale than this one.
+    unit = panel.get("x_unit", "number")
+    if panel.get("is_x_log", False):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    else:
+        axes.set_xlim(left=0)
+    if unit != "number":
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
 
 
 def _draw_bars(
@@ -164,16 +180,20 @@ def _draw_ranges(axes: Axes, places: Any, each: Mapping[str, Any]) -> None:  # n
 
 
 def _alt(figure: Mapping[str, Any]) -> str:
-    parts = []
-    for panel in figure["panels"]:
-        unit = panel["y_unit"]
-        words = []
-        for each in panel["series"]:
-            if panel["kind"] == "lines":
-                words.append(f"{each['name']} ends at {written(each['y'][-1], unit)}")
-            else:
-                pairs = zip(each["x"], each["y"], strict=True)
-                values = [f"{x} {written(y, unit)}" for x, y in pairs]
-                words.append(f"{each['name']}: {listing(values)}")
-        parts.append(f"{panel['title']}. {'; '.join(words)}.")
+    parts = [f"{panel['title']}. {'; '.join(_words(panel))}." for panel in figure["panels"]]
     return " ".join([f"Chart, {figure['heading']}.", *parts])
+
+
+def _words(panel: Mapping[str, Any]) -> list[str]:
+    if panel["kind"] == "map":
+        return map_words(panel)
+    unit = panel["y_unit"]
+    words = []
+    for each in panel["series"]:
+        if panel["kind"] == "lines":
+            words.append(f"{each['name']} ends at {written(each['y'][-1], unit)}")
+        else:
+            pairs = zip(each["x"], each["y"], strict=True)
+            values = [f"{x} {written(y, unit)}" for x, y in pairs]
+            words.append(f"{each['name']}: {listing(values)}")
+    return words

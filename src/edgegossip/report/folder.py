@@ -30,6 +30,9 @@ class Summary:
     virtual_seconds: Seconds | None = None
     wall_seconds: Seconds | None = None
     bytes_sent: float | None = None
+    bytes_per_worker: float | None = None
+    bytes_ratio_same_graph: float | None = None
+    bytes_ratio_complete_graph: float | None = None
     samples_processed: float | None = None
     consensus_distance: float | None = None
 
@@ -187,6 +190,7 @@ def _from_events(log: RunLog, target: float | None) -> dict[str, float | None]:
         "best_accuracy": max(evaluation.accuracy for evaluation in log.evaluations),
         "time_to_target": reached.time if reached else None,
         "bytes_sent": last.bytes_sent,
+        "bytes_per_worker": last.bytes_sent / log.header["num_workers"],
         "samples_processed": last.samples_processed,
         "consensus_distance": last.consensus_distance,
     }

@@ -85,6 +85,7 @@ def render_page(
             run.name: mean_shares(run.workers)["waiting"] if run.workers else None
             for run in folder.runs
         },
+        has_ratios=any(run.summary.bytes_ratio_same_graph for run in folder.runs),
         curves=curves,
         timelines=timelines,
         platforms=_platform_groups(folder.runs[0]),

@@ -75,7 +75,7 @@ def points(value: float | None) -> str:
 
 
 def written(value: str | float | None, unit: str) -> str:
-    """A value in its unit: text, number, seconds, percent, points or times.
+    """A value in its unit: text, number, seconds, bytes, percent, points or times.
 
     >>> written(0.5, "percent").split(), written("LeNet-5", "text")
     (['50', '%'], 'LeNet-5')
@@ -85,6 +85,7 @@ def written(value: str | float | None, unit: str) -> str:
     ways = {
         "number": number,
         "seconds": seconds,
+        "bytes": data_size,
         "percent": percent,
         "points": points,
         "times": times,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from edgegossip.core.randomness import generator
+from edgegossip.experiments.describe import describe
 from edgegossip.experiments.recipes.settings import Settings
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
@@ -26,6 +27,7 @@ from edgegossip.learning.models import (
 )
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.readers import DATASETS
+from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.task import Task
 
 
@@ -41,6 +43,7 @@ class Problem:
         num_test: Test samples, likewise.
         settings: Epochs of EpochGossip, SGD, and the throughput of the fastest platform.
         augmentation: Of the training batches.
+        schedule: Of the learning rate.
         scaled_down: What is smaller than in the paper, in a sentence; empty for nothing.
     """
 
@@ -51,6 +54,7 @@ class Problem:
     num_test: int | None = None
     settings: Settings = Settings()
     augmentation: Augmentation | None = None
+    schedule: Schedule = Constant()
     scaled_down: str = ""
 
     def load(self, data_dir: Path) -> Dataset:
@@ -73,6 +77,7 @@ class Problem:
                 momentum=self.settings.momentum,
                 weight_decay=self.settings.weight_decay,
             ),
+            schedule=self.schedule,
             batch_size=self.settings.batch_size,
             augmentation=self.augmentation,
             torch_device=self.settings.torch_device,
@@ -80,7 +85,8 @@ class Problem:
 
     def plain(self) -> dict[str, object]:
         """What results depend on, in JSON."""
-        return {
+        varied = {} if self.schedule == Constant() else {"schedule": describe(self.schedule)}
+        return varied | {
             "problem": self.name,
             "num_train": self.num_train,
             "num_test": self.num_test,
@@ -99,8 +105,8 @@ def _load(name: str, data_dir: Path, num_train: int | None, num_test: int | None
         dataset,
         train=_some(dataset.train, num_train, "train"),
         test=_some(dataset.test, num_test, "test"),
-        # Who samples are from is of no use to the studies, which deal them at random.
-        subjects=None,
+        # Of samples drawn at random nobody asks whose they are.
+        subjects=dataset.subjects if num_train is None else None,
     )
 
 

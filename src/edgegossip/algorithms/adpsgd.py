@@ -1,0 +1,281 @@
+"""ADPSGD: asynchronous training; now and then two neighbors average, and nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from edgegossip.core.protocol import (
+    WORKER,
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.core.randomness import uniform
+from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.core.topology import Topology
+
+
+@dataclass(slots=True, kw_only=True)
+class ADPSGDState(WorkerState):
+    """State of one worker.
+
+    Attributes:
+        request: What it has asked for and has no answer to yet.
+        deferred: Requests that wait until it has its own answer, by sender.
+        answers: The last answer to each neighbor, to be given again if it was lost.
+        has_averaged: The parameters have changed since training began.
+        is_new: It has come back, and has nothing to give before it has heard from a neighbor.
+        lost: Workers that cannot be reached, as keys.
+    """
+
+    request: Send | None = None
+    deferred: dict[Rank, Message] = field(default_factory=dict)
+    answers: dict[Rank, Message] = field(default_factory=dict)
+    has_averaged: bool = False
+    is_new: bool = False
+    lost: dict[Rank, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADPSGD:
+    r"""Train block by block without waiting; average with a random neighbor at times.
+
+    After a block of local steps, with probability :math:`p` and if no request is open, worker
+    :math:`i` sends its :math:`x_i` to a random neighbor :math:`j` and trains on. The neighbor
+    answers with what is between them, and both move half of the way:
+
+    .. math::
+        d = \tfrac12 (x_i^{sent} - x_j), \qquad x_j \leftarrow x_j + d, \qquad
+        x_i \leftarrow x_i - d
+
+    What :math:`i` has learnt meanwhile stays; so does what :math:`j` is learning, which is
+    added to the average when its block is done. One exchange is one averaging of two workers,
+    and the sum over all workers, answers under way included, changes by training alone.
+
+    While its own request is open a worker averages with nobody else, or two exchanges would
+    get hold of the same parameters. It defers requests from lower ranks and declines those
+    from higher ones: if workers waited for each other in a circle, one of them would be asked
+    by a higher rank, and decline. So no circle closes, on any graph, and of two who ask each
+    other at once the lower is answered.
+
+    A lost request loses nothing but an exchange, a lost answer takes :math:`d` out of the sum:
+    the partner has moved and the worker that asked has not. With `resend_after` neither
+    happens: a request is repeated until it is answered, and gets the same answer again. Not
+    so if the partner is lost in the midst of an exchange: the worker gives up, and if the
+    partner had moved already, and was only cut off, the mean moves by :math:`d / n`. One
+    that comes back neither asks nor averages before it has taken over the first model that a
+    neighbor sends; all do so as soon as they see it, and a request brings one too.
+
+    Args:
+        topology: Undirected communication graph; may vary in time, by the round of the worker
+            that asks.
+        num_rounds: Blocks each worker trains until it finishes.
+        exchange_probability: :math:`p`, chance of a request after each block, in [0, 1]; 1 in
+            the paper.
+        local_steps: SGD steps in a block; 1 in the paper.
+        resend_after: Seconds until a request is repeated. None never does: right where links
+            lose nothing; where they do, a worker whose request or answer is lost averages no
+            more.
+        seed: Of the random choices.
+
+    Raises:
+        ValueError: If the topology is directed, or a number is out of range.
+
+    References:
+        Lian, Zhang, Zhang & Liu, "Asynchronous Decentralized Parallel Stochastic Gradient
+        Descent", ICML 2018, arXiv:1710.06952, Algorithm 1. Departures: the paper's averaging
+        locks both workers, and wants a bipartite graph so that nobody waits in a circle; an
+        exchange begins after a block instead of beside it; it may be declined.
+    """
+
+    topology: Topology
+    num_rounds: int
+    exchange_probability: float = 1.0
+    local_steps: int = 1
+    resend_after: Seconds | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.topology.is_directed:
+            raise ValueError(
+                f"ADPSGD needs an undirected topology, got {self.topology!r}: an exchange goes "
+                "both ways; choose an undirected one, or a push-sum algorithm"
+            )
+        if not 0 <= self.exchange_probability <= 1:
+            raise ValueError(
+                f"exchange_probability must be in [0, 1], got {self.exchange_probability}"
+            )
+        for name in ("num_rounds", "local_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.resend_after is not None and not self.resend_after > 0:
+            raise ValueError(f"resend_after must be positive or None, got {self.resend_after}")
+
+    def init(self, rank: Rank, params: Tensor) -> ADPSGDState:
+        return ADPSGDState(rank=rank, params=params)
+
+    def role(self, rank: Rank) -> Role:
+        """Every rank trains and is evaluated."""
+        return WORKER
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Requests and both answers to them, by the round of the one that asked; and models."""
+        max_ahead = self.num_rounds
+        like = TensorSpec.like(params)
+        return {
+            "request": MessageSpec({"params": like}, max_ahead=max_ahead),
+            "average": MessageSpec({"change": like}, max_ahead=max_ahead),
+            "decline": MessageSpec(max_ahead=max_ahead),
+            "model": MessageSpec({"params": like}, max_ahead=max_ahead),
+        }
+
+    def handle(self, state: ADPSGDState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                state.is_new = event.has_rejoined and self._can_reach_any(state)
+                return [Train(state.params, Steps(self.local_steps))]
+            case Trained():
+                # What an exchange has changed meanwhile stays.
+                has_stayed = not state.has_averaged
+                state.params = event.params if has_stayed else state.params + event.delta
+                state.has_averaged = False
+                state.round += 1
+                return [*self._ask(state, now), *self._go_on(state)]
+            case Received(message=Message(kind="request")):
+                return self._answer(state, event.sender, event.message)
+            case Received(message=Message(kind="model")):
+                self._take_over(state, event.message)
+            case Received():
+                return self._accept(state, event.sender, event.message)
+            case TimerFired():
+                return self._open(state, now)
+            case WorkerLost():
+                return self._lose(state, event.rank)
+            case WorkerJoined():
+                return self._welcome(state, event)
+        return []
+
+    def _go_on(self, state: ADPSGDState) -> list[Effect]:
+        if state.round < self.num_rounds:
+            return [Train(state.params, Steps(self.local_steps))]
+        return self._finish_if_done(state)
+
+    def _finish_if_done(self, state: ADPSGDState) -> list[Effect]:
+        # Nothing else would keep the run open until the request is repeated.
+        is_asking = state.request is not None and self.resend_after is not None
+        return [Finish()] if state.round >= self.num_rounds and not is_asking else []
+
+    # The worker that asks.
+
+    def _ask(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
+        draw = uniform(self.seed, state.rank, "exchange", state.round)
+        if draw >= self.exchange_probability or state.request is not None or state.is_new:
+            return []
+        neighbors = self.topology.out_neighbors(state.rank, state.round)
+        partners = [j for j in neighbors if j not in state.lost]
+        if not partners:
+            return []
+        choice = uniform(self.seed, state.rank, "partner", state.round)
+        partner = partners[int(choice * len(partners))]
+        request = Message("request", state.round, {"params": state.params})
+        state.request = Send(partner, request)
+        return self._open(state, now)
+
+    def _open(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
+        """Send the open request, for the first time or again."""
+        if state.request is None:
+            return []
+        if self.resend_after is None:
+            return [state.request]
+        return [state.request, SetTimer("resend", now + self.resend_after)]
+
+    def _accept(self, state: ADPSGDState, sender: Rank, answer: Message) -> list[Effect]:
+        request = state.request
+        if request is None or (request.receiver, request.message.round) != (
+            sender,
+            answer.round,
+        ):
+            return []  # given twice, or given up
+        if answer.kind == "average":
+            state.params = state.params - answer.payload["change"]
+            state.has_averaged = True
+        return self._close(state)
+
+    def _close(self, state: ADPSGDState) -> list[Effect]:
+        """The request is answered, or given up: now those who wait have their turn."""
+        state.request = None
+        waiting, state.deferred = state.deferred, {}
+        answers = [
+            effect
+            for rank in sorted(waiting)
+            for effect in self._answer(state, rank, waiting[rank])
+        ]
+        return [*answers, *self._finish_if_done(state)]
+
+    # The worker that is asked.
+
+    def _answer(self, state: ADPSGDState, sender: Rank, request: Message) -> list[Effect]:
+        given = state.answers.get(sender)
+        if given is not None and request.round <= given.round:
+            return [Send(sender, given)] if request.round == given.round else []
+        if state.request is not None and sender < state.rank:
+            state.deferred[sender] = request
+            return []
+        answer = self._average_or_decline(state, request)
+        if self.resend_after is not None:
+            state.answers[sender] = answer
+        return [Send(sender, answer)]
+
+    def _average_or_decline(self, state: ADPSGDState, request: Message) -> Message:
+        if state.request is not None or state.is_new:
+            self._take_over(state, request)
+            return Message("decline", request.round)
+        change = (request.payload["params"] - state.params) / 2
+        state.params = state.params + change
+        state.has_averaged = True
+        return Message("average", request.round, {"change": change})
+
+    # Neighbors that go and come back.
+
+    def _can_reach_any(self, state: ADPSGDState) -> bool:
+        neighbors = self.topology.all_out_neighbors(state.rank)
+        return any(j not in state.lost for j in neighbors)
+
+    def _take_over(self, state: ADPSGDState, message: Message) -> None:
+        """Begin anew with a neighbor's parameters, unless it has already done so."""
+        if state.is_new:
+            state.params = message.payload["params"]
+            state.has_averaged, state.is_new = True, False
+
+    def _lose(self, state: ADPSGDState, rank: Rank) -> list[Effect]:
+        state.lost[rank] = None
+        state.deferred.pop(rank, None)
+        state.answers.pop(rank, None)  # if it comes back, it may count anew
+        state.is_new = state.is_new and self._can_reach_any(state)
+        is_partner = state.request is not None and state.request.receiver == rank
+        return self._close(state) if is_partner else []
+
+    def _welcome(self, state: ADPSGDState, event: WorkerJoined) -> list[Effect]:
+        state.lost.pop(event.rank, None)
+        is_neighbor = event.rank in self.topology.all_out_neighbors(state.rank)
+        if state.is_new or not event.has_restarted or not is_neighbor:
+            return []
+        return [Send(event.rank, Message("model", state.round, {"params": state.params}))]

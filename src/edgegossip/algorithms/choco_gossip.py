@@ -1,0 +1,243 @@
+"""ChocoGossip (CHOCO-SGD): neighbors send compressed differences to replicas of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.averaging import NeighborAveraging
+from edgegossip.algorithms.consensus_step import require_step, step_or_default, warn_of_step
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.compression.compressor import Compressor, Identity
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Message,
+    Payload,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    Steps,
+    Trained,
+    Work,
+    WorkerLost,
+)
+from edgegossip.core.schema import MessageSpec, TensorSpec
+
+_UNKNOWN = -1
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """What a worker knows of a neighbor.
+
+    Attributes:
+        params: What the neighbor has told in all rounds before `round`, [num_params].
+        round: Whose increment comes next; -1 while the neighbor is lost.
+        increments: Payloads that have arrived and are not in `params` yet, by round.
+    """
+
+    params: Tensor
+    round: int = 0
+    increments: dict[int, Payload] = field(default_factory=dict)
+
+    def hear(self, message: Message) -> None:
+        """Keep an increment; one that comes late closes its gap, one that comes twice not."""
+        if message.round >= self.round:
+            self.increments[message.round] = message.payload
+
+    def restart(self, message: Message) -> None:
+        """Begin anew with all that the neighbor has told before `message.round`."""
+        if message.round >= self.round:
+            self.params, self.round = message.payload["params"], message.round
+            self.increments = {r: q for r, q in self.increments.items() if r >= self.round}
+
+    def forget(self) -> None:
+        """The neighbor is lost: nothing counts until it says where it begins anew."""
+        self.round = _UNKNOWN
+        self.increments.clear()
+
+    def advance(self, round: int, compressor: Compressor) -> bool:
+        """Take in the increments up to `round`, in order; say whether they are all there."""
+        while self.round <= round and self.round in self.increments:
+            increment = self.increments.pop(self.round)
+            self.params = self.params + compressor.decompress(increment, self.params.numel())
+            self.round += 1
+        return self.round == round + 1
+
+
+@dataclass(slots=True, kw_only=True)
+class ChocoState(RoundState):
+    r"""State of one worker.
+
+    Attributes:
+        replica: What the neighbors know of this worker, :math:`\hat x_i`, [num_params].
+        replicas: What it knows of each neighbor, :math:`\hat x_j`, by rank.
+        increment: The last :math:`q_i`, as it was sent.
+        missed: Neighbors without whose increment the last round was mixed.
+    """
+
+    replica: Tensor
+    replicas: dict[Rank, Replica]
+    increment: Payload = field(default_factory=dict)
+    missed: list[Rank] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChocoGossip(NeighborAveraging[ChocoState]):
+    r"""Train, send a compressed difference, step towards what is known of the neighbors.
+
+    Everything that a worker has ever sent adds up to its replica :math:`\hat x_i`, which its
+    neighbors keep too. In each round worker :math:`i`
+
+    1. takes `local_steps` SGD steps,
+    2. sends :math:`q_i = C(x_i - \hat x_i)`, and receives :math:`q_j`,
+    3. updates the replicas, its own too: :math:`\hat x_j \leftarrow \hat x_j + q_j`,
+    4. steps towards the neighbors':
+       :math:`x_i \leftarrow x_i + \gamma \sum_{j \in N(i)} W_{ij} (\hat x_j - \hat x_i)`.
+
+    Compression errors are not lost but sent later, as long as they stay in :math:`x_i - \hat
+    x_i`. The workers' mean is unchanged by mixing whatever :math:`C` and :math:`\gamma` are,
+    because :math:`W` is symmetric and both ends of an edge have the same two replicas. With
+    ``Identity()`` and :math:`\gamma = 1` this is `Gossip`.
+
+    A neighbor that is lost does not count; nor does one whose increment comes too late, for
+    that round. An increment that never arrived is noticed when the next `timeout` ends a
+    round; the worker says so, and the neighbor answers with its whole replica. Until then the
+    worker does not step towards it, though it may do so towards the worker, which moves the
+    mean by :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back
+    takes over the replica of the neighbor that is furthest, as its parameters and as its own
+    replica; it and each neighbor begin anew with whole replicas of each other. What no worker
+    can tell is that a message which arrives after its sender has come back was sent before it
+    crashed: then the two replicas differ from there on.
+
+    Each worker holds its own replica and one of each neighbor. The sum of the neighbors', of
+    which the paper makes do, would not let one of them go.
+
+    Args:
+        topology: Undirected communication graph that never changes: a replica needs all that
+            was ever sent.
+        num_rounds: Rounds of train-then-mix.
+        compressor: :math:`C`.
+        consensus_step: :math:`\gamma`, in (0, 1]. None for :math:`\delta`, the contraction
+            that the compressor promises: 0.01 if 1 % is kept. Measured on rings, tori and
+            complete graphs with 1 to 50 % kept, random-k diverges from 2 to 4
+            :math:`\delta` on, and top-k from 4 to 16. `Sign` promises next to nothing: give
+            0.45, as the paper of 2020 does, and do not mind the warning.
+        local_steps: SGD steps between two exchanges, at least 1.
+        mixing: Rule that makes the rows of :math:`W`.
+        timeout: See `RoundBased`.
+        seed: Of compressors that draw at random.
+
+    Raises:
+        ValueError: If the topology is directed or changes, or a number is out of range.
+
+    References:
+        Koloskova, Stich & Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms
+        with Compressed Communication", ICML 2019, arXiv:1902.00340, Algorithm 2; Koloskova et
+        al., "Decentralized Deep Learning with Arbitrary Communication Compression", ICLR 2020,
+        arXiv:1907.09356. Departures: replicas begin at the initial parameters, which all
+        share, instead of 0; several local steps are allowed.
+    """
+
+    compressor: Compressor = Identity()
+    consensus_step: float | None = None
+    local_steps: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topology.period > 1:
+            raise ValueError(
+                f"ChocoGossip needs a topology that never changes, got {self.topology!r} of "
+                f"period {self.topology.period}: a replica needs every increment; choose a "
+                "static one, or SparsePush, whose error memory stays with the sender"
+            )
+        require_step(self.consensus_step)
+        if self.local_steps < 1:
+            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
+
+    def step(self, num_params: int) -> float:
+        r"""The consensus step :math:`\gamma` for vectors [num_params].
+
+        >>> from edgegossip.core.compression.sparse import TopK
+        >>> from edgegossip.core.topology import ring
+        >>> choco = ChocoGossip(topology=ring(4), num_rounds=1, compressor=TopK(ratio=0.01))
+        >>> choco.step(1000)
+        0.01
+        """
+        return step_or_default(self.consensus_step, self.compressor, num_params)
+
+    def init(self, rank: Rank, params: Tensor) -> ChocoState:
+        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        replicas = {j: Replica(params) for j in self.topology.in_neighbors(rank, 0)}
+        return ChocoState(rank=rank, params=params, replica=params, replicas=replicas)
+
+    def work(self, state: ChocoState) -> Work:
+        return Steps(self.local_steps)
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        return self.compressor.schema(params.numel())
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Increments, whole replicas, and the word that an increment has not arrived."""
+        return {**super().schema(params), "missed": MessageSpec(max_ahead=self.num_rounds)}
+
+    def handle(self, state: ChocoState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Received(message=Message(kind="params")):
+                state.replicas[event.sender].hear(event.message)
+            case Received(message=Message(kind="catch-up")):
+                state.replicas[event.sender].restart(event.message)
+            case Received(message=Message(kind="missed")):
+                return self._repair(state, event.sender, event.message, now)
+            case WorkerLost() if event.rank in state.replicas:
+                state.replicas[event.rank].forget()
+        effects = super().handle(state, event, now)
+        return [*effects, *self._ask_for_missed(state)]
+
+    def learn(self, state: ChocoState, trained: Trained) -> None:
+        super().learn(state, trained)
+        key = (self.seed, state.rank, "increment", state.round)
+        state.increment = self.compressor.compress(state.params - state.replica, *key)
+        told = self.compressor.decompress(state.increment, state.params.numel())
+        state.replica = state.replica + told
+
+    def outgoing(self, state: ChocoState, receiver: Rank) -> Payload:
+        return state.increment
+
+    def mix(self, state: ChocoState, inbox: Mapping[Rank, Payload]) -> None:
+        weights = self.mixing.weights(self.topology, state.rank, state.round)
+        pull = torch.zeros_like(state.params)
+        for j, replica in state.replicas.items():
+            if replica.advance(state.round, self.compressor):
+                pull.add_(replica.params - state.replica, alpha=weights[j])
+            elif j not in state.lost and state.first_round.get(j, 0) <= state.round:
+                state.missed.append(j)
+        state.params = state.params + self.step(pull.numel()) * pull
+
+    # What was lost, and who comes back.
+
+    def _ask_for_missed(self, state: ChocoState) -> list[Effect]:
+        asked: list[Effect] = []
+        if state.round < self.num_rounds:
+            asked += [Send(j, Message("missed", state.round - 1)) for j in state.missed]
+        state.missed.clear()
+        return asked
+
+    def _repair(
+        self, state: ChocoState, rank: Rank, missed: Message, now: Seconds
+    ) -> list[Effect]:
+        """Send the whole replica, unless the round that was missed is still to be sent."""
+        has_sent = missed.round < state.round + state.is_exchanging
+        return self._help_to_catch_up(state, rank, now) if has_sent else []
+
+    def handed_over(self, state: ChocoState) -> Tensor:
+        return state.replica
+
+    def catch_up_with(self, state: ChocoState, payload: Payload) -> None:
+        state.params = state.replica = payload["params"]

@@ -1,0 +1,45 @@
+"""How far workers may go towards what compressed messages tell of each other."""
+
+from __future__ import annotations
+
+import warnings
+
+from edgegossip.core.compression.compressor import Compressor
+from edgegossip.core.protocol import Rank
+
+TOO_FAR = 8.0
+"""Steps of so many contractions diverged with top-k on every graph that was tried."""
+
+
+def require_step(step: float | None) -> None:
+    """Raise ValueError unless a consensus step is None or in (0, 1]."""
+    if step is not None and not 0 < step <= 1:
+        raise ValueError(
+            f"consensus_step must be in (0, 1], got {step}; None takes one that fits the "
+            "compressor"
+        )
+
+
+def step_or_default(step: float | None, compressor: Compressor, numel: int) -> float:
+    r"""The step that was given, or by default the compressor's contraction :math:`\delta`.
+
+    >>> from edgegossip.core.compression.sparse import TopK
+    >>> step_or_default(None, TopK(ratio=0.01), numel=1000)
+    0.01
+    """
+    return compressor.contraction(numel) if step is None else step
+
+
+def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
+    """Warn, once a run, of a step that will hardly converge.
+
+    It is no error, because some compressors do better than they can promise.
+    """
+    promised = compressor.contraction(numel)
+    if rank == 0 and step is not None and step >= TOO_FAR * promised:
+        warnings.warn(
+            f"consensus_step={step:g} is {step / promised:.0f} times the contraction of "
+            f"{compressor}, {promised:.2g}: workers will probably diverge; "
+            "leave consensus_step out, or try a few times the contraction at most",
+            stacklevel=2,
+        )

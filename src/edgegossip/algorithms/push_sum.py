@@ -1,0 +1,354 @@
+"""Push-sum in synchronous rounds: averaging over directed graphs that may change in time."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.mass import Inlet, Mass, Outlet, Unacknowledged, later
+from edgegossip.algorithms.push_sum_state import HARDLY_ANY, Offer, PushSumState
+from edgegossip.algorithms.rounds import Synchronous
+from edgegossip.core.connectivity import require_connected
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Payload,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Trained,
+    Work,
+    WorkerJoined,
+    WorkerLost,
+)
+from edgegossip.core.schema import MessageSpec, TensorSpec
+
+P = TypeVar("P", bound=PushSumState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSum(Synchronous[P], Generic[P]):
+    r"""Base of the algorithms that push shares of a numerator and a weight.
+
+    Worker :math:`i` has a numerator :math:`x_i` and a weight :math:`w_i`, at first 1, and
+    trains at the estimate :math:`z_i = x_i / w_i`. In each round it
+
+    1. takes `local_steps` SGD steps from :math:`z_i` to :math:`z_i'`, and sets
+       :math:`x_i = w_i z_i'`,
+    2. pushes to each out-neighbor of the round a share of its weight, and the same share of a
+       vector :math:`q_i` that stands for its numerator; :math:`p_i = 1 / (1 + d_i)`, where
+       :math:`d_i` is its out-degree in that round,
+    3. waits for the in-neighbors of the round and merges what came, senders in order of rank:
+
+    .. math::
+        x_i \leftarrow x_i + \gamma \Big(\sum_{j \to i} p_j q_j - d_i p_i q_i\Big), \quad
+        w_i \leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
+
+    What a sender gives away and what its receivers get is the same, whatever :math:`q` is. So
+    **the sums over all workers of numerators and of weights, those under way included, never
+    change** by exchanging, and the estimates tend to the quotient of the sums on every graph
+    that is strongly connected over its period. Mass that comes after its round is merged a
+    round later, and a worker that has finished merges it at once. The share of a neighbor that
+    is lost stays with the sender.
+
+    Links that lose messages need `resend_after`: messages are then acknowledged, sent again
+    until they are, and merged once. What a lost worker has not acknowledged is taken back; if
+    it had merged it after all, and was only cut off, that mass exists twice: numerator and
+    weight alike, which biases no estimate beyond the range of the workers' own.
+
+    A worker that crashed has lost its mass. When it comes back, every worker that sends to it
+    gives it half of what it has, with its round; if there is none, it starts from the initial
+    parameters, which weigh next to nothing.
+
+    Args:
+        topology: Whom a worker sends to in each round; may be directed and vary in time.
+        num_rounds: Rounds of train-then-push.
+        local_steps: SGD steps in a round, at least 1.
+        resend_after: Seconds without an acknowledgment after which a message is sent again.
+            None if links lose nothing: then nothing is acknowledged, and mass is lost with the
+            messages that a broken link takes with it.
+        timeout: Seconds that a worker waits for its neighbors in one round before it goes on
+            with what has arrived; what comes later is merged later. None waits for as long as
+            it takes.
+
+    Raises:
+        ValueError: If not every worker can reach every other one over the topology's period,
+            or a number is out of range.
+
+    References:
+        Kempe, Dobra & Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("push",)
+
+    local_steps: int = 1
+    resend_after: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_steps < 1:
+            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
+        if self.resend_after is not None and not self.resend_after > 0:
+            raise ValueError(f"resend_after must be positive or None, got {self.resend_after}")
+        require_connected(self.topology)
+
+    # What algorithms say.
+
+    @abstractmethod
+    def offers(self, state: P, receivers: Sequence[Rank]) -> Iterable[Offer]:
+        """What each of `receivers`, of whom there is at least one, is given this round."""
+
+    @abstractmethod
+    def read(
+        self, state: P, sender: Rank, message: Message, weight: float
+    ) -> tuple[Tensor, float]:
+        """The vector and the share that an offer of `sender`, whose weight it was, told.
+
+        Asked for each message once, those of a sender in the order of their rounds.
+        """
+
+    @abstractmethod
+    def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
+        """What the payloads of offers of a kind look like, for `numel` parameters."""
+
+    def meet(self, state: P, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
+        """A link begins anew; both ends know what the sender's estimate is, [num_params].
+
+        Args:
+            state: Of one end.
+            neighbor: The other end.
+            estimate: The sender's, [num_params].
+            is_sender: Whether the sender is `neighbor`.
+        """
+
+    def step(self, kind: str, numel: int) -> float:
+        r"""The consensus step :math:`\gamma` of offers of a kind, for `numel` parameters."""
+        return 1.0
+
+    def share(self, rank: Rank, message_round: int, kind: str, numel: int) -> float:
+        r""":math:`\gamma p`, what each out-neighbor of `rank` gets in a round."""
+        degree = self.topology.out_degree(rank, message_round)
+        return self.step(kind, numel) / (1 + degree)
+
+    def work(self, state: P) -> Work | None:
+        return Steps(self.local_steps) if state.round < self.num_rounds else None
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Offers, whole estimates for those who come back, and acknowledgments."""
+        # Each is sent with a weight and the session.
+        weight = {"mass": TensorSpec(torch.float64, (2,), minimum=0)}
+        session = {"session": TensorSpec(torch.float64, (), minimum=0)}
+        ahead = self.num_exchanges
+        own = {
+            kind: MessageSpec(
+                {**self.payload_schema(kind, params.numel()), **weight}, max_ahead=ahead
+            )
+            for kind in self.kinds
+        }
+        whole = {"params": TensorSpec.like(params), **weight}
+        return {
+            **own,
+            "catch-up": MessageSpec(whole, max_ahead=ahead),
+            "acknowledged": MessageSpec(session, max_ahead=ahead + self.topology.period),
+        }
+
+    # Events.
+
+    def handle(self, state: P, event: Event, now: Seconds) -> list[Effect]:
+        effects = self._respond(state, event, now)
+        if state.has_ended:
+            self._merge_arrived(state)
+            has_all = not any(link.unacknowledged for link in state.outlets.values())
+            if has_all and not state.has_finished:
+                state.has_finished = True
+                effects.append(Finish())
+        return effects
+
+    def _respond(self, state: P, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started(has_rejoined=True):
+                state.params, state.weight = HARDLY_ANY * state.params, HARDLY_ANY
+                state.first_session = -math.inf
+            case Received(message=Message(kind="acknowledged")):
+                session = float(event.message.payload["session"])
+                self._outlet(state, event.sender).acknowledge(session, event.message.round)
+                return self._set_timer(state)
+            case Received():
+                return self._accept(state, event.sender, event.message, now)
+            case TimerFired("resend"):
+                return self._resend(state, now)
+            case WorkerLost():
+                self._take_back(state, event.rank)
+            case WorkerJoined(has_restarted=True):
+                state.needy[event.rank] = None
+                self._inlet(state, event.rank).has_restarted = True
+        return super().handle(state, event, now)
+
+    def learn(self, state: P, trained: Trained) -> None:
+        # Meanwhile mass may have been given away, but none was merged: x / w has not changed.
+        state.params = state.weight * trained.params
+
+    def mix(self, state: P, inbox: Mapping[Rank, Payload]) -> None:
+        self._merge_arrived(state)
+
+    def end(self, state: P) -> list[Effect]:
+        state.has_ended = True
+        return []
+
+    # Giving.
+
+    def send(self, state: P, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        if not receivers:
+            return []
+        effects: list[Effect] = []
+        numel, weight, given = state.params.numel(), state.weight, []
+        for offer in self.offers(state, receivers):
+            part = weight * self.share(state.rank, state.round, offer.kind, numel)
+            for j in offer.receivers:
+                link = self._outlet(state, j)
+                payload = {**offer.payload, "mass": _pair(weight, link.session)}
+                message = Message(offer.kind, state.round, payload)
+                mass = Mass(state.rank, -1, offer.vector, offer.share, part)
+                given.append(mass)
+                effects += self._dispatch(state, j, state.round, message, mass, now)
+        self._merge(state, given, sign=-1)
+        return effects
+
+    def announce(self, state: P, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        """Begin a new session with each of `receivers`; the needy get half of what is left."""
+        effects: list[Effect] = []
+        next_sent = state.round + state.is_exchanging
+        for j in receivers:
+            part = state.weight / 2 if j in state.needy else 0.0
+            state.needy.pop(j, None)
+            state.last_session = later(now, state.last_session)
+            state.outlets[j] = Outlet(state.last_session)
+            estimate = state.estimate
+            payload = {"params": estimate, "mass": _pair(part, state.last_session)}
+            message = Message("catch-up", next_sent, payload)
+            mass = Mass(state.rank, -1, estimate, part, part)
+            self.meet(state, j, estimate, is_sender=False)
+            effects += self._dispatch(state, j, -1, message, mass, now)
+            if part > 0:
+                self._merge(state, [mass], sign=-1)
+        return effects
+
+    def _dispatch(
+        self, state: P, receiver: Rank, number: int, message: Message, mass: Mass, now: Seconds
+    ) -> list[Effect]:
+        """Send `message`, and keep it until it is acknowledged."""
+        send = Send(receiver, message)
+        if self.resend_after is None:
+            return [send]
+        link = self._outlet(state, receiver)
+        due = now + self.resend_after
+        link.unacknowledged[number] = Unacknowledged(message, mass, self.resend_after, due)
+        return [send, *self._set_timer(state)]
+
+    def _resend(self, state: P, now: Seconds) -> list[Effect]:
+        """Send again what links have waited for too long, and be more patient from then on."""
+        effects: list[Effect] = []
+        for j, link in state.outlets.items():
+            if (first := link.first) is not None and first.due <= now:
+                # A link that is full would never become free of what is sent over and over.
+                first.patience *= 1.5
+                first.due = now + first.patience
+                effects.append(Send(j, first.message))
+        return [*effects, *self._set_timer(state)]
+
+    def _set_timer(self, state: P) -> list[Effect]:
+        firsts = [link.first for link in state.outlets.values()]
+        due = min((first.due for first in firsts if first is not None), default=math.inf)
+        return [SetTimer("resend", due)] if due < math.inf else []
+
+    def _take_back(self, state: P, rank: Rank) -> None:
+        link = self._outlet(state, rank)
+        state.arrived += [waiting.mass for waiting in link.unacknowledged.values()]
+        link.unacknowledged.clear()
+
+    # Getting.
+
+    def _accept(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+        def next_round(first: int) -> int:
+            return self._next_round(sender, state.rank, first)
+
+        session = float(message.payload["mass"][1])
+        link = self._inlet(state, sender)
+        take_in = link.open if message.kind == "catch-up" else link.accept
+        released = take_in(session, message, next_round)
+        for each in released:
+            state.arrived.append(self._unpack(state, sender, each))
+        effects: list[Effect] = []
+        if self.resend_after is not None and session == link.session:
+            payload = {"session": torch.tensor(session, dtype=torch.float64)}
+            effects.append(Send(sender, Message("acknowledged", link.next_round, payload)))
+        for each in released:
+            effects += super().handle(state, Received(sender, each), now)
+        return effects
+
+    def _unpack(self, state: P, sender: Rank, message: Message) -> Mass:
+        weight = float(message.payload["mass"][0])
+        if message.kind == "catch-up":
+            estimate = message.payload["params"]
+            self.meet(state, sender, estimate, is_sender=True)
+            return Mass(sender, -1, estimate, weight, weight)
+        vector, share = self.read(state, sender, message, weight)
+        part = weight * self.share(sender, message.round, message.kind, vector.numel())
+        return Mass(sender, message.round, vector, share, part)
+
+    def _merge_arrived(self, state: P) -> None:
+        """Merge all that is not of a later round."""
+        due = [mass for mass in state.arrived if mass.round <= state.round]
+        if due:
+            state.arrived = [mass for mass in state.arrived if mass.round > state.round]
+            # Rank order, not arrival order: float sums come out bit-identical everywhere.
+            self._merge(state, sorted(due, key=lambda mass: (mass.sender, mass.round)))
+
+    def _merge(self, state: P, masses: Iterable[Mass], sign: int = 1) -> None:
+        params = state.params.clone()
+        for mass in masses:
+            params.add_(mass.vector, alpha=sign * mass.share)
+            state.weight += sign * mass.weight
+        state.params = params
+
+    # Coming back.
+
+    def catch_up_with(self, state: P, payload: Payload) -> None:
+        self._merge_arrived(state)
+
+    # Links.
+
+    def _next_round(self, sender: Rank, receiver: Rank, first: int) -> int:
+        """The first round, from `first` on, in which `sender` sends to `receiver`."""
+        for round in range(first, first + self.topology.period):
+            if receiver in self.topology.out_neighbors(sender, round):
+                return round
+        return self.num_exchanges  # never: it must be a stranger
+
+    def _inlet(self, state: P, sender: Rank) -> Inlet:
+        link = state.inlets.get(sender)
+        if link is None:
+            first_round = self._next_round(sender, state.rank, 0)
+            link = state.inlets[sender] = Inlet(state.first_session, first_round)
+        return link
+
+    def _outlet(self, state: P, receiver: Rank) -> Outlet:
+        return state.outlets.setdefault(receiver, Outlet())
+
+
+def _pair(weight: float, session: Seconds) -> Tensor:
+    # One tensor, because each costs some 60 bytes of header.
+    return torch.tensor([weight, session], dtype=torch.float64)

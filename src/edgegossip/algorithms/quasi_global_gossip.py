@@ -1,0 +1,106 @@
+"""QuasiGlobalGossip (QGM): momentum along the way that mixing has taken the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.averaging import NeighborAveraging
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.protocol import Payload, Rank, Steps, Trained, Work
+
+
+@dataclass(slots=True, kw_only=True)
+class QuasiGlobalState(RoundState):
+    r"""State of one worker.
+
+    Attributes:
+        velocity: :math:`v_i`, how far a round takes the parameters *back*: of the direction of
+            a gradient, in the units of the parameters, [num_params].
+        start: The parameters at the start of the round, :math:`x_i^{(t)}`, [num_params].
+    """
+
+    velocity: Tensor
+    start: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuasiGlobalGossip(NeighborAveraging[QuasiGlobalState]):
+    r"""Gossip whose momentum follows the mixed parameters instead of the local gradients.
+
+    Momentum of local gradients drives workers with different data apart. Here it is estimated
+    from the difference of the parameters of two rounds, after mixing, in which the neighbors'
+    data has a part. In each round worker :math:`i`
+
+    1. takes `local_steps` SGD steps from :math:`x_i^{(t)}`, which change it by
+       :math:`\Delta_i`, and adds momentum:
+       :math:`x_i^{(t+1/2)} = x_i^{(t)} + \Delta_i - \beta v_i^{(t)}`,
+    2. sends it and averages:
+       :math:`x_i^{(t+1)} = \sum_j W_{ij} x_j^{(t+1/2)}`,
+    3. updates :math:`v_i^{(t+1)} = \mu v_i^{(t)} + (1 - \mu) (x_i^{(t)} - x_i^{(t+1)})`.
+
+    The optimizer of the task must be without momentum: :math:`\Delta_i = -\eta g_i`. At a
+    constant learning rate :math:`\eta` and one local step this is the paper's heavy-ball
+    variant (QG-DSGDm) exactly, with :math:`v = \eta \hat m`: the paper keeps :math:`\hat m`,
+    takes :math:`\eta (\beta \hat m + g)` off :math:`x`, and averages into :math:`\hat m` the
+    difference over :math:`\eta`. An algorithm is not told :math:`\eta`, hence the product.
+
+    With :math:`\beta = 0` this is `Gossip`. A worker alone has quasi-hyperbolic momentum, with
+    :math:`\mu + (1 - \mu) \beta` for its decay; steps add up to :math:`1 / (1 - \beta)` of
+    those of plain SGD. The mean over the workers of :math:`x` and :math:`v` moves as that of
+    a single worker with the mean of their steps, if :math:`W` is doubly stochastic.
+
+    A worker that comes back begins with :math:`v = 0`.
+
+    Args:
+        topology: Undirected communication graph; may vary in time.
+        num_rounds: Rounds of train-then-mix.
+        local_steps: SGD steps between two mixings, at least 1.
+        momentum: :math:`\beta`, in [0, 1).
+        decay: :math:`\mu`, in [0, 1); None for :math:`\beta`, the paper's choice.
+        mixing: Rule that makes the rows of :math:`W`.
+        timeout: See `RoundBased`.
+
+    Raises:
+        ValueError: If the topology is directed, or a number is out of range.
+
+    References:
+        Lin, Karimireddy, Stich & Jaggi, "Quasi-Global Momentum: Accelerating Decentralized
+        Deep Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, Algorithm 1.
+        Departures: after a change of :math:`\eta` the momentum gathered before keeps its
+        length, and fades at the rate :math:`\mu + (1 - \mu) \beta` a round, where the paper
+        rescales it at once; with several local steps momentum acts once a round, on the block
+        as a whole; the paper's Nesterov variant is left out.
+    """
+
+    local_steps: int = 1
+    momentum: float = 0.9
+    decay: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_steps < 1:
+            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.decay is not None and not 0 <= self.decay < 1:
+            raise ValueError(f"decay must be in [0, 1) or None, got {self.decay}")
+
+    def init(self, rank: Rank, params: Tensor) -> QuasiGlobalState:
+        velocity = torch.zeros_like(params)
+        return QuasiGlobalState(rank=rank, params=params, velocity=velocity, start=params)
+
+    def work(self, state: QuasiGlobalState) -> Work:
+        return Steps(self.local_steps)
+
+    def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
+        state.start = trained.before
+        state.params = torch.sub(trained.params, state.velocity, alpha=self.momentum)
+
+    def mix(self, state: QuasiGlobalState, inbox: Mapping[Rank, Payload]) -> None:
+        super().mix(state, inbox)
+        decay = self.momentum if self.decay is None else self.decay
+        state.velocity = torch.lerp(state.start - state.params, state.velocity, decay)

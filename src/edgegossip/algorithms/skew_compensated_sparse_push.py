@@ -1,0 +1,139 @@
+"""SkewCompensatedSparsePush: SparsePush, and rounds of averaging that make workers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.consensus_step import warn_of_step
+from edgegossip.algorithms.push_sum_state import Offer
+from edgegossip.algorithms.replicas import Replicas
+from edgegossip.algorithms.sparse_push import ErrorFeedbackPush, SparsePushState
+from edgegossip.core.compression.compressor import Compressor, Identity
+from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.schema import TensorSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class SkewCompensatedState(SparsePushState):
+    """State of one worker; `replicas` are what it and its neighbors know of each other."""
+
+    replicas: Replicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
+    r"""`SparsePush`, and after it some rounds of averaging without training.
+
+    Where the workers' data is skewed, compressing keeps their estimates apart, though the
+    average of them all is good. So after the last round of training the workers only average,
+    `compensation_rounds` times, with whole vectors:
+
+    .. math::
+        x_i \leftarrow p_i x_i + \sum_{j \to i} p_j x_j, \quad
+        w_i \leftarrow p_i w_i + \sum_{j \to i} p_j w_j
+
+    Along a directed ring of 8 this leaves 0.924 of the distance each time, and 2 % after 50
+    rounds. On request, every so many rounds of training average in this way, too. What had been
+    held back is then forgotten, because all of the numerator has been offered.
+
+    Both ends of a link know what it has carried in such rounds, and what is sent is how the
+    estimate has changed since then, as in `DifferencePush`. That may be compressed, too.
+
+    Args:
+        topology: See `PushSum`.
+        num_rounds: Rounds of train-then-push.
+        compressor: See `SparsePush`.
+        consensus_step: See `SparsePush`.
+        compensation_rounds: Rounds of averaging after the last one of training, at least 0.
+        compensation_compressor: Of the differences sent in them; its contraction is the
+            consensus step of these rounds.
+        compensate_every: After how many rounds of training the last one of them averages with
+            `compensation_compressor`, at least 1; None for never.
+        local_steps: See `PushSum`.
+        resend_after: See `PushSum`.
+        timeout: See `PushSum`.
+        seed: Of compressors that draw at random.
+
+    Raises:
+        ValueError: If not every worker can reach every other one, or a number is out of range.
+
+    References:
+        Aketi, Singh & Rabaey, 2021, arXiv:2102.05715. Reconstructed: the first author's code of
+        that week averages trained models for some 50 rounds without training, in full precision
+        and with step 1. Departures: `compensation_compressor` and `compensate_every`.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("push", "compensation")
+
+    compensation_rounds: int = 50
+    compensation_compressor: Compressor = Identity()
+    compensate_every: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compensation_rounds < 0:
+            raise ValueError(
+                f"compensation_rounds must be at least 0, got {self.compensation_rounds}"
+            )
+        if self.compensate_every is not None and self.compensate_every < 1:
+            raise ValueError(
+                f"compensate_every must be at least 1 or None, got {self.compensate_every}"
+            )
+
+    @property
+    def num_exchanges(self) -> int:
+        return self.num_rounds + self.compensation_rounds
+
+    def init(self, rank: Rank, params: Tensor) -> SkewCompensatedState:
+        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        error = torch.zeros_like(params)
+        replicas = Replicas(params)
+        return SkewCompensatedState(rank=rank, params=params, error=error, replicas=replicas)
+
+    def step(self, kind: str, numel: int) -> float:
+        if kind == "compensation":
+            return self.compensation_compressor.contraction(numel)
+        return super().step(kind, numel)
+
+    def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
+        if kind == "compensation":
+            return self.compensation_compressor.schema(numel)
+        return super().payload_schema(kind, numel)
+
+    def compensates(self, round: int) -> bool:
+        """Whether `round` averages with `compensation_compressor`."""
+        is_turn = self.compensate_every is not None and (round + 1) % self.compensate_every == 0
+        return is_turn or round >= self.num_rounds
+
+    def offers(self, state: SkewCompensatedState, receivers: Sequence[Rank]) -> Iterable[Offer]:
+        if not self.compensates(state.round):
+            return super().offers(state, receivers)
+        state.error = torch.zeros_like(state.error)
+        share = self.share(state.rank, state.round, "compensation", state.params.numel())
+        key = (self.seed, state.rank, "compensation", state.round)
+        compressor = self.compensation_compressor
+        return [
+            Offer(group, payload, known, share * state.weight, "compensation")
+            for group, payload, known in state.replicas.send(
+                state.estimate, receivers, compressor, *key
+            )
+        ]
+
+    def read(
+        self, state: SkewCompensatedState, sender: Rank, message: Message, weight: float
+    ) -> tuple[Tensor, float]:
+        if message.kind == "push":
+            return super().read(state, sender, message, weight)
+        known = state.replicas.hear(sender, message.payload, self.compensation_compressor)
+        share = self.share(sender, message.round, message.kind, known.numel())
+        return known, share * weight
+
+    def meet(
+        self, state: SkewCompensatedState, neighbor: Rank, estimate: Tensor, *, is_sender: bool
+    ) -> None:
+        state.replicas.meet(neighbor, estimate, is_sender=is_sender)

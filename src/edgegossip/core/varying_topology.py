@@ -1,0 +1,123 @@
+"""Graphs that change from round to round, drawn at random once and for all.
+
+A draw is repeated after its period, so that every worker knows the graph of each round without
+asking anybody, and that all workers can reach each other is checked when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from edgegossip.core.randomness import generator
+from edgegossip.core.topology import Edge, Topology, from_edges_by_round
+
+
+def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
+    """In each round every worker sends to one other, and hears from one, at random.
+
+    A round's edges are a permutation without fixed points, all of which are equally likely.
+
+    Args:
+        num_workers: Number of workers; one alone has no neighbors.
+        period: Rounds drawn, at least 1; with few of them the graph may be in parts.
+        seed: Equal seeds give equal graphs.
+
+    Raises:
+        ValueError: If a number is out of range, or the graph drawn is in parts.
+
+    References:
+        Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+        arXiv:1811.10792, have one peer a round; de Vos et al., "Epidemic Learning", NeurIPS
+        2023, arXiv:2310.01972, draw graphs in which all degrees are equal (EL-Oracle).
+
+    >>> rounds = random_one_peer(4, period=3, seed=0)
+    >>> [rounds.out_neighbors(0, round) for round in range(4)]
+    [(3,), (1,), (3,), (3,)]
+    """
+    _require_at_least_one(num_workers=num_workers, period=period)
+    draws = generator(seed, "random_one_peer")
+    rounds = [_draw_receivers(num_workers, draws) for _ in range(period)]
+    return _joined(
+        f"random_one_peer({num_workers}, period={period}, seed={seed})",
+        num_workers,
+        rounds,
+        "choose a longer period or another seed",
+    )
+
+
+def intermittent(base: Topology, availability: float, period: int, seed: int) -> Topology:
+    """A graph whose links appear and vanish: each is there in a round or is not, by chance.
+
+    Both directions of an undirected link come and go together.
+
+    Args:
+        base: Has all links; one that varies itself is taken round by round.
+        availability: The chance of each link to be there in a round, in (0, 1].
+        period: Rounds drawn, at least 1.
+        seed: Equal seeds give equal graphs.
+
+    Raises:
+        ValueError: If a number is out of range, or the graph drawn is in parts.
+
+    >>> from edgegossip.core.topology import directed_ring
+    >>> ring = intermittent(directed_ring(3), availability=0.5, period=4, seed=0)
+    >>> [ring.out_neighbors(0, round) for round in range(4)]
+    [(1,), (1,), (1,), ()]
+    """
+    _require_at_least_one(period=period)
+    if not 0 < availability <= 1:
+        raise ValueError(f"availability must be in (0, 1], got {availability}")
+    draws = generator(seed, "intermittent")
+    rounds = []
+    for round in range(period):
+        edges = [
+            (rank, neighbor)
+            for rank in range(base.num_workers)
+            for neighbor in base.out_neighbors(rank, round)
+            if base.is_directed or rank < neighbor
+        ]
+        is_there = torch.rand(len(edges), generator=draws) < availability
+        rounds.append([edges[place] for place in is_there.nonzero().flatten().tolist()])
+    return _joined(
+        f"intermittent({base.name}, availability={availability}, period={period}, seed={seed})",
+        base.num_workers,
+        rounds,
+        "choose a longer period, a higher availability or another seed",
+        is_directed=base.is_directed,
+    )
+
+
+def _draw_receivers(num_workers: int, draws: torch.Generator) -> list[Edge]:
+    """Edges of a permutation without fixed points: of random ones, every third has none."""
+    if num_workers == 1:
+        return []
+    ranks = torch.arange(num_workers)
+    receivers = ranks
+    while bool((receivers == ranks).any()):
+        receivers = torch.randperm(num_workers, generator=draws)
+    return list(enumerate(receivers.tolist()))
+
+
+def _joined(
+    name: str,
+    num_workers: int,
+    rounds: Sequence[Sequence[Edge]],
+    advice: str,
+    *,
+    is_directed: bool = True,
+) -> Topology:
+    try:
+        topology = from_edges_by_round(num_workers, rounds, is_directed)
+    except ValueError as error:
+        reason = str(error).partition(";")[0]
+        raise ValueError(f"{name} is in parts: {reason}; {advice}") from None
+    return replace(topology, name=name)
+
+
+def _require_at_least_one(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")

@@ -1,0 +1,308 @@
+"""Push-sum over slow links, dense and compressed: Sparse-Push and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from edgegossip.algorithms.difference_push import DifferencePush
+from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
+from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.compression.compressor import Compressor, Identity, Values
+from edgegossip.core.compression.sparse import TopK
+from edgegossip.core.compression.values import BFloat16, Quantize, Sign
+from edgegossip.core.protocol import Algorithm
+from edgegossip.core.topology import directed_ring
+from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
+from edgegossip.experiments.recipes.settings import default_data_dir
+from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.learner import Augmentation
+from edgegossip.learning.models import lenet5, resnet20, sensor_cnn, vgg11
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
+from edgegossip.learning.readers import cifar10, har, mnist
+from edgegossip.learning.schedule import Constant, Cosine, Schedule, StepDecay, WarmUp
+from edgegossip.learning.task import Task
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+Decay: TypeAlias = Literal["constant", "steps", "cosine"]
+
+BYTES_PER_MEGABIT = 125_000
+LATENCY = 0.03
+"""Seconds; as over a mobile network."""
+
+DENSE = "stochastic-gradient-push"
+"""The run that the others are measured against."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSettings:
+    """Settings that all recipes of Sparse-Push share; each has defaults of its own.
+
+    Args:
+        num_epochs: Epochs of every run: all take equally many steps.
+        num_workers: Workers on equal platforms, in a directed ring.
+        global_batch: Samples a step of all workers together, a multiple of their number.
+        lr: Learning rate.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Of SGD.
+        decay: Of the learning rate: none, to a tenth after 1/2 and 3/4 of the epochs, or along
+            a cosine; after a first epoch at a tenth.
+        skew: Share of the samples that is dealt out sorted by class, in [0, 1].
+        dirichlet_alpha: Share out classes in random proportions instead; small is skewed.
+        by_subject: Keep together what comes from one person instead.
+        keep_ratio: Share of the entries that compressed messages hold, in (0, 1].
+        value_bits: Of each of them: 1 to 8, 16 or 32.
+        consensus_step: Of the compressed runs, in (0, 1]; by default by each one's own rule.
+        local_steps: Steps between two messages of the compressed runs; the dense one sends
+            after each.
+        compensation_rounds: Uncompressed rounds that end the skew-compensated run.
+        link: Bandwidth of each worker's uplink in Mbit/s.
+        throughput: Training samples per second of each platform.
+        num_evaluations: How often each run is evaluated, at least 1.
+        seed: Of everything random.
+        torch_device: Where models live: cpu or cuda.
+
+    Raises:
+        ValueError: If a number is out of range, or samples are to be dealt in two ways.
+    """
+
+    num_epochs: int = 15
+    num_workers: int = 8
+    global_batch: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    decay: Decay = "cosine"
+    skew: float = 0.0
+    dirichlet_alpha: float | None = None
+    by_subject: bool = False
+    keep_ratio: float = 0.01
+    value_bits: int = 32
+    consensus_step: float | None = None
+    local_steps: int = 1
+    compensation_rounds: int = 50
+    link: float = 1.0
+    throughput: float = 1000.0
+    num_evaluations: int = 60
+    seed: int = 0
+    torch_device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("num_epochs", "num_workers", "local_steps", "num_evaluations"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.global_batch < 1 or self.global_batch % self.num_workers:
+            raise ValueError(
+                f"global_batch must be a multiple of num_workers={self.num_workers}, got "
+                f"{self.global_batch}; {self.num_workers} workers may share "
+                f"{self.num_workers * max(1, self.global_batch // self.num_workers)}"
+            )
+        if not self.link > 0:
+            raise ValueError(f"link must be above 0 Mbit/s, got {self.link}")
+        if (self.skew > 0) + (self.dirichlet_alpha is not None) + self.by_subject > 1:
+            raise ValueError("choose one of skew, dirichlet_alpha and by_subject")
+
+    @property
+    def partition(self) -> Partition:
+        """Deals the samples to the workers."""
+        if self.by_subject:
+            return BySubject()
+        if self.dirichlet_alpha is not None:
+            return Dirichlet(self.dirichlet_alpha)
+        return LabelSkew(self.skew) if self.skew else IID()
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the learning rate."""
+        return schedule(self.decay, self.num_epochs)
+
+    @property
+    def compressor(self) -> Compressor:
+        """Of the messages of compressed runs."""
+        return compressor(self.keep_ratio, self.value_bits)
+
+
+def schedule(decay: Decay, num_epochs: int) -> Schedule:
+    """A learning rate for `num_epochs` that begins with an epoch at a tenth of it.
+
+    References:
+        The code behind Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, multiplies by
+        0.1 after 100 and 150 of 200 epochs of ResNet-20.
+    """
+    warm_up = WarmUp() if num_epochs > 1 else None
+    match decay:
+        case "constant":
+            return Constant(warm_up=warm_up)
+        case "steps":
+            milestones = (num_epochs / 2, 3 * num_epochs / 4)
+            return StepDecay(milestones=milestones, warm_up=warm_up)
+        case "cosine":
+            return Cosine(num_epochs=num_epochs, warm_up=warm_up)
+
+
+def compressor(keep_ratio: float, value_bits: int) -> Compressor:
+    """The largest entries, each in so many bits; all of them in 32 bits is no compression.
+
+    >>> compressor(0.01, 4)
+    TopK(ratio=0.01, values=Quantize(bits=4))
+    """
+    exact: dict[int, Values] = {32: Identity(), 16: BFloat16(), 1: Sign()}
+    values = exact.get(value_bits) or Quantize(value_bits)
+    return values if keep_ratio == 1 else TopK(keep_ratio, values)
+
+
+def num_steps(task: Task, num_workers: int, num_epochs: float) -> int:
+    """Steps of each worker, in which all together process so many epochs."""
+    a_step = task.batch_size * num_workers
+    return max(1, round(num_epochs * len(task.dataset.train) / a_step))
+
+
+def compare_pushes(
+    dataset: Dataset,
+    model: Callable[..., nn.Module],
+    settings: PushSettings,
+    *,
+    augmentation: Augmentation | None = None,
+) -> Comparison:
+    """Dense push-sum, Sparse-Push without and with skew compensation, and DifferencePush.
+
+    Args:
+        dataset: Training and test samples.
+        model: Called with `input_shape` and `num_classes`.
+        settings: Of the recipe.
+        augmentation: Of the training batches.
+    """
+    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
+    task = Task(
+        dataset=dataset,
+        model=partial(model, **shape),
+        optimizer=SGD(
+            lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+        ),
+        schedule=settings.schedule,
+        batch_size=settings.global_batch // settings.num_workers,
+        partition=settings.partition,
+        augmentation=augmentation,
+        torch_device=settings.torch_device,
+    )
+    link = Link(latency=LATENCY, bandwidth=settings.link * BYTES_PER_MEGABIT)
+
+    def experiment(algorithm: Algorithm[Any]) -> Experiment:
+        return Experiment(
+            task=task,
+            algorithm=algorithm,
+            platforms=(Platform(throughput=settings.throughput),) * settings.num_workers,
+            links=Links(default=link),
+            seed=settings.seed,
+            evaluation_epochs=settings.num_epochs / settings.num_evaluations,
+        )
+
+    steps = num_steps(task, settings.num_workers, settings.num_epochs)
+    algorithms = _algorithms(settings, steps)
+    return Comparison(
+        experiments={algorithm_name(each): experiment(each) for each in algorithms},
+        baseline=DENSE,
+        bytes_reference=DENSE,
+        target_gap=0.01,
+    )
+
+
+def _algorithms(settings: PushSettings, steps: int) -> list[Algorithm[Any]]:
+    topology = directed_ring(settings.num_workers)
+    compressed: dict[str, Any] = {
+        "topology": topology,
+        "num_rounds": max(1, round(steps / settings.local_steps)),
+        "local_steps": settings.local_steps,
+        "compressor": settings.compressor,
+        "consensus_step": settings.consensus_step,
+        "seed": settings.seed,
+    }
+    return [
+        StochasticGradientPush(topology=topology, num_rounds=steps),
+        SparsePush(**compressed),
+        SkewCompensatedSparsePush(
+            **compressed, compensation_rounds=settings.compensation_rounds
+        ),
+        DifferencePush(**compressed),
+    ]
+
+
+MNIST_LENET5 = PushSettings(lr=0.05, throughput=2000.0)
+HAR_CNN = PushSettings(
+    num_epochs=40, num_workers=7, global_batch=126, lr=0.02, throughput=500.0
+)
+CIFAR10_RESNET20 = PushSettings(num_epochs=30, throughput=200.0)
+CIFAR10_VGG11 = PushSettings(num_epochs=30, lr=0.05, throughput=100.0)
+
+
+def mnist_lenet5(
+    settings: PushSettings = MNIST_LENET5,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """Push-sum, dense and compressed: MNIST with LeNet-5, 8 workers in a directed ring.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_pushes(mnist(data_dir), lenet5, settings)
+
+
+def har_cnn(
+    settings: PushSettings = HAR_CNN,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """Push-sum, dense and compressed: activities of 21 people at 7 workers in a ring.
+
+    With --by-subject every worker has three people of its own.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_pushes(har(data_dir), sensor_cnn, settings)
+
+
+def cifar10_resnet20(
+    settings: PushSettings = CIFAR10_RESNET20,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """Push-sum, dense and compressed: CIFAR-10 with ResNet-20, which takes hours.
+
+    EvoNorm instead of batch normalisation, whose statistics suffer from skew; pictures are
+    flipped and cropped at random.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+    """
+    model = partial(resnet20, normalization="evonorm")
+    return compare_pushes(cifar10(data_dir), model, settings, augmentation=flip_and_crop)
+
+
+def cifar10_vgg11(
+    settings: PushSettings = CIFAR10_VGG11,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """Push-sum, dense and compressed: CIFAR-10 with VGG11, which takes days on two cores.
+
+    Without normalisation, as in the paper; pictures are flipped and cropped at random.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_pushes(cifar10(data_dir), vgg11, settings, augmentation=flip_and_crop)

@@ -1,0 +1,88 @@
+"""How many times fewer bytes a run sent than uncompressed push-sum would have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgegossip.core.topology import CompleteTopology, Topology
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.results import Results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a run sent, and for how many samples.
+
+    Attributes:
+        bytes_sent: By all workers.
+        samples_processed: By all workers.
+        num_workers: Workers.
+        out_degree: To how many others a worker sends in a round, on average over workers and
+            rounds; None where the algorithm has no topology.
+    """
+
+    bytes_sent: int
+    samples_processed: int
+    num_workers: int
+    out_degree: float | None
+
+    @property
+    def per_worker(self) -> float:
+        """Bytes that a worker sent, on average."""
+        return self.bytes_sent / self.num_workers
+
+    def ratios(self, dense: Traffic | None) -> dict[str, float | None]:
+        """The bytes of dense push-sum for as many samples, over those of this run.
+
+        What one of its messages takes for each sample is measured in the run `dense`, which
+        sends one to each out-neighbor after each step. On the same graph as this run's it sends
+        `out_degree` of them, on the complete graph ``num_workers - 1``.
+
+        >>> dense = Traffic(
+        ...     bytes_sent=800, samples_processed=10, num_workers=8, out_degree=1.0
+        ... )
+        >>> Traffic(
+        ...     bytes_sent=20, samples_processed=10, num_workers=8, out_degree=1.0
+        ... ).ratios(dense)
+        {'bytes_ratio_same_graph': 40.0, 'bytes_ratio_complete_graph': 280.0}
+
+        Args:
+            dense: None where there is no such run, or not yet.
+        """
+        same = complete = None
+        if dense is not None and dense.out_degree and self.bytes_sent:
+            a_message = dense.bytes_sent / dense.samples_processed / dense.out_degree
+            per_neighbor = a_message * self.samples_processed / self.bytes_sent
+            complete = per_neighbor * (self.num_workers - 1)
+            same = None if self.out_degree is None else per_neighbor * self.out_degree
+        return {"bytes_ratio_same_graph": same, "bytes_ratio_complete_graph": complete}
+
+
+def traffic(experiment: Experiment, results: Results) -> Traffic:
+    """What a run sent, at its last evaluation."""
+    topology: Any = getattr(experiment.algorithm, "topology", None)
+    last = results.history[-1]
+    return Traffic(
+        bytes_sent=last.bytes_sent,
+        samples_processed=last.samples_processed,
+        num_workers=experiment.num_workers,
+        out_degree=None if topology is None else mean_out_degree(topology),
+    )
+
+
+def mean_out_degree(topology: Topology) -> float:
+    """To how many others a worker sends in a round, on average over workers and rounds.
+
+    >>> from edgegossip.core.topology import ring, star
+    >>> mean_out_degree(ring(8)), mean_out_degree(star(4))
+    (2.0, 1.5)
+    """
+    if isinstance(topology, CompleteTopology):  # need not be asked worker by worker
+        return topology.num_workers - 1.0
+    degrees = [
+        topology.out_degree(rank, round)
+        for round in range(topology.period)
+        for rank in range(topology.num_workers)
+    ]
+    return sum(degrees) / len(degrees)

@@ -1,0 +1,534 @@
+"""One push-sum worker, driven by hand: shares, waiting, acknowledgments, comings and goings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.effects import kinds, only
+from tests.largest import Largest
+
+from edgegossip.algorithms.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum import PushSum
+from edgegossip.algorithms.push_sum_state import HARDLY_ANY
+from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
+from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Received,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+)
+from edgegossip.core.topology import (
+    ListedTopology,
+    complete,
+    directed_ring,
+    from_edges_by_round,
+    ring,
+    star,
+)
+
+# Worker 1 hears from 0 and sends to 2.
+TRUSTING = StochasticGradientPush(topology=directed_ring(3), num_rounds=3)
+CAREFUL = StochasticGradientPush(topology=directed_ring(3), num_rounds=3, resend_after=2.0)
+
+
+class Worker:
+    """Worker 1 of SGP, with two parameters."""
+
+    def __init__(self, algorithm: PushSum[Any] = TRUSTING) -> None:
+        self.algorithm = algorithm
+        self.state: Any = algorithm.init(1, torch.zeros(2))
+
+    def on(self, event: Event, now: float = 0.0) -> list[Effect]:
+        return self.algorithm.handle(self.state, event, now)
+
+    def trains_to(self, value: float, now: float = 0.0) -> list[Effect]:
+        before = self.state.estimate
+        after = torch.full_like(before, value)
+        return self.on(Trained(after, before, 1, 1, seconds=1.0, loss=0.0), now)
+
+    def hears(self, round: int, value: float, weight: float = 1.0, **more: Any) -> list[Effect]:  # noqa: ANN401
+        return self.on(pushed(round, value, weight, **more))
+
+    @property
+    def value(self) -> float:
+        """The estimate of the first parameter."""
+        return float(self.state.estimate[0])
+
+
+def pushed(
+    round: int,
+    value: float,
+    weight: float = 1.0,
+    *,
+    sender: int = 0,
+    session: float = 0.0,
+    kind: str = "push",
+) -> Received:
+    """A push of a worker whose *numerator* is `value`, or a catch-up with an estimate."""
+    mass = torch.tensor([weight, session], dtype=torch.float64)
+    payload = {"params": torch.full((2,), value), "mass": mass}
+    return Received(sender, Message(kind, round, payload))
+
+
+def acknowledged(next_round: int, session: float = 0.0, sender: int = 2) -> Received:
+    payload = {"session": torch.tensor(session, dtype=torch.float64)}
+    return Received(sender, Message("acknowledged", next_round, payload))
+
+
+def sends(effects: list[Effect], kind: str | None = None) -> list[tuple[int, str, int]]:
+    return [
+        (effect.receiver, effect.message.kind, effect.message.round)
+        for effect in effects
+        if isinstance(effect, Send) and kind in (None, effect.message.kind)
+    ]
+
+
+# A round.
+
+
+def test_trains_from_the_estimate_and_keeps_half_of_numerator_and_weight() -> None:
+    worker = Worker(
+        StochasticGradientPush(topology=directed_ring(3), num_rounds=3, local_steps=4)
+    )
+    worker.state.params, worker.state.weight = torch.tensor([6.0, 8.0]), 2.0
+    train = only(Train, worker.on(Started()))
+    assert train.params.tolist() == [3.0, 4.0]
+    assert train.work == Steps(4)
+    send = only(Send, worker.trains_to(5.0))
+    assert send.receiver == 2
+    assert send.message.payload["params"].tolist() == [10.0, 10.0]
+    assert send.message.payload["mass"].tolist() == [2.0, 0.0]
+    assert worker.state.params.tolist() == [5.0, 5.0]
+    assert worker.state.weight == 1.0
+
+
+def test_waits_for_the_in_neighbor_and_merges_its_half() -> None:
+    worker = Worker()
+    worker.on(Started())
+    assert kinds(worker.trains_to(4.0)) == ["Send"]
+    train = only(Train, worker.hears(0, value=9.0, weight=3.0))
+    # (2 + 4.5) / (0.5 + 1.5)
+    assert train.params.tolist() == [3.25, 3.25]
+    assert worker.state.round == 1
+
+
+def test_mass_of_a_later_round_waits() -> None:
+    worker = Worker()
+    worker.on(Started())
+    worker.hears(0, value=4.0)
+    worker.hears(1, value=100.0)
+    worker.trains_to(4.0)
+    assert worker.state.round == 1
+    assert worker.value == 4.0
+    worker.trains_to(4.0)
+    assert worker.state.round == 2
+    assert worker.value == pytest.approx((2 + 50) / 1)
+
+
+def test_message_that_overtakes_another_is_merged_after_it() -> None:
+    worker = Worker()
+    worker.on(Started())
+    worker.trains_to(4.0)
+    assert worker.hears(1, value=100.0) == []
+    worker.hears(0, value=4.0)
+    assert worker.value == 4.0
+
+
+def test_mass_that_comes_too_late_is_merged_in_the_next_round() -> None:
+    worker = Worker(
+        StochasticGradientPush(topology=directed_ring(3), num_rounds=3, timeout=5.0)
+    )
+    worker.on(Started())
+    worker.trains_to(4.0)
+    assert kinds(worker.on(TimerFired("round"), now=5.0)) == ["Train"]
+    worker.hears(0, value=9.0, weight=1.0)
+    assert worker.value == 4.0  # training is under way
+    worker.trains_to(4.0)
+    worker.hears(1, value=4.0)
+    # (0.25 * 4 + 4.5 + 2) / (0.25 + 0.5 + 0.5)
+    assert worker.value == pytest.approx(6.0)
+
+
+def test_mass_that_comes_after_the_end_is_merged_at_once() -> None:
+    worker = Worker(
+        StochasticGradientPush(topology=directed_ring(3), num_rounds=1, timeout=5.0)
+    )
+    worker.on(Started())
+    worker.trains_to(4.0)
+    assert worker.on(TimerFired("round"), now=5.0) == [Finish()]
+    assert worker.hears(0, value=8.0) == []
+    assert worker.value == pytest.approx(6.0)
+
+
+def test_masses_of_a_round_are_merged_in_rank_order() -> None:
+    def merge(order: list[int]) -> list[float]:
+        worker = Worker(StochasticGradientPush(topology=complete(5), num_rounds=3))
+        worker.on(Started())
+        worker.trains_to(0.1)
+        for sender in order:
+            worker.on(pushed(0, (-7.3) ** sender / 3, sender=sender))
+        assert worker.state.round == 1
+        values: list[float] = worker.state.params.tolist()
+        return values
+
+    assert merge([0, 2, 3, 4]) == merge([4, 2, 0, 3]) == merge([3, 4, 2, 0])
+
+
+def test_worker_that_is_sent_to_in_no_round_is_not_waited_for() -> None:
+    graph = from_edges_by_round(3, [[(0, 1)], [(1, 2), (2, 0)]], directed=True)
+    worker = Worker(StochasticGradientPush(topology=graph, num_rounds=4))
+    worker.on(Started())
+    assert worker.trains_to(4.0) == []  # nobody to send to, 0 to wait for
+    assert kinds(worker.hears(0, value=4.0)) == ["Train"]
+    assert kinds(worker.trains_to(4.0)) == ["Send", "Train"]
+
+
+# Links that lose messages.
+
+
+def test_push_is_kept_until_it_is_acknowledged() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    assert worker.trains_to(4.0, now=1.0)[1] == SetTimer("resend", 3.0)
+    assert list(worker.state.outlets[2].unacknowledged) == [0]
+    assert worker.on(acknowledged(1)) == []
+    assert not worker.state.outlets[2].unacknowledged
+
+
+def test_push_is_sent_again_as_it_was_and_with_growing_patience() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    send = only(Send, worker.trains_to(4.0, now=1.0))
+    again = worker.on(TimerFired("resend"), now=3.0)
+    assert only(Send, again).message is send.message
+    assert only(SetTimer, again) == SetTimer("resend", 6.0)
+    assert only(SetTimer, worker.on(TimerFired("resend"), now=6.0)) == SetTimer("resend", 10.5)
+    assert worker.state.weight == 0.5
+
+
+def test_only_what_the_receiver_needs_next_is_sent_again() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.trains_to(4.0, now=0.0)
+    worker.hears(0, value=4.0)
+    worker.trains_to(4.0, now=0.5)
+    assert list(worker.state.outlets[2].unacknowledged) == [0, 1]
+    assert sends(worker.on(TimerFired("resend"), now=9.0)) == [(2, "push", 0)]
+
+
+def test_acknowledgments_say_what_is_needed_next_and_cover_all_before_it() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    first, early = worker.hears(0, value=4.0), worker.hears(2, value=4.0)
+    assert sends(first) == [(0, "acknowledged", 1)]
+    assert sends(early) == [(0, "acknowledged", 1)]
+    assert sends(worker.hears(1, value=4.0)) == [(0, "acknowledged", 3)]
+
+
+def test_message_that_comes_twice_is_acknowledged_twice_and_merged_once() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.trains_to(4.0)
+    assert "Train" in kinds(worker.hears(0, value=4.0))
+    weight = worker.state.weight
+    assert sends(worker.hears(0, value=4.0)) == [(0, "acknowledged", 1)]
+    assert worker.state.weight == weight
+    assert not worker.state.arrived
+    assert not worker.state.inlets[0].held
+
+
+def test_finishes_once_all_is_acknowledged() -> None:
+    worker = Worker(
+        StochasticGradientPush(topology=directed_ring(3), num_rounds=1, resend_after=2)
+    )
+    worker.on(Started())
+    worker.trains_to(4.0)
+    assert "Finish" not in kinds(worker.hears(0, value=4.0))
+    assert worker.on(acknowledged(1)) == [Finish()]
+    assert worker.on(acknowledged(1)) == []
+
+
+def test_no_acknowledgment_is_sent_where_links_lose_nothing() -> None:
+    worker = Worker()
+    worker.on(Started())
+    assert kinds(worker.trains_to(4.0)) == ["Send"]
+    assert kinds(worker.hears(0, value=4.0)) == ["Train"]
+    assert not worker.state.outlets[2].unacknowledged
+
+
+# Workers that go.
+
+
+def test_lost_neighbors_share_stays() -> None:
+    worker = Worker()
+    worker.on(Started())
+    worker.on(WorkerLost(2))
+    assert worker.trains_to(4.0) == []
+    assert worker.state.weight == 1.0
+
+
+def test_what_a_lost_neighbor_has_not_acknowledged_is_taken_back() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.trains_to(4.0)
+    worker.on(WorkerLost(2))
+    worker.hears(0, value=4.0)
+    assert worker.state.weight == 1.5
+    assert worker.value == pytest.approx(4.0)
+    assert worker.on(TimerFired("resend"), now=99.0) == []
+
+
+def test_loss_of_the_receiver_may_be_what_finishes_a_worker() -> None:
+    worker = Worker(
+        StochasticGradientPush(topology=directed_ring(3), num_rounds=1, resend_after=2)
+    )
+    worker.on(Started())
+    worker.trains_to(4.0)
+    worker.hears(0, value=4.0)
+    assert worker.on(WorkerLost(2)) == [Finish()]
+    assert worker.state.weight == 1.5
+
+
+# Workers that come back.
+
+
+def test_neighbor_that_has_lost_all_is_given_half_and_told_the_round() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.state.params, worker.state.weight = torch.tensor([3.0, 3.0]), 1.5
+    worker.on(WorkerLost(2))
+    send = only(Send, worker.on(WorkerJoined(2, has_restarted=True), now=7.0))
+    assert (send.receiver, send.message.kind, send.message.round) == (2, "catch-up", 0)
+    assert send.message.payload["params"].tolist() == [2.0, 2.0]
+    assert send.message.payload["mass"].tolist() == [0.75, 7.0]
+    assert worker.state.weight == 0.75
+    assert worker.value == 2.0
+    assert worker.state.params.tolist() == [1.5, 1.5]
+
+
+def test_neighbor_that_was_only_cut_off_is_told_the_round_and_given_nothing() -> None:
+    worker = Worker()
+    worker.on(Started())
+    worker.on(WorkerLost(2))
+    send = only(Send, worker.on(WorkerJoined(2), now=7.0))
+    assert float(send.message.payload["mass"][0]) == 0.0
+    assert worker.state.weight == 1.0
+
+
+def test_worker_that_comes_back_weighs_next_to_nothing_until_it_is_given_mass() -> None:
+    worker = Worker()
+    assert worker.on(Started(has_rejoined=True)) == []
+    assert worker.state.weight == HARDLY_ANY
+    assert worker.value == 0.0
+    effects = worker.on(pushed(2, 5.0, 0.5, session=7.0, kind="catch-up"), now=8.0)
+    assert sends(effects) == [(2, "catch-up", 2)]
+    assert only(Train, effects).params.tolist() == pytest.approx([5.0, 5.0])
+    assert worker.state.round == 2
+    assert worker.state.weight == pytest.approx(0.5)
+
+
+def test_worker_that_comes_back_to_nobody_starts_from_the_initial_parameters() -> None:
+    worker = Worker()
+    worker.state.params = torch.tensor([8.0, 8.0])
+    worker.on(WorkerLost(0))
+    train = only(Train, worker.on(Started(has_rejoined=True)))
+    assert train.params.tolist() == [8.0, 8.0]
+    assert worker.state.weight == HARDLY_ANY
+
+
+def test_what_was_taken_back_is_refused_when_it_comes_after_all() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.on(pushed(1, 5.0, 0.0, session=7.0, kind="catch-up"))
+    assert worker.hears(0, value=100.0) == []  # of the session before, not even acknowledged
+    assert not worker.state.inlets[0].held
+    assert sends(worker.hears(1, value=4.0, session=7.0)) == [(0, "acknowledged", 2)]
+
+
+def test_push_may_overtake_what_opens_its_session() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    assert worker.hears(1, value=4.0, session=7.0) == []
+    effects = worker.on(pushed(1, 5.0, 0.0, session=7.0, kind="catch-up"))
+    assert sends(effects) == [(0, "acknowledged", 2)]
+
+
+def test_older_session_does_not_return() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.on(pushed(1, 5.0, 0.25, session=7.0, kind="catch-up"))
+    assert worker.on(pushed(0, 5.0, 0.5, session=6.0, kind="catch-up")) == []
+    assert [mass.weight for mass in worker.state.arrived] == [0.25]
+
+
+def test_restarted_neighbor_may_have_a_clock_that_began_anew() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.on(pushed(0, 5.0, 0.0, session=700.0, kind="catch-up"))
+    worker.on(WorkerLost(0))
+    worker.on(WorkerJoined(0, has_restarted=True))
+    effects = worker.on(pushed(0, 5.0, 0.0, session=2.0, kind="catch-up"))
+    assert sends(effects) == [(0, "acknowledged", 0)]
+    assert worker.state.inlets[0].session == 2.0
+
+
+def test_acknowledgment_of_an_earlier_session_counts_for_nothing() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    worker.on(WorkerLost(2))
+    worker.on(WorkerJoined(2), now=7.0)
+    worker.on(acknowledged(3, session=0.0))
+    assert list(worker.state.outlets[2].unacknowledged) == [-1]
+    worker.on(acknowledged(0, session=7.0))
+    assert not worker.state.outlets[2].unacknowledged
+
+
+def test_sessions_are_told_apart_even_if_they_begin_at_the_same_time() -> None:
+    worker = Worker(CAREFUL)
+    worker.on(Started())
+    sessions = []
+    for _ in range(2):
+        worker.on(WorkerLost(2), now=7.0)
+        send = only(Send, worker.on(WorkerJoined(2), now=7.0))
+        sessions.append(float(send.message.payload["mass"][1]))
+    assert sessions == [7.0, math.nextafter(7.0, math.inf)]
+
+
+# Compressed messages.
+
+
+def test_error_memory_holds_what_was_not_offered() -> None:
+    algorithm = SparsePush(
+        topology=directed_ring(3), num_rounds=3, compressor=Largest(1), consensus_step=0.5
+    )
+    worker = Worker(algorithm)
+    worker.on(Started())
+    trained = Trained(torch.tensor([4.0, 3.0]), torch.zeros(2), 1, 1, seconds=1.0, loss=0.0)
+    send = only(Send, worker.on(trained))
+    assert send.message.payload["values"].tolist() == [4.0]
+    assert worker.state.error.tolist() == [0.0, 3.0]
+    # A quarter goes: half of what SGP gives.
+    assert worker.state.params.tolist() == [3.0, 3.0]
+    assert worker.state.weight == 0.75
+
+
+def test_receivers_that_know_the_same_are_sent_one_payload() -> None:
+    algorithm = DifferencePush(topology=star(4), num_rounds=3, compressor=Largest(1))
+    state = algorithm.init(0, torch.zeros(2))
+    algorithm.handle(state, Started(), 0.0)
+    trained = Trained(torch.tensor([4.0, 3.0]), torch.zeros(2), 1, 1, seconds=1.0, loss=0.0)
+    effects = algorithm.handle(state, trained, 0.0)
+    messages = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert len({id(message.payload["values"]) for message in messages}) == 1
+    assert len({id(replica) for replica in state.replicas.sent.values()}) == 1
+
+
+def test_replicas_begin_anew_with_a_session() -> None:
+    algorithm = DifferencePush(topology=ring(3), num_rounds=3, compressor=Largest(1))
+    state = algorithm.init(1, torch.zeros(2))
+    algorithm.handle(state, Started(), 0.0)
+    algorithm.handle(state, WorkerLost(2), 0.0)
+    trained = Trained(torch.tensor([4.0, 3.0]), torch.zeros(2), 1, 1, seconds=1.0, loss=0.0)
+    algorithm.handle(state, trained, 0.0)
+    assert state.replicas.sent[0].tolist() == [4.0, 0.0]
+    algorithm.handle(state, WorkerJoined(2), 1.0)
+    assert torch.equal(state.replicas.sent[2], state.estimate)
+    algorithm.handle(state, pushed(1, 7.0, 0.0, session=7.0, kind="catch-up"), 2.0)
+    assert state.replicas.heard[0].tolist() == [7.0, 7.0]
+
+
+def test_compensation_follows_training() -> None:
+    algorithm = SkewCompensatedSparsePush(
+        topology=directed_ring(3),
+        num_rounds=1,
+        compressor=Largest(1),
+        compensation_rounds=1,
+        compensate_every=3,
+    )
+    assert [algorithm.compensates(round) for round in range(4)] == [False, True, True, True]
+    worker = Worker(algorithm)
+    worker.on(Started())
+    assert sends(worker.trains_to(4.0)) == [(2, "push", 0)]
+    assert worker.state.error.tolist() == [0.0, 4.0]
+    payload = {"values": torch.ones(1), "positions": torch.tensor([0])}
+    mass = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    effects = worker.on(Received(0, Message("push", 0, {**payload, "mass": mass})))
+    assert sends(effects) == [(2, "compensation", 1)]  # without training
+    assert worker.state.error.tolist() == [0.0, 0.0]  # all has been offered
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_rounds": 0}, "num_rounds must be at least 1, got 0"),
+        ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
+        ({"resend_after": 0.0}, "resend_after must be positive or None, got 0.0"),
+        ({"timeout": -1.0}, "timeout must be positive or None, got -1.0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3, **arguments}
+    with pytest.raises(ValueError, match=message):
+        StochasticGradientPush(**settings)
+
+
+def test_graph_on_which_some_never_hear_of_others_is_refused() -> None:
+    one_way = ListedTopology(
+        name="one way",
+        num_workers=2,
+        is_directed=True,
+        period=1,
+        outgoing=(((1,), ()),),
+        incoming=(((), (0,)),),
+    )
+    with pytest.raises(ValueError, match="worker 0 cannot be reached by worker 1"):
+        StochasticGradientPush(topology=one_way, num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (SparsePush, {"consensus_step": 0.0}, r"consensus_step must be in \(0, 1\], got 0.0"),
+        (DifferencePush, {"consensus_step": 1.1}, r"consensus_step must be in \(0, 1\]"),
+        (DifferencePush, {"final_rounds": -1}, "final_rounds must be at least 0, got -1"),
+        (SkewCompensatedSparsePush, {"compensation_rounds": -1}, "must be at least 0, got -1"),
+        (SkewCompensatedSparsePush, {"compensate_every": 0}, "must be at least 1 or None"),
+    ],
+)
+def test_bad_arguments_of_compressed_ones_are_refused(
+    kind: type[Any], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(topology=directed_ring(3), num_rounds=3, compressor=Largest(1), **arguments)
+
+
+@pytest.mark.parametrize("kind", [SparsePush, DifferencePush, SkewCompensatedSparsePush])
+def test_step_that_will_hardly_converge_is_warned_of_once(kind: type[Any]) -> None:
+    settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3}
+    algorithm = kind(compressor=Largest(1), consensus_step=0.3, **settings)
+    params = torch.zeros(100)
+    with pytest.warns(UserWarning, match=r"consensus_step=0.3 is 30 times the contraction"):
+        algorithm.init(0, params)
+    algorithm.init(1, params)
+    kind(compressor=Largest(1), consensus_step=0.05, **settings).init(0, params)
+    default = kind(compressor=Largest(1), **settings)
+    default.init(0, params)
+    assert default.step("push", 100) == 0.01
