@@ -68,6 +68,11 @@ RECIPES = {
         "har_cnn",
         "Push-sum, dense and compressed: activities of 21 people at 7 workers in a ring.",
     ),
+    "sparse-push/cifar10-lenet5": Entry(
+        f"{_RECIPES}.sparse_push",
+        "cifar10_lenet5",
+        "Push-sum, dense and compressed: CIFAR-10 with LeNet-5, 8 workers in a directed ring.",
+    ),
     "sparse-push/cifar10-resnet20": Entry(
         f"{_RECIPES}.sparse_push",
         "cifar10_resnet20",

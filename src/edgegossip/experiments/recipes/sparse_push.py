@@ -240,6 +240,7 @@ MNIST_LENET5 = PushSettings(lr=0.05, throughput=2000.0)
 HAR_CNN = PushSettings(
     num_epochs=40, num_workers=7, global_batch=126, lr=0.02, throughput=500.0
 )
+CIFAR10_LENET5 = PushSettings(num_epochs=30, lr=0.02, throughput=1500.0)
 CIFAR10_RESNET20 = PushSettings(num_epochs=30, throughput=200.0)
 CIFAR10_VGG11 = PushSettings(num_epochs=30, lr=0.05, throughput=100.0)
 
@@ -272,6 +273,22 @@ def har_cnn(
         data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(har(data_dir), sensor_cnn, settings)
+
+
+def cifar10_lenet5(
+    settings: PushSettings = CIFAR10_LENET5,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """Push-sum, dense and compressed: CIFAR-10 with LeNet-5, 8 workers in a directed ring.
+
+    Pictures are flipped and cropped at random.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_pushes(cifar10(data_dir), lenet5, settings, augmentation=flip_and_crop)
 
 
 def cifar10_resnet20(
