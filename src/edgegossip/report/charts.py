@@ -161,6 +161,12 @@ def _draw_bars(
             places = np.array([categories.index(x) for x in each["x"]])
             values = np.array(each["y"], float)
             axes.hlines(values, places - 0.42, places + 0.42, color=INK, label=each["name"])
+    _label_categories(axes, categories)
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.grid(visible=False, axis="x")
+
+
+def _label_categories(axes: Axes, categories: Sequence[str]) -> None:
     is_crowded = sum(map(len, categories)) > 40
     axes.set_xticks(
         range(len(categories)),
@@ -169,8 +175,6 @@ def _draw_bars(
         ha="right" if is_crowded else "center",
     )
     axes.set_xlim(-0.5, len(categories) - 0.5)  # a missing bar keeps its place
-    axes.axhline(0, color=MUTED, linewidth=0.8)
-    axes.grid(visible=False, axis="x")
 
 
 def _draw_ranges(axes: Axes, places: Any, each: Mapping[str, Any]) -> None:  # noqa: ANN401

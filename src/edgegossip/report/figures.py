@@ -176,6 +176,10 @@ def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
         )
 
 
+LEADER = {"arrowstyle": "-", "alpha": 0.6, "shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
+"""The line from the end of a curve to its name."""
+
+
 def _label_ends(
     axes: Axes,
     quantity: Quantity,
@@ -201,14 +205,7 @@ def _label_ends(
             color=color,
             weight="bold",
             va="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "alpha": 0.6,
-                "shrinkA": 2,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
+            arrowprops={**LEADER, "color": color},
             annotation_clip=False,
         )
         axes.annotate(

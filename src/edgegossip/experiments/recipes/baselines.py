@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -18,13 +17,13 @@ from edgegossip.core.protocol import Algorithm
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.experiments.recipes.settings import ACCURACY_AWARE, Settings
+from edgegossip.experiments.recipes.tasks import make_task
 from edgegossip.experiments.rehearsal import epoch_gossip_seconds
 from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
-from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import IID, Partition
-from edgegossip.learning.task import Task, Workload
+from edgegossip.learning.task import Workload
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
@@ -65,17 +64,13 @@ def compare_baselines(
     """
     if settings.num_epochs < 1:
         raise ValueError(f"num_epochs must be at least 1, got {settings.num_epochs}")
-    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
-    task = Task(
-        dataset=dataset,
-        model=partial(model, **shape),
-        optimizer=SGD(
-            lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-        ),
+    task = make_task(
+        dataset,
+        model,
+        settings,
         batch_size=settings.batch_size,
         partition=partition,
         augmentation=augmentation,
-        torch_device=settings.torch_device,
     )
     workload = Workload(task, range(len(platforms)), settings.seed)
     max_seconds = epoch_gossip_seconds(workload, platforms, link, settings.num_epochs)

@@ -21,11 +21,11 @@ from edgegossip.core.protocol import Algorithm
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.experiments.recipes.settings import default_data_dir
+from edgegossip.experiments.recipes.tasks import make_task
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.models import lenet5, resnet20, sensor_cnn, vgg11
-from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
 from edgegossip.learning.readers import cifar10, har, mnist
 from edgegossip.learning.schedule import Constant, Cosine, Schedule, StepDecay, WarmUp
@@ -181,18 +181,14 @@ def compare_pushes(
         settings: Of the recipe.
         augmentation: Of the training batches.
     """
-    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
-    task = Task(
-        dataset=dataset,
-        model=partial(model, **shape),
-        optimizer=SGD(
-            lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-        ),
+    task = make_task(
+        dataset,
+        model,
+        settings,
         schedule=settings.schedule,
         batch_size=settings.global_batch // settings.num_workers,
         partition=settings.partition,
         augmentation=augmentation,
-        torch_device=settings.torch_device,
     )
     link = Link(latency=LATENCY, bandwidth=settings.link * BYTES_PER_MEGABIT)
 

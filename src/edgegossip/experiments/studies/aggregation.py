@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -131,10 +131,21 @@ def _learn(
 
 def _fig3_exhibits(rows: Mapping[str, Row]) -> Exhibits:
     groups = _grouped(rows, "technique")
-    timed = [name for name in groups if name in COMBINATIONS]
     if not groups:
         return Exhibits()
-    time_panel = Panel(
+    timed = [name for name in groups if name in COMBINATIONS]
+    accuracy = _fig3_accuracy(groups)
+    figure = Figure(
+        name="fig3",
+        heading="Eight combinations of reduction and division",
+        caption="Medians over the seeds; on the right, higher is better.",
+        panels=(_fig3_time(groups, timed), accuracy) if timed else (accuracy,),
+    )
+    return Exhibits(figures=(figure,), tables=(_fig3_table(groups),))
+
+
+def _fig3_time(groups: Mapping[str, list[Row]], timed: Sequence[str]) -> Panel:
+    return Panel(
         title="Time to aggregate",
         kind="stacked",
         x_label="",
@@ -149,8 +160,11 @@ def _fig3_exhibits(rows: Mapping[str, Row]) -> Exhibits:
             for step in STEPS
         ),
     )
+
+
+def _fig3_accuracy(groups: Mapping[str, list[Row]]) -> Panel:
     accuracy = tuple(_middle(some, "accuracy") for some in groups.values())
-    accuracy_panel = Panel(
+    return Panel(
         title="Accuracy learnt from the points alone",
         kind="bars",
         x_label="",
@@ -158,7 +172,10 @@ def _fig3_exhibits(rows: Mapping[str, Row]) -> Exhibits:
         y_unit="percent",
         series=(Series(name="accuracy", x=tuple(groups), y=accuracy),),
     )
-    table = Table(
+
+
+def _fig3_table(groups: Mapping[str, list[Row]]) -> Table:
+    return Table(
         heading="Ours, and what the paper says",
         columns=(
             ("technique", "text"),
@@ -179,13 +196,6 @@ def _fig3_exhibits(rows: Mapping[str, Row]) -> Exhibits:
         ),
         note="Medians over the seeds. Random and all samples are controls, not in the paper.",
     )
-    figure = Figure(
-        name="fig3",
-        heading="Eight combinations of reduction and division",
-        caption="Medians over the seeds; on the right, higher is better.",
-        panels=(time_panel, accuracy_panel) if timed else (accuracy_panel,),
-    )
-    return Exhibits(figures=(figure,), tables=(table,))
 
 
 def _verdict(technique: str) -> str:
@@ -288,7 +298,11 @@ def _fig7_exhibits(rows: Mapping[str, Row]) -> Exhibits:
         caption="Medians over the seeds of the median of three measurements.",
         panels=tuple(panels),
     )
-    table = Table(
+    return Exhibits(figures=(figure,), tables=(_fig7_table(lines),))
+
+
+def _fig7_table(lines: Sequence[tuple[Any, ...]]) -> Table:
+    return Table(
         heading="Ours (the paper prints no numbers)",
         columns=(
             ("data", "text"),
@@ -299,7 +313,6 @@ def _fig7_exhibits(rows: Mapping[str, Row]) -> Exhibits:
         ),
         rows=tuple(lines),
     )
-    return Exhibits(figures=(figure,), tables=(table,))
 
 
 def _grouped(rows: Mapping[Any, Row], field: str) -> dict[Any, list[Row]]:

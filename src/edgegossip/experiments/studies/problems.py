@@ -13,6 +13,7 @@ from torch import nn
 from edgegossip.core.randomness import generator
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.recipes.settings import Settings
+from edgegossip.experiments.recipes.tasks import make_task
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 from edgegossip.learning.learner import Augmentation
@@ -25,7 +26,6 @@ from edgegossip.learning.models import (
     sensor_cnn,
     squeezenet,
 )
-from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.readers import DATASETS
 from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.task import Task
@@ -67,20 +67,13 @@ class Problem:
 
     def task(self, data_dir: Path) -> Task:
         """The learning task; see `load`."""
-        dataset = self.load(data_dir)
-        shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
-        return Task(
-            dataset=dataset,
-            model=partial(self.model, **shape),
-            optimizer=SGD(
-                lr=self.settings.lr,
-                momentum=self.settings.momentum,
-                weight_decay=self.settings.weight_decay,
-            ),
+        return make_task(
+            self.load(data_dir),
+            self.model,
+            self.settings,
             schedule=self.schedule,
             batch_size=self.settings.batch_size,
             augmentation=self.augmentation,
-            torch_device=self.settings.torch_device,
         )
 
     def plain(self) -> dict[str, object]:

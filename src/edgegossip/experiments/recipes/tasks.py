@@ -1,0 +1,60 @@
+"""The task that settings of a recipe describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from torch import nn
+
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.task import Task
+
+
+class TrainingSettings(Protocol):
+    """What settings of all recipes have in common."""
+
+    @property
+    def lr(self) -> float:
+        """Learning rate."""
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of SGD, in [0, 1)."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Of SGD."""
+
+    @property
+    def torch_device(self) -> str:
+        """Where models live: cpu or cuda."""
+
+
+def make_task(
+    dataset: Dataset,
+    model: Callable[..., nn.Module],
+    settings: TrainingSettings,
+    **others: Any,  # noqa: ANN401
+) -> Task:
+    """Learn `dataset` by SGD.
+
+    Args:
+        dataset: Training and test samples.
+        model: Called with `input_shape` and `num_classes`.
+        settings: Of the recipe.
+        others: What else a `Task` is told.
+    """
+    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
+    optimizer = SGD(
+        lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+    return Task(
+        dataset=dataset,
+        model=partial(model, **shape),
+        optimizer=optimizer,
+        torch_device=settings.torch_device,
+        **others,
+    )
