@@ -26,7 +26,12 @@ from edgegossip.core.varying_topology import intermittent, random_one_peer
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
 from edgegossip.experiments.recipes import sparse_push as recipes
 from edgegossip.experiments.recipes.settings import Settings
-from edgegossip.experiments.recipes.sparse_push import DENSE, PushSettings, compressor
+from edgegossip.experiments.recipes.sparse_push import (
+    DENSE,
+    PushSettings,
+    bold_step,
+    compressor,
+)
 from edgegossip.experiments.studies.contest import Contender, Contest
 from edgegossip.experiments.studies.placings import (
     Placing,
@@ -155,8 +160,7 @@ def _compressed(
 
 
 def _difference_push(topology: Topology, rung: Rung, **options: object) -> Contender:
-    # Three times its default step is still stable with top-k, and workers agree sooner.
-    step = min(1.0, 3 * rung.keep_ratio)
+    step = bold_step(rung.keep_ratio)
     return _compressed(DifferencePush, topology, rung, consensus_step=step, **options)
 
 
