@@ -86,6 +86,19 @@ def test_chunk_of_a_lost_worker_stays_as_it_is() -> None:
     assert state.params.tolist() == [1.5, 1, 8, 8, 4]
 
 
+def test_chunks_that_do_not_fit_are_worth_as_much_as_none() -> None:
+    state, _ = after_training()
+    for event in (
+        chunk(1, 0, 3.0, 1.0),
+        chunk(2, 0, 6.0),  # the own chunk has two parameters
+        chunk(1, 1),
+        chunk(2, 1, 9.0, 9.0),  # that of worker 2 has one
+    ):
+        ALGORITHM.handle(state, event, 0.0)
+    assert state.round == 2
+    assert state.params.tolist() == [1.5, 1, 2, 3, 4]
+
+
 def test_each_worker_sends_the_least_that_is_possible() -> None:
     recorder = Recorder()
     make_world(SYNCHRONOUS["all-reduce"], observer=recorder).run()

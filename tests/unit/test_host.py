@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -137,6 +138,26 @@ def test_one_that_comes_back_takes_a_neighbors_round_and_goes_on() -> None:
     assert max(rounds) - min(rounds) <= 1
 
 
+def test_one_that_comes_back_with_a_checkpoint_hears_all_that_it_is_told_since() -> None:
+    checkpoints: dict[Rank, dict[str, Any]] = {}
+
+    def save(content: dict[str, Any]) -> bool:
+        checkpoints[content["state"].rank] = copy.deepcopy(content)
+        return True
+
+    settings = replace(SETTINGS, checkpoint_seconds=0.01)
+    running = Running(LONG, save=save, settings=settings)
+    running.wait_for_round(10, *range(NUM_WORKERS))
+    running.kill(1)
+    running.threads[1].join(20)
+    running.wait_for_round(running.hosts[0].state.round + 2, 0, 2)
+    round_when_back = running.hosts[0].state.round
+    running.options["checkpoint"] = checkpoints[1]
+    running.start(1)
+    running.wait_for_round(round_when_back + 3, *range(NUM_WORKERS))
+    running.stop()
+
+
 def test_a_run_begins_without_one_that_never_comes_and_takes_it_in_later() -> None:
     settings = replace(SETTINGS, meet_seconds=0.1)
     network = MemoryNetwork()
@@ -258,8 +279,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
             trainer = Slow(rank, before=stop_in_the_middle if rank == 2 else None)
             checkpoint = checkpoints.get(rank) if is_resumed else None
 
-            def save(content: dict[str, Any], rank: Rank = rank) -> None:
+            def save(content: dict[str, Any], rank: Rank = rank) -> bool:
                 checkpoints[rank] = content
+                return True
 
             made.append(
                 make_host(algorithm, rank, network, trainer, save=save, checkpoint=checkpoint)
@@ -271,6 +293,26 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
     assert run_all(resumed) == ["finished"] * NUM_WORKERS
     for host, state in zip(resumed, states, strict=True):
         assert torch.equal(host.state.params, state.params)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
+def test_messages_count_as_kept_only_once_the_checkpoint_is(is_kept: bool) -> None:
+    network = MemoryNetwork()
+    settings = replace(SETTINGS, checkpoint_seconds=0.01)
+
+    def save(content: dict[str, Any]) -> bool:
+        return is_kept
+
+    hosts = [
+        make_host(EPOCHS, rank, network, save=save, settings=settings)
+        for rank in range(NUM_WORKERS)
+    ]
+    assert run_all(hosts) == ["finished"] * NUM_WORKERS
+    for _, peer in hosts[0].peers:
+        assert peer.received > 0
+        assert (peer.kept > 0) == is_kept
+        # What the others may need again is not forgotten before.
+        assert bool(peer.log.entries and peer.log.entries[0][0] == 1) != is_kept
 
 
 def test_what_floods_a_host_is_refused_and_counted() -> None:

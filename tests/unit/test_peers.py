@@ -10,7 +10,7 @@ from edgegossip.core.protocol import Message, WorkerJoined, WorkerLost
 from edgegossip.net.peers import Peers
 from edgegossip.net.status import Phase, Status
 
-OWN, OTHER, OLD = 100, 200, 300
+OWN, OTHER, OLD, NEW = 100, 200, 300, 400
 
 
 def status(**changes: Any) -> Status:  # noqa: ANN401
@@ -77,6 +77,25 @@ def resumed(received: int) -> Peers:
     return peers
 
 
+def test_who_rejoins_counts_anew_what_it_sends_and_receives() -> None:
+    peers = resumed(received=3)
+    peers.told(1, status(phase=Phase.RUNNING), 0.0)
+    assert peers.must_rejoin
+    peers.live_anew(NEW)
+    assert (peers.life, peers[1].sent, peers[1].received) == (NEW, 0, 0)
+    assert peers.begin() == []
+
+
+def test_who_rejoins_is_told_anew_who_is_lost() -> None:
+    earlier = make_peers()
+    earlier.begin()
+    earlier.lose(1)
+    peers = Peers(0, 2, OLD)
+    peers.load_state_dict(earlier.state_dict())
+    peers.live_anew(NEW)
+    assert peers.begin() == [WorkerLost(1)]
+
+
 def test_a_resumed_worker_goes_on_with_its_life_and_with_those_who_do_too() -> None:
     peers = resumed(received=3)
     assert peers.life == OWN
@@ -98,6 +117,15 @@ def test_those_who_are_missing_at_the_beginning_are_lost() -> None:
     peers.told(1, status(sent=(0, 0, 0), received=(0, 0, 0)), 0.0)
     assert peers.begin() == [WorkerLost(2)]
     assert peers.active == [1]
+
+
+def test_those_who_have_ended_before_are_lost_and_not_waited_for() -> None:
+    peers = Peers(0, 3, OWN, ended=(2,))
+    assert peers.missing == [1]
+    peers.appeared(1, incarnation=1)
+    peers.told(1, status(sent=(0, 0, 0), received=(0, 0, 0)), 0.0)
+    assert peers.are_all_here
+    assert peers.begin() == [WorkerLost(2)]
 
 
 def test_a_cut_and_a_restart_are_told_apart() -> None:
@@ -136,6 +164,15 @@ def test_messages_are_kept_until_their_receiver_has_them_in_a_checkpoint() -> No
     assert peers.status_for(1, Phase.RUNNING, 0.0).oldest == 2
     peers.told(1, status(kept=2), 0.0)
     assert [number for number, _ in peers[1].log.entries] == [3]
+
+
+def test_what_was_received_is_kept_once_the_checkpoint_lies_on_the_disk() -> None:
+    peers = make_peers()
+    peers[1].received = 3
+    peers.state_dict()
+    assert peers.status_for(1, Phase.RUNNING, 0.0).kept == 0  # the disk may be full
+    peers.note_kept()
+    assert peers.status_for(1, Phase.RUNNING, 0.0).kept == 3
 
 
 def test_nothing_is_under_way_when_all_counts_agree() -> None:

@@ -30,7 +30,8 @@ class AllReduce(RoundBased[RoundState]):
     is single-machine SGD on the union of the workers' batches, because the update is linear
     in the gradients. It is not with optimizers that are not, such as Adam.
 
-    If a worker is lost, its chunk stays as each worker has it until it is averaged again.
+    If a worker is lost, its chunk stays as each worker has it until it is averaged again; a
+    chunk of another's length is worth as much as none.
 
     Args:
         topology: The complete graph.
@@ -84,11 +85,18 @@ class AllReduce(RoundBased[RoundState]):
 
     def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
         chunks = list(state.params.tensor_split(self.num_workers))
-        if state.round % 2 == 0:
-            own = {state.rank: chunks[state.rank]}
-            copies = own | {j: payload["chunk"] for j, payload in inbox.items()}
+        is_scattering = state.round % 2 == 0
+        own = chunks[state.rank]
+        arrived = {
+            j: payload["chunk"]
+            for j, payload in inbox.items()
+            # Chunks differ in length, by one at most; the schema cannot say which is whose.
+            if len(payload["chunk"]) == len(own if is_scattering else chunks[j])
+        }
+        if is_scattering:
+            copies = {state.rank: own} | arrived
             chunks[state.rank] = torch.stack([copies[j] for j in sorted(copies)]).mean(0)
         else:
-            for j, payload in inbox.items():
-                chunks[j] = payload["chunk"]
+            for j, chunk in arrived.items():
+                chunks[j] = chunk
         state.params = torch.cat(chunks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -32,6 +32,31 @@ WORKERS = "workers"
 
 
 @dataclass(slots=True)
+class RunningTotal:
+    """A sum that grows with time, and that can be asked for at any time in it.
+
+    >>> total = RunningTotal()
+    >>> total.add(1.0, 5)
+    >>> total.add(2.0, 7)
+    >>> total.until(1.9), total.until(2.0)
+    (5, 12)
+    """
+
+    _times: list[Seconds] = field(default_factory=list)
+    _sums: list[int] = field(default_factory=lambda: [0])
+
+    def add(self, time: Seconds, amount: int) -> None:
+        """Add what happened at `time`."""
+        # A worker that goes on from a checkpoint may be a little earlier than it was before.
+        self._times.append(max([time, *self._times[-1:]]))
+        self._sums.append(self._sums[-1] + amount)
+
+    def until(self, time: Seconds) -> int:
+        """The sum of what happened up to `time`."""
+        return self._sums[bisect_right(self._times, time)]
+
+
+@dataclass(slots=True)
 class WorkerFolder:
     """Reads what a worker writes, as it grows.
 
@@ -39,12 +64,18 @@ class WorkerFolder:
         path: Of the folder.
         rank: Whose it is.
         lines: Events so far; where it has "recovered", it has "crashed" before.
+        samples: That it has trained on.
+        bytes_sent: By it.
+        num_rounds: After which it sent its parameters.
         has_ended: There will be no more, whoever says so.
     """
 
     path: Path
     rank: Rank
     lines: list[dict[str, Any]] = field(default_factory=list)
+    samples: RunningTotal = field(default_factory=RunningTotal)
+    bytes_sent: RunningTotal = field(default_factory=RunningTotal)
+    num_rounds: int = 0
     has_ended: bool = False
     _offset: int = 0
     _last_seen: Seconds = 0.0
@@ -86,20 +117,13 @@ class WorkerFolder:
                 self.lines += [crash, line]
             case "ended":
                 pass
-            case _:
+            case kind:
                 self.lines.append(line)
-
-    def total(self, kind: str, what: str, until: Seconds = math.inf) -> int:
-        """The sum of a field over the lines of a kind, up to a time."""
-        return sum(
-            line[what] for line in self.lines if line["type"] == kind and line["time"] <= until
-        )
-
-    @property
-    def num_rounds(self) -> int:
-        """After which it sent its parameters."""
-        rounds = (line["round"] + 1 for line in self.lines if line["type"] == "sent")
-        return max(rounds, default=0)
+                if kind == "trained":
+                    self.samples.add(line["time"], line["num_samples"])
+                elif kind == "sent":
+                    self.bytes_sent.add(line["time"], line["num_bytes"])
+                    self.num_rounds = max(self.num_rounds, line["round"] + 1)
 
     @property
     def throughput(self) -> float:
@@ -136,7 +160,6 @@ class Gathering:
         self._recipe = recipe
         self._command = command
         self._workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
-        self._num_measured = 0
 
     # While the run goes on.
 
@@ -173,19 +196,16 @@ class Gathering:
     def _evaluate(self, estimates: list[Tensor], time: Seconds) -> Evaluation:
         stacked = torch.stack(estimates)
         loss, accuracy = self._workload.evaluate(stacked.mean(0))
-        samples = self._total("trained", "num_samples", time)
+        samples = sum(worker.samples.until(time) for worker in self.workers)
         return Evaluation(
             time=time,
             epochs=samples / len(self._experiment.task.dataset.train),
             accuracy=accuracy,
             loss=loss,
             consensus_distance=consensus_distance(stacked),
-            bytes_sent=self._total("sent", "num_bytes", time),
+            bytes_sent=sum(worker.bytes_sent.until(time) for worker in self.workers),
             samples_processed=samples,
         )
-
-    def _total(self, kind: str, what: str, until: Seconds) -> int:
-        return sum(worker.total(kind, what, until) for worker in self.workers)
 
     # When it is over.
 

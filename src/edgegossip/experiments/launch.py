@@ -10,16 +10,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.gathering import WORKERS, Gathering
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.worker import has_ended
 
 _LOOK: Seconds = 0.25
 _ENVIRONMENT = {
@@ -31,8 +33,9 @@ _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
 }
 
-MakeCommand = Callable[[Rank, str, Sequence[str], Path], Sequence[str]]
-"""``(rank, its endpoint, the others' endpoints, its folder)`` -> the command of a worker."""
+MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequence[str]]
+"""``(rank, its endpoint, the others' endpoints, its folder, who has ended)`` -> the command
+of a worker."""
 
 
 def launch(
@@ -46,7 +49,8 @@ def launch(
 ) -> Results:
     """Start a process for each worker, watch them, and gather what they leave in `out`.
 
-    A worker that dies ends neither the run nor this.
+    A worker that dies ends neither the run nor this. One that has come to its end before, as
+    its folder says, is not started again.
 
     Args:
         experiment: What the workers do.
@@ -64,34 +68,37 @@ def launch(
     if (out / "events.jsonl").exists():
         raise RunFolderError(f"{out} already holds a run; choose another --out")
     gathering = Gathering(experiment, out, recipe, command)
-    endpoints = [f"tcp/127.0.0.1:{port}" for port in free_ports(experiment.num_workers)]
-    processes: list[subprocess.Popen[bytes]] = []
+    described = header(experiment, recipe)
+    ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
+    endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
+    processes: dict[Rank, subprocess.Popen[bytes]] = {}
     asked: list[int] = []
 
     def stop() -> None:
         asked.append(signal.SIGTERM)
-        _send(processes, signal.SIGTERM)
+        _send(processes.values(), signal.SIGTERM)
 
     try:
-        with on_stop_signal(stop, insist=lambda: _send(processes, signal.SIGKILL)):
-            for rank, endpoint in enumerate(endpoints):
-                folder = out / WORKERS / str(rank)
-                others = endpoints[:rank] + endpoints[rank + 1 :]
-                processes.append(_start(make_command(rank, endpoint, others, folder), folder))
+        with on_stop_signal(stop, insist=lambda: _send(processes.values(), signal.SIGKILL)):
+            for rank, endpoint in endpoints.items():
+                folder = gathering.workers[rank].path
+                others = [each for each in endpoints.values() if each != endpoint]
+                arguments = make_command(rank, endpoint, others, folder, ended)
+                processes[rank] = _start(arguments, folder)
             if asked:
                 stop()  # again, for those that were started since
             _watch(experiment, gathering, processes, progress or Silent())
     finally:
-        _send(processes, signal.SIGKILL)  # however this ends, no worker outlives it
-        for process in processes:
+        _send(processes.values(), signal.SIGKILL)  # however this ends, no worker outlives it
+        for process in processes.values():
             process.wait()
-    failures = [rank for rank, process in enumerate(processes) if process.returncode]
+    failures = [rank for rank, process in processes.items() if process.returncode]
     if asked and failures:
         raise Interrupted(
             f"interrupted; {out} holds the workers' checkpoints, and the same command with "
             "--resume and this --out goes on"
         )
-    if len(failures) == len(processes):
+    if len(failures) == experiment.num_workers:
         raise TrainingError(f"all workers failed, the first with: {_last_line(out, 0)}")
     results = gathering.finish()
     for rank in failures:
@@ -106,6 +113,12 @@ def free_ports(number: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _endpoints(ranks: Iterable[Rank]) -> dict[Rank, str]:
+    ranks = list(ranks)
+    ports = free_ports(len(ranks))
+    return {rank: f"tcp/127.0.0.1:{port}" for rank, port in zip(ranks, ports, strict=True)}
 
 
 def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
@@ -127,8 +140,8 @@ def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
-    for process in processes:
+def _send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    for process in list(processes):  # a signal may come while workers are being started
         if process.poll() is None:
             process.send_signal(number)
 
@@ -136,15 +149,16 @@ def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
 def _watch(
     experiment: Experiment,
     gathering: Gathering,
-    processes: Sequence[subprocess.Popen[bytes]],
+    processes: Mapping[Rank, subprocess.Popen[bytes]],
     progress: Progress,
 ) -> None:
     """Until all have ended: read what they write, and measure the averaged model."""
     started = time.monotonic()
-    while any(process.poll() is None for process in processes):
+    while any(process.poll() is None for process in processes.values()):
         gathering.read()
-        for worker, process in zip(gathering.workers, processes, strict=True):
-            worker.has_ended = process.poll() is not None
+        for worker in gathering.workers:
+            process = processes.get(worker.rank)
+            worker.has_ended = process is None or process.poll() is not None
         if gathering.measure_next():
             progress.update(_status(experiment, gathering, time.monotonic() - started))
         else:
@@ -152,7 +166,7 @@ def _watch(
 
 
 def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> Status:
-    samples = sum(worker.total("trained", "num_samples") for worker in gathering.workers)
+    samples = sum(worker.samples.until(math.inf) for worker in gathering.workers)
     now = max((line["time"] for w in gathering.workers for line in w.lines[-1:]), default=0.0)
     rounds = [worker.num_rounds for worker in gathering.workers]
     algorithm = experiment.algorithm

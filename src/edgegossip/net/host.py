@@ -7,7 +7,6 @@ import math
 import queue
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Generic
 
 from torch import Tensor
@@ -37,7 +36,7 @@ from edgegossip.core.protocol import (
 from edgegossip.net.alarms import Alarms
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
-from edgegossip.net.post import ITEMS, Post
+from edgegossip.net.post import ITEMS, Left, Post
 from edgegossip.net.settings import Chore, Forecaster, HostSettings
 from edgegossip.net.status import Phase, new_life
 from edgegossip.net.transport import Transport
@@ -48,15 +47,6 @@ _AGAIN: Seconds = 1.0
 """While workers meet: between two accounts of oneself, should one have been lost."""
 _STRAGGLERS: Seconds = 2.0
 """How long to wait for the others once somebody has begun."""
-
-
-@dataclass(slots=True, eq=False)
-class Left:
-    """A message has been handed to the transport."""
-
-    receiver: Rank
-    message: Message
-    handed_over: Seconds
 
 
 class Host(Generic[State]):
@@ -81,7 +71,7 @@ class Host(Generic[State]):
         evaluate: Answers `Evaluate` with (loss, accuracy).
         observer: Sees what happens to this worker.
         chores: What else is to be done from time to time, between two events.
-        save: Keeps a checkpoint; None for none.
+        save: Keeps a checkpoint and says whether it could; None for none.
         checkpoint: One that was kept, to go on from.
     """
 
@@ -99,7 +89,7 @@ class Host(Generic[State]):
         evaluate: Judge | None = None,
         observer: Observer | None = None,
         chores: tuple[Chore, ...] = (),
-        save: Callable[[dict[str, Any]], None] | None = None,
+        save: Callable[[dict[str, Any]], bool] | None = None,
         checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
         self.rank = rank
@@ -112,7 +102,9 @@ class Host(Generic[State]):
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._work = Work(rank, trainer, self._items, forecaster, evaluate, settings.clock)
         log_bytes = 0 if save is None else settings.max_log_bytes
-        self.peers = Peers(rank, num_workers, new_life(), max_log_bytes=log_bytes)
+        self.peers = Peers(
+            rank, num_workers, new_life(), max_log_bytes=log_bytes, ended=settings.ended
+        )
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
@@ -183,7 +175,7 @@ class Host(Generic[State]):
             # What it knows is too old; its parameters are better than the initial ones.
             self.state = self._algorithm.init(self.rank, self.state.estimate)
             self._alarms, self._has_finished, self._pending = Alarms(), False, []
-            peers.is_resumed, peers.life = False, new_life()
+            peers.live_anew(new_life())
         if not peers.is_resumed:
             now, began_at = self._settings.clock(), peers.began_at
             self._zero = now if began_at is None else min(now, began_at)
@@ -373,17 +365,17 @@ class Host(Generic[State]):
         """Keep everything that the rest of the run depends on, while nothing trains."""
         assert self._save is not None
         has_data = self._algorithm.role(self.rank).has_data
-        self._save(
-            {
-                "now": self.now,
-                "state": self.state,
-                "trainer": self._work.state_dict() if has_data else None,
-                "pending": [*self._pending],
-                "alarms": self._alarms.state_dict(),
-                "has_finished": self._has_finished,
-                "peers": self.peers.state_dict(),
-            }
-        )
+        checkpoint = {
+            "now": self.now,
+            "state": self.state,
+            "trainer": self._work.state_dict() if has_data else None,
+            "pending": [*self._pending],
+            "alarms": self._alarms.state_dict(),
+            "has_finished": self._has_finished,
+            "peers": self.peers.state_dict(),
+        }
+        if self._save(checkpoint):
+            self.peers.note_kept()
         # Counted from its end: keeping must not become all that is done.
         self._checkpoint_at = self.now + self._settings.checkpoint_seconds
         self.post.tell_all(again=True)

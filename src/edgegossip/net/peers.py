@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,8 +83,12 @@ class Peer:
         """Number messages anew if this is another life."""
         if life != self.life:
             self.life = life
-            self.sent = self.received = self.kept = 0
-            self.log = SentLog(max_bytes=self.log.max_bytes)
+            self.count_anew()
+
+    def count_anew(self) -> None:
+        """Nothing was sent, or received, yet."""
+        self.sent = self.received = self.kept = 0
+        self.log = SentLog(max_bytes=self.log.max_bytes)
 
 
 class Peers:
@@ -95,16 +99,24 @@ class Peers:
         num_workers: In all.
         life: The own.
         max_log_bytes: Of messages kept for each worker, to be sent again; 0 for none.
+        ended: Who has come to its end before, and is not waited for.
     """
 
     def __init__(
-        self, rank: Rank, num_workers: int, life: Life, *, max_log_bytes: int = 0
+        self,
+        rank: Rank,
+        num_workers: int,
+        life: Life,
+        *,
+        max_log_bytes: int = 0,
+        ended: Collection[Rank] = (),
     ) -> None:
         self.rank = rank
         self.num_workers = num_workers
         self.life = life
         self.is_resumed = False
         self.has_begun = False
+        self._ended = frozenset(ended)
         others = (other for other in range(num_workers) if other != rank)
         self._peers = {other: Peer(log=SentLog(max_bytes=max_log_bytes)) for other in others}
 
@@ -185,13 +197,13 @@ class Peers:
 
     @property
     def missing(self) -> list[Rank]:
-        """Who cannot be reached, or has not said how it is."""
-        here = self._here()
-        return [rank for rank, _ in self if rank not in here]
+        """Who has not ended, but cannot be reached or has not said how it is."""
+        known = self._here().keys() | self._ended
+        return [rank for rank, _ in self if rank not in known]
 
     @property
     def are_all_here(self) -> bool:
-        """Every other worker can be reached and has said how it is."""
+        """Nobody has to be waited for."""
         return not self.missing
 
     @property
@@ -213,6 +225,13 @@ class Peers:
             if self.is_resumed and is_as_before and is_gap:
                 return True
         return False
+
+    def live_anew(self, life: Life) -> None:
+        """Begin as one that has not been here before, and whose algorithm knows of nobody."""
+        self.life, self.is_resumed = life, False
+        for _, peer in self:
+            peer.count_anew()
+            peer.known_life, peer.is_lost = 0, False
 
     def begin(self) -> list[Event]:
         """Begin with those who are here; returns what the algorithm has to know before."""
@@ -280,8 +299,6 @@ class Peers:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed worker has to know; everything received so far is in it."""
-        for _, peer in self:
-            peer.kept = peer.received
         return {
             "life": self.life,
             "peers": {
@@ -296,6 +313,11 @@ class Peers:
                 for rank, peer in self
             },
         }
+
+    def note_kept(self) -> None:
+        """A checkpoint with all that was received so far lies on the disk."""
+        for _, peer in self:
+            peer.kept = peer.received
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""

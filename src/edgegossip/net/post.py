@@ -56,6 +56,15 @@ class Refused:
     reason: str
 
 
+@dataclass(slots=True, eq=False)
+class Left:
+    """A message has been handed to the transport."""
+
+    receiver: Rank
+    message: Message
+    handed_over: Seconds
+
+
 Item = Frame | Appeared | Disappeared | Refused
 ITEMS = (Frame, Appeared, Disappeared, Refused)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from edgegossip.core.protocol import Predicted, Seconds
+from edgegossip.core.protocol import Predicted, Rank, Seconds
 
 MIB = 2**20
 
@@ -35,6 +35,7 @@ class HostSettings:
     Args:
         run: 8 bytes that tell this run from others; messages of others are refused.
         meet_seconds: How long to wait for all workers before beginning without some.
+        ended: Workers that have come to their ends before, and are not waited for.
         max_seconds: When to stop, counted from the beginning of the run.
         checkpoint_seconds: Between checkpoints.
         quiet_seconds: At the end, how often to tell the others the own counts, and half of how
@@ -51,6 +52,7 @@ class HostSettings:
 
     run: bytes
     meet_seconds: Seconds = 60.0
+    ended: tuple[Rank, ...] = ()
     max_seconds: Seconds = math.inf
     checkpoint_seconds: Seconds = 60.0
     quiet_seconds: Seconds = 0.05

@@ -32,7 +32,7 @@ def report_strangers(
 ) -> None:
     """Call `refused` for links of those who are no workers of the run, and for other runs.
 
-    Access control drops what they send. This lasts until the session is closed.
+    Nothing comes of what they send. This lasts until the session is closed.
 
     Args:
         session: That of a worker.
@@ -57,8 +57,11 @@ def report_strangers(
         match = _TOKEN.fullmatch(str(sample.key_expr))
         if match and match[1] != run:
             rank = int(match[2])
-            reason = f"worker {rank} of run {match[1][:80]}, not of this run, {run}"
-            report(reason, rank if rank < num_workers else None, reason)
+            reason = (
+                f"a sign of life in run {match[1][:80]}, whose settings or --name are not "
+                f"those of this run, {run}"
+            )
+            report(f"{rank}: {reason}", rank if rank < num_workers else None, reason)
 
     session.info.declare_link_events_listener(linked, history=True)
     session.liveliness().declare_subscriber("edgegossip/*/alive/*/*", appeared, history=True)

@@ -19,6 +19,7 @@ from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
+from edgegossip.net.strangers import log_refused_connections, report_strangers
 from edgegossip.net.tls import TLS, zenoh_security
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
@@ -71,17 +72,23 @@ class ZenohTransport:
         self.rank = rank
         self.incarnation = secrets.randbits(63) if incarnation is None else incarnation
         self._prefix = f"edgegossip/{run}"
+        self._run = run
+        self._num_workers = num_workers
+        self._is_secure = security is not None
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
         self._lease = lease
-        self._settings = _settings(address, lease, security is not None)
+        self._settings = _settings(address, lease, self._is_secure)
         if security is not None:
             self._settings |= zenoh_security(security, run, num_workers)
         self._session: zenoh.Session | None = None
 
     def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
         """See `Transport`."""
-        if os.environ.get("RUST_LOG"):
+        _give_each_link_a_thread(self._num_workers)
+        if self._is_secure:
+            log_refused_connections()
+        elif os.environ.get("RUST_LOG"):
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         try:
             self._session = session = zenoh.open(_config(self._settings))
@@ -113,6 +120,7 @@ class ZenohTransport:
         self._token = liveliness.declare_token(
             f"{self._prefix}/alive/{self.rank}/{self.incarnation}"
         )
+        report_strangers(session, self._run, self._num_workers, listener.refused)
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         """See `Transport`."""
@@ -255,6 +263,18 @@ def _until(deadline: Seconds) -> Seconds:
 def _direct(callback: Callable[[zenoh.Sample], None]) -> zenoh.handlers.Callback[zenoh.Sample]:
     # In the thread that reads the link: in order, and whoever sends too fast has to wait.
     return zenoh.handlers.Callback(callback, indirect=False)
+
+
+def _give_each_link_a_thread(num_workers: int) -> None:
+    """Let a link that is cut hold up no other one; what the environment says goes first.
+
+    Its socket lingers for ten seconds with what was not delivered, and a thread of zenoh with
+    it. With zenoh's own one or two threads a worker would not notice for so long that others
+    are gone, and lose those that are there.
+    """
+    threads = f"(worker_threads: {num_workers + 1})"
+    runtimes = ", ".join(f"{name}: {threads}" for name in ("rx", "tx", "net"))
+    os.environ.setdefault("ZENOH_RUNTIME", f"({runtimes})")
 
 
 def _settings(address: Address, lease: Seconds, is_secure: bool) -> dict[str, object]:
