@@ -90,6 +90,30 @@ from .balance.selection import (
 from .balance.selection import (
     selection as selection,
 )
+from .core.compression.compressor import (
+    Compressor as Compressor,
+)
+from .core.compression.compressor import (
+    Identity as Identity,
+)
+from .core.compression.per_layer import (
+    PerLayer as PerLayer,
+)
+from .core.compression.sparse import (
+    RandomK as RandomK,
+)
+from .core.compression.sparse import (
+    TopK as TopK,
+)
+from .core.compression.values import (
+    BFloat16 as BFloat16,
+)
+from .core.compression.values import (
+    Quantize as Quantize,
+)
+from .core.compression.values import (
+    Sign as Sign,
+)
 from .core.contention import (
     Contention as Contention,
 )
