@@ -249,6 +249,17 @@ def test_increments_add_up_and_pull_by_weight_and_step() -> None:
     assert worker.knows_of(1) == 7.0
 
 
+def test_one_who_is_no_neighbor_is_ignored() -> None:
+    worker = start()
+    worker.trains_to(3.0)
+    assert worker.hears(2, round=0, value=1000.0) == []
+    assert worker.catches_up(2, round=5, value=1000.0) == []
+    assert worker.missed_by(2, round=0) == []
+    worker.hears(1, round=0, value=3.0)
+    worker.hears(3, round=0, value=3.0)
+    assert worker.value == 3.0
+
+
 def test_what_did_not_arrive_is_asked_for_and_does_not_count() -> None:
     worker = start()
     worker.trains_to(3.0)

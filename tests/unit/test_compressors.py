@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.compressors import NAMES, compressor_for, draws, normal, squared_norm
+from tests.compressors import NAMES, PARTWISE, compressor_for, draws, normal, squared_norm
 from torch import Tensor
 
 from edgegossip.core import codec
@@ -142,6 +142,14 @@ def test_any_bytes_that_the_schema_allows_become_a_finite_vector(
     assert got.shape == (numel,)
     assert got.dtype == torch.float32
     assert bool(got.isfinite().all())
+
+
+@pytest.mark.parametrize("name", PARTWISE)
+def test_a_vector_may_be_empty(name: str) -> None:
+    compressor = PARTWISE[name]
+    payload = compressor.compress(torch.empty(0), 1)
+    assert MessageSpec(compressor.schema(0)).mismatch(payload) is None
+    assert compressor.decompress(payload, 0).tolist() == []
 
 
 @each

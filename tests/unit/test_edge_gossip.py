@@ -238,7 +238,7 @@ def test_bad_arguments_are_refused(settings: dict[str, Any], message: str) -> No
         (lambda algorithm: algorithm.num_workers, 4),
         (lambda algorithm: algorithm.num_rounds, 5),
         (lambda algorithm: algorithm.topology.name, ring(4).name),
-        (lambda algorithm: algorithm.exchanges_per_round, 1),
+        (lambda algorithm: algorithm.num_exchanges, 5),
     ],
 )
 def test_what_experiments_read_is_the_inner_algorithms(

@@ -16,6 +16,8 @@ from edgegossip.algorithms.push_sum_state import HARDLY_ANY
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.compression.compressor import Identity
+from edgegossip.core.compression.values import Sign
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -427,6 +429,22 @@ def test_error_memory_holds_what_was_not_offered() -> None:
     assert worker.state.weight == 0.75
 
 
+def test_estimate_amid_an_exchange_is_the_one_before_it() -> None:
+    algorithm = SparsePush(
+        topology=directed_ring(3), num_rounds=3, compressor=Largest(1), consensus_step=0.5
+    )
+    worker = Worker(algorithm)
+    worker.on(Started())
+    worker.state.error = torch.tensor([90.0, 0.0])  # what has been held back for many rounds
+    worker.trains_to(4.0)
+    assert worker.state.params.tolist() == [-19.5, 4.0]
+    assert worker.state.estimate.tolist() == [4.0, 4.0]
+    payload = {"values": torch.tensor([94.0]), "positions": torch.tensor([0])}
+    mass = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    worker.on(Received(0, Message("push", 0, {**payload, "mass": mass})))
+    assert worker.state.estimate.tolist() == [4.0, 4.0]
+
+
 def test_receivers_that_know_the_same_are_sent_one_payload() -> None:
     algorithm = DifferencePush(topology=star(4), num_rounds=3, compressor=Largest(1))
     state = algorithm.init(0, torch.zeros(2))
@@ -518,6 +536,22 @@ def test_bad_arguments_of_compressed_ones_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         kind(topology=directed_ring(3), num_rounds=3, compressor=Largest(1), **arguments)
+
+
+def test_step_that_hardly_brings_workers_together_is_warned_of() -> None:
+    settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3}
+    params = torch.zeros(20_000)
+    least = r"the consensus step is 5e-05 by default, the contraction that Sign\(\) promises"
+    for algorithm in (
+        SparsePush(compressor=Sign(), **settings),
+        SkewCompensatedSparsePush(
+            compressor=Identity(), compensation_compressor=Sign(), **settings
+        ),
+        DifferencePush(compressor=Identity(), final_compressor=Sign(), **settings),
+    ):
+        with pytest.warns(UserWarning, match=least):
+            algorithm.init(0, params)
+        algorithm.init(1, params)
 
 
 @pytest.mark.parametrize("kind", [SparsePush, DifferencePush, SkewCompensatedSparsePush])

@@ -121,6 +121,17 @@ def test_message_of_an_earlier_round_is_ignored() -> None:
     assert worker.value == 3.0
 
 
+def test_message_of_one_who_is_no_neighbor_is_ignored() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    worker.trains_to(3.0)
+    worker.hears(2, round=0, value=1000.0)
+    worker.hears(1, round=0, value=3.0)
+    worker.hears(3, round=0, value=3.0)
+    assert worker.state.round == 1
+    assert worker.value == 3.0
+
+
 def test_arrival_order_does_not_matter() -> None:
     def mix(order: list[int]) -> Tensor:
         algorithm = Gossip(topology=complete(4), num_rounds=1)

@@ -32,19 +32,22 @@ from tests.small_runs import (
 )
 from torch import Tensor, nn
 
+from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.errors import (
     Interrupted,
     LocalProtocolError,
     RunFolderError,
     TrainingError,
 )
-from edgegossip.core.topology import ring
+from edgegossip.core.topology import directed_ring, ring
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import run
 from edgegossip.learning.optimizer import SGD
 from edgegossip.report.folder import read_folder
 from edgegossip.sim.fault import Drop, Faults
+from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
 # The same every time.
@@ -175,6 +178,11 @@ def test_a_worker_alone_trains_like_anybody(tmp_path: Path) -> None:
     results = run(alone, out=tmp_path, num_threads=0)
     assert results.history[-1].bytes_sent == 0
     assert results.worker_accuracies == [results.final_accuracy]
+
+
+def test_momentum_besides_quasi_global_momentum_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"the optimizer has 0\.9 besides"):
+        small_run("quasi-global-gossip", task=small_task(optimizer=SGD(momentum=0.9)))
 
 
 def test_a_live_view_is_told_how_far_it_is(tmp_path: Path) -> None:
@@ -353,3 +361,15 @@ def test_a_damaged_folder_is_an_error_for_people(
     damage(tmp_path)
     with pytest.raises(RunFolderError, match=r"is missing|cannot read|damaged|no JSON object"):
         load_results(tmp_path)
+
+
+def test_rounds_after_the_last_training_are_part_of_the_way(tmp_path: Path) -> None:
+    averaging = DifferencePush(
+        topology=directed_ring(4), num_rounds=1, compressor=Identity(), final_rounds=30
+    )
+    recorder = Recorder()
+    links = Links(default=Link(latency=1.0))
+    experiment = replace(quick(), algorithm=averaging, links=links, max_seconds=None)
+    run(experiment, out=tmp_path, num_threads=0, progress=recorder)
+    shares = [status.share for status in recorder.statuses]
+    assert max(shares[:-1]) < 1.0 == shares[-1]

@@ -130,3 +130,10 @@ def test_no_constructor_runs() -> None:
     loud = object.__new__(Loud)
     loud.x = torch.ones(1)
     assert through_json(loud).x.tolist() == [1.0]
+
+
+def test_a_dataclass_that_has_other_fields_by_now_is_refused() -> None:
+    plain, tensors = dismantle(Box(content=1))
+    del plain["fields"]["more"]
+    with pytest.raises(ValueError, match="had other fields when the checkpoint was made"):
+        assemble(plain, tensors)

@@ -99,6 +99,9 @@ def test_rates_begin_at_a_tenth_and_end_low() -> None:
     [
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
         ({"global_batch": 127}, "multiple of num_workers=8, got 127; 8 workers may share 120"),
+        ({"keep_ratio": 2.0}, r"keep_ratio must be in \(0, 1\], got 2.0"),
+        ({"value_bits": 9}, "value_bits must be 1 to 8, 16 or 32, got 9"),
+        ({"compensation_bits": 0}, "compensation_bits must be 1 to 8, 16 or 32, got 0"),
         ({"link": 0.0}, "link must be above 0 Mbit/s, got 0.0"),
         ({"skew": 0.8, "by_subject": True}, "choose one of skew, dirichlet_alpha"),
     ],
@@ -171,6 +174,8 @@ def test_bytes_on_another_graph_are_those_of_its_own_neighbors() -> None:
         "bytes_ratio_same_graph": 100.0,
         "bytes_ratio_complete_graph": 350.0,
     }
+    silent = Traffic(bytes_sent=0, samples_processed=0, num_workers=8, out_degree=1.0)
+    assert set(dense.ratios(silent).values()) == {None}
     assert longer.ratios(dense) == {
         "bytes_ratio_same_graph": None,
         "bytes_ratio_complete_graph": 700.0,
@@ -235,3 +240,9 @@ def test_unpacked_vectors_are_those_that_are_packed() -> None:
     expected = packed.decompress(packed.compress(vector), 50)
     some = Unpacked(0.1)
     assert torch.equal(some.decompress(some.compress(vector), 50), expected)
+
+
+@pytest.mark.parametrize("seeds", [(), (0, 1, 0)])
+def test_a_study_needs_seeds_that_differ(seeds: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="seeds must be one or more, all different"):
+        StudySettings(seeds=seeds)

@@ -135,6 +135,16 @@ def test_a_map_has_a_cell_for_each_number_and_the_line_over_it() -> None:
     ]
 
 
+def test_a_map_may_have_no_number_at_all() -> None:
+    empty = map_panel()
+    for each in empty["series"][:-1]:
+        each["y"] = [None] * 3
+    axes = new_figure(4, 3).subplots()
+    draw_map(axes, empty)
+    assert len(axes.get_lines()) == 2  # the rule and its outline
+    assert map_words(empty)[0] == "least at 0.001: none"
+
+
 def test_a_map_is_drawn_with_only_its_line_in_the_legend() -> None:
     figure_ = figure("bars") | {"panels": [map_panel()]}
     assert list(series_colors(figure_["panels"])) == []

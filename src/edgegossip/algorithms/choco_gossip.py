@@ -189,6 +189,8 @@ class ChocoGossip(NeighborAveraging[ChocoState]):
 
     def handle(self, state: ChocoState, event: Event, now: Seconds) -> list[Effect]:
         match event:
+            case Received() if event.sender not in state.replicas:
+                return []  # no neighbor
             case Received(message=Message(kind="params")):
                 state.replicas[event.sender].hear(event.message)
             case Received(message=Message(kind="catch-up")):

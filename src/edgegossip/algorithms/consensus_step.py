@@ -10,6 +10,9 @@ from edgegossip.core.protocol import Rank
 TOO_FAR = 8.0
 """Steps of so many contractions diverged with top-k on every graph that was tried."""
 
+TOO_LITTLE = 1e-4
+"""Steps of less would take ten thousand rounds to bring workers together."""
+
 
 def require_step(step: float | None) -> None:
     """Raise ValueError unless a consensus step is None or in (0, 1]."""
@@ -31,12 +34,21 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn, once a run, of a step that will hardly converge.
+    """Warn, once a run, of a step that will hardly converge, or hardly bring workers together.
 
     It is no error, because some compressors do better than they can promise.
     """
     promised = compressor.contraction(numel)
-    if rank == 0 and step is not None and step >= TOO_FAR * promised:
+    if rank != 0:
+        return
+    if step is None and promised < TOO_LITTLE:
+        warnings.warn(
+            f"the consensus step is {promised:.2g} by default, the contraction that "
+            f"{compressor} promises: workers will hardly come closer to each other; give a "
+            "consensus_step, or choose another compressor",
+            stacklevel=2,
+        )
+    if step is not None and step >= TOO_FAR * promised:
         warnings.warn(
             f"consensus_step={step:g} is {step / promised:.0f} times the contraction of "
             f"{compressor}, {promised:.2g}: workers will probably diverge; "

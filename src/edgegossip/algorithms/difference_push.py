@@ -97,6 +97,8 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     def init(self, rank: Rank, params: Tensor) -> DifferencePushState:
         warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        if self.final_compressor is not None:
+            warn_of_step(None, self.final_compressor, rank, params.numel())
         return DifferencePushState(rank=rank, params=params, replicas=Replicas(params))
 
     def step(self, kind: str, numel: int) -> float:

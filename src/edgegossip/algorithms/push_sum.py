@@ -202,6 +202,7 @@ class PushSum(Synchronous[P], Generic[P]):
         state.params = state.weight * trained.params
 
     def mix(self, state: P, inbox: Mapping[Rank, Payload]) -> None:
+        state.before_exchange = None
         self._merge_arrived(state)
 
     def end(self, state: P) -> list[Effect]:
@@ -224,6 +225,7 @@ class PushSum(Synchronous[P], Generic[P]):
                 mass = Mass(state.rank, -1, offer.vector, offer.share, part)
                 given.append(mass)
                 effects += self._dispatch(state, j, state.round, message, mass, now)
+        state.before_exchange = state.params, weight
         self._merge(state, given, sign=-1)
         return effects
 

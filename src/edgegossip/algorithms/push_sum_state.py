@@ -22,6 +22,8 @@ class PushSumState(RoundState):
     Attributes:
         params: The numerator, [num_params].
         weight: The push-sum weight, above 0.
+        before_exchange: Numerator and weight as they were before this round's shares were
+            given away; None once those of the others are merged.
         arrived: Mass that waits to be merged.
         inlets: The links that others send to it on, by sender.
         outlets: The links that it sends on, by receiver.
@@ -34,6 +36,7 @@ class PushSumState(RoundState):
     """
 
     weight: float = 1.0
+    before_exchange: tuple[Tensor, float] | None = None
     arrived: list[Mass] = field(default_factory=list)
     inlets: dict[Rank, Inlet] = field(default_factory=dict)
     outlets: dict[Rank, Outlet] = field(default_factory=dict)
@@ -45,8 +48,13 @@ class PushSumState(RoundState):
 
     @property
     def estimate(self) -> Tensor:
-        """The numerator over the weight, [num_params]."""
-        return self.params / self.weight
+        """The numerator over the weight, [num_params]; amid an exchange, as it was before it.
+
+        What is given away may be far from a share of the numerator, as with `SparsePush`, and
+        what others give for it is yet to come.
+        """
+        params, weight = self.before_exchange or (self.params, self.weight)
+        return params / weight
 
 
 @dataclass(slots=True, eq=False)

@@ -192,8 +192,10 @@ class Synchronous(ABC, Generic[S]):
 
     def _mix_and_go_on(self, state: S, now: Seconds) -> list[Effect]:
         arrived = state.inbox.pop(state.round, {})
-        # Rank order, not arrival order: float sums come out bit-identical everywhere.
-        self.mix(state, {j: arrived[j] for j in sorted(arrived)})
+        # Rank order, not arrival order: float sums come out bit-identical everywhere. What is
+        # no neighbor of this round has no business here.
+        neighbors = self.topology.in_neighbors(state.rank, state.round)
+        self.mix(state, {j: arrived[j] for j in neighbors if j in arrived})
         state.is_exchanging = False
         state.round += 1
         return self._begin_round(state, now)

@@ -91,6 +91,7 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
 
     def init(self, rank: Rank, params: Tensor) -> SkewCompensatedState:
         warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        warn_of_step(None, self.compensation_compressor, rank, params.numel())
         error = torch.zeros_like(params)
         replicas = Replicas(params)
         return SkewCompensatedState(rank=rank, params=params, error=error, replicas=replicas)

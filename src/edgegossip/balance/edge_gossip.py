@@ -143,8 +143,9 @@ class EdgeGossip:
         return num_rounds
 
     @property
-    def exchanges_per_round(self) -> int:
-        return getattr(self.inner, "exchanges_per_round", 1)
+    def num_exchanges(self) -> int:
+        """What `state.round` comes to."""
+        return getattr(self.inner, "num_exchanges", self.num_rounds)
 
     def init(self, rank: Rank, params: Tensor) -> BalancedState:
         return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
@@ -161,8 +162,7 @@ class EdgeGossip:
         inner = schema_of(self.inner, params)
         if self.spread == "gossip":
             return with_forecast(inner)
-        max_ahead = self.num_rounds * self.exchanges_per_round
-        return {**inner, **forecast_schema(max_ahead)}
+        return {**inner, **forecast_schema(self.num_exchanges)}
 
     def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
         match event:

@@ -69,7 +69,8 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     """Undo `dismantle`.
 
     Raises:
-        ValueError: If `plain` names a dataclass that is not there or not a dataclass.
+        ValueError: If `plain` names a dataclass that is not there, not one, or has other
+            fields by now.
     """
     instances: dict[int, Any] = {}
 
@@ -86,7 +87,10 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
             case {"same": number}:
                 return instances[number]
             case {"dataclass": name, "number": number, "fields": fields}:
-                instance: Any = object.__new__(_find_dataclass(name))
+                kind = _find_dataclass(name)
+                if fields.keys() != {field.name for field in dataclasses.fields(kind)}:
+                    raise ValueError(f"{name!r} had other fields when the checkpoint was made")
+                instance: Any = object.__new__(kind)
                 instances[number] = instance
                 for field, value in fields.items():
                     # Frozen dataclasses refuse plain assignment.

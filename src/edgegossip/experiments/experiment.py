@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.learning.task import Task
@@ -65,6 +67,13 @@ class Experiment:
                 raise ValueError(
                     f"{name} name worker {strangers[0]}; ranks are 0..{self.num_workers - 1}"
                 )
+        momentum = getattr(self.task.optimizer, "momentum", 0.0)
+        if isinstance(self.algorithm, QuasiGlobalGossip) and momentum > 0:
+            warnings.warn(
+                "QuasiGlobalGossip has a momentum of its own, and the optimizer has "
+                f"{momentum} besides; give the task SGD(momentum=0.0)",
+                stacklevel=3,
+            )
         topology = getattr(self.algorithm, "topology", None)
         if topology is not None and topology.num_workers != self.num_workers:
             raise ValueError(

@@ -170,10 +170,8 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
     now = max((line["time"] for w in gathering.workers for line in w.lines[-1:]), default=0.0)
     rounds = [worker.num_rounds for worker in gathering.workers]
     algorithm = experiment.algorithm
-    num_rounds = getattr(algorithm, "num_rounds", math.inf)
-    num_rounds *= getattr(algorithm, "exchanges_per_round", 1)
     limit = experiment.max_seconds or math.inf
-    share = max(now / limit, sum(rounds) / len(rounds) / num_rounds)
+    share = max(now / limit, sum(rounds) / len(rounds) / num_exchanges(algorithm))
     return Status(
         name=experiment.run_name,
         time=now,

@@ -19,7 +19,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.progress import Progress, Silent, Status
+from edgegossip.experiments.progress import Progress, Silent, Status, num_exchanges
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.experiments.signals import on_stop_signal
@@ -251,11 +251,9 @@ class _Run:
 
     def _status(self, now: Seconds) -> Status:
         limit = self._experiment.max_seconds or math.inf
-        algorithm = self._experiment.algorithm
-        num_rounds = getattr(algorithm, "num_rounds", math.inf)
-        num_rounds *= getattr(algorithm, "exchanges_per_round", 1)
-        rounds = sum(state.round for state in self.simulator.states)
-        share = max(now / limit, rounds / len(self.simulator.states) / num_rounds)
+        rounds = [state.round for state in self.simulator.states]
+        last_round = num_exchanges(self._experiment.algorithm)
+        share = max(now / limit, sum(rounds) / len(rounds) / last_round)
         seconds = time.monotonic() - self._started
         samples = self._log.samples_processed - self._samples_before
         return Status(

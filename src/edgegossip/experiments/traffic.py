@@ -51,7 +51,7 @@ class Traffic:
             dense: None where there is no such run, or not yet.
         """
         same = complete = None
-        if dense is not None and dense.out_degree and self.bytes_sent:
+        if dense is not None and dense.out_degree and dense.bytes_sent and self.bytes_sent:
             a_message = dense.bytes_sent / dense.samples_processed / dense.out_degree
             per_neighbor = a_message * self.samples_processed / self.bytes_sent
             complete = per_neighbor * (self.num_workers - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from edgegossip.report.style import INK, WAITING
 from edgegossip.report.units import number, written
+
+Doubles: TypeAlias = NDArray[np.float64]
 
 
 def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
@@ -30,13 +32,8 @@ def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
     axes.set_facecolor(WAITING)
     axes.patch.set_hatch("///")
     x_edges, y_edges = _edges(x), _edges(y)
-    mesh = axes.pcolormesh(
-        x_edges,
-        y_edges,
-        np.ma.masked_invalid(values),
-        norm=LogNorm(),
-        cmap="viridis_r",
-    )
+    if np.isfinite(values).any():
+        _draw_cells(axes, x_edges, y_edges, values, panel["y_unit"])
     axes.set_xscale("log")
     axes.set_yscale("log")
     # Before marks are drawn, which may lead beyond the cells.
@@ -50,7 +47,15 @@ def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
     axes.set_yticks(y, [number(each) for each in y])
     axes.minorticks_off()
     axes.grid(visible=False)
-    unit = panel["y_unit"]
+
+
+def _draw_cells(
+    axes: Axes, x_edges: Doubles, y_edges: Doubles, values: Doubles, unit: str
+) -> None:
+    """The cells, [num_rows, num_columns], with a bar that tells what the colours are."""
+    mesh = axes.pcolormesh(
+        x_edges, y_edges, np.ma.masked_invalid(values), norm=LogNorm(), cmap="viridis_r"
+    )
     bar = axes.figure.colorbar(mesh, ax=axes)
     bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     bar.ax.yaxis.set_minor_locator(NullLocator())
@@ -71,12 +76,12 @@ def map_words(panel: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _edges(centers: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+def _edges(centers: Sequence[float] | Doubles) -> Doubles:
     """Ends of cells around `centers`, which ascend or descend, on a logarithmic scale."""
     logs = np.log(np.asarray(centers, float))
     steps = np.diff(logs) if len(logs) > 1 else np.ones(1)
     middles = (logs[1:] + logs[:-1]) / 2
-    ends: NDArray[np.float64] = np.exp(
+    ends: Doubles = np.exp(
         np.concatenate([[logs[0] - steps[0] / 2], middles, [logs[-1] + steps[-1] / 2]])
     )
     return ends

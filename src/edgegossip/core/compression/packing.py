@@ -114,8 +114,7 @@ def pack_positions(positions: Positions, numel: int) -> Bytes:
     unary = np.zeros(len(gaps) + int(quotients.sum()), np.uint8)
     unary[np.cumsum(quotients + 1) - 1] = 1
     lowest = [
-        pack(gaps[widths == width] & (2**width - 1), width)
-        for width in range(base, base + NUM_WIDTHS)
+        pack(gaps[widths == width] & (2**width - 1), width) for width in _taken(choices, base)
     ]
     return np.concatenate([pack(choices, 4), *lowest, np.packbits(unary, bitorder="little")])
 
@@ -130,10 +129,11 @@ def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
     """
     base = _base_width(numel, count)
     num_blocks = -(-count // BLOCK)
-    widths = base + np.repeat(unpack(data, 4, num_blocks), BLOCK)[:count]
+    choices = unpack(data, 4, num_blocks)
+    widths = base + np.repeat(choices, BLOCK)[:count]
     data = data[packed_num_bytes(num_blocks, 4) :]
     gaps = np.empty(count, np.int64)
-    for width in range(base, base + NUM_WIDTHS):
+    for width in _taken(choices, base):
         has_width = widths == width
         num_gaps = int(np.count_nonzero(has_width))
         gaps[has_width] = unpack(data, width, num_gaps)
@@ -166,6 +166,12 @@ def _usual_width(numel: int, count: int) -> int:
 def _base_width(numel: int, count: int) -> int:
     """The least to choose from: most blocks that need another than the usual need less."""
     return max(0, _usual_width(numel, count) - NUM_WIDTHS + 4)
+
+
+def _taken(choices: Integers, base: int) -> list[int]:
+    """The widths that some block has, ascending."""
+    widths: list[int] = (np.flatnonzero(np.bincount(choices)) + base).tolist()
+    return widths
 
 
 def _best_choices(gaps: Positions, base: int) -> Bytes:

@@ -67,7 +67,7 @@ def at_random(numel: int, count: int, generator: torch.Generator) -> Positions:
     >>> len(set(at_random(100, 10, generator(0)).tolist()))
     10
     """
-    if 4 * count > numel:
+    if 4 * count >= numel:
         return np.sort(torch.randperm(numel, generator=generator)[:count].numpy())
     # Those drawn first, without the repeated: less work than to shuffle all.
     draws = np.empty(0, np.int64)

@@ -109,6 +109,11 @@ class PushSettings:
                 f"{self.global_batch}; {self.num_workers} workers may share "
                 f"{self.num_workers * max(1, self.global_batch // self.num_workers)}"
             )
+        if not 0 < self.keep_ratio <= 1:
+            raise ValueError(f"keep_ratio must be in (0, 1], got {self.keep_ratio}")
+        for name in ("value_bits", "compensation_bits"):
+            if (value := getattr(self, name)) not in (*range(1, 9), 16, 32):
+                raise ValueError(f"{name} must be 1 to 8, 16 or 32, got {value}")
         if not self.link > 0:
             raise ValueError(f"link must be above 0 Mbit/s, got {self.link}")
         if (self.skew > 0) + (self.dirichlet_alpha is not None) + self.by_subject > 1:

@@ -17,11 +17,18 @@ class StudySettings:
             everything works; its numbers mean nothing.
         seeds: Each run is repeated with these, which are different.
         data_dir: Holds the data sets, as docs/recipes.md says; by default $EDGEGOSSIP_DATA.
+
+    Raises:
+        ValueError: If there is no seed, or one comes twice.
     """
 
     short: bool = False
     seeds: tuple[int, ...] = (0,)
     data_dir: Path = default_data_dir()
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be one or more, all different, got {self.seeds}")
 
     def plain(self) -> dict[str, object]:
         """In JSON, less what has no effect on results."""

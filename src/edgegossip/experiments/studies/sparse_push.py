@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -207,39 +207,13 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
     if settings.short:
         partitions = {"skew 0.8": LabelSkew(0.8), "Dirichlet 0.1": Dirichlet(0.1)}
 
-    def runs(num_workers: int) -> Contenders:
-        topology = directed_ring(num_workers)
-        return {
-            **_dense(topology),
-            "quasi-global-gossip": Contender(
-                algorithm=QuasiGlobalGossip, topology=ring(num_workers), has_momentum=False
-            ),
-            "sparse-push": _compressed(SparsePush, topology, PAPER),
-            "skew-compensated-sparse-push": _compressed(
-                SkewCompensatedSparsePush, topology, PAPER, compensation_rounds=50
-            ),
-            "skew-compensated-sparse-push, 4 bits": _compressed(
-                SkewCompensatedSparsePush,
-                topology,
-                PAPER,
-                compensation_rounds=50,
-                compensation_compressor=compressor(1, 4),
-            ),
-            "difference-push": _difference_push(topology, OURS),
-            "difference-push, compensated": _difference_push(
-                topology,
-                OURS,
-                final_rounds=FINAL_ROUNDS,
-                final_compressor=compressor(1, FINAL_BITS),
-            ),
-        }
-
     def contests(problem: Problem, seed: int) -> Iterator[Contest]:
         if problem is HAR_CNN:  # three people at each worker
-            yield _contest(problem, "by subject", BySubject(), runs(NUM_SUBJECTS // 3), seed)
+            runs = _skew_runs(NUM_SUBJECTS // 3)
+            yield _contest(problem, "by subject", BySubject(), runs, seed)
             return
         for setting, partition in partitions.items():
-            yield _contest(problem, setting, partition, runs(NUM_WORKERS), seed)
+            yield _contest(problem, setting, partition, _skew_runs(NUM_WORKERS), seed)
 
     return _study(
         "sparse-push/table-skew",
@@ -248,6 +222,31 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
         contests,
         has_bars=True,
     )
+
+
+def _skew_runs(num_workers: int) -> Contenders:
+    topology = directed_ring(num_workers)
+    compensated = partial(
+        _compressed, SkewCompensatedSparsePush, topology, PAPER, compensation_rounds=50
+    )
+    return {
+        **_dense(topology),
+        "quasi-global-gossip": Contender(
+            algorithm=QuasiGlobalGossip, topology=ring(num_workers), has_momentum=False
+        ),
+        "sparse-push": _compressed(SparsePush, topology, PAPER),
+        "skew-compensated-sparse-push": compensated(),
+        "skew-compensated-sparse-push, 4 bits": compensated(
+            compensation_compressor=compressor(1, 4)
+        ),
+        "difference-push": _difference_push(topology, OURS),
+        "difference-push, compensated": _difference_push(
+            topology,
+            OURS,
+            final_rounds=FINAL_ROUNDS,
+            final_compressor=compressor(1, FINAL_BITS),
+        ),
+    }
 
 
 def time_varying(settings: StudySettings = StudySettings()) -> Study:
@@ -312,33 +311,6 @@ def _study(
         for each in contests(problem, seed)
     ]
     first = [each for each in held if each.seed == settings.seeds[0]]
-
-    def exhibit(rows: Mapping[str, Row]) -> Exhibits:
-        found = placings(rows.values())
-        if not found:
-            return Exhibits()
-        figures = [
-            _figure(f"{name.rpartition('/')[2]}-{problem.name}", mine, panels)
-            for problem in chosen
-            if (mine := [each for each in found if each.group == problem.name])
-            for panels in [_panels(rows, first, problem.name)]
-            if panels
-        ]
-        return Exhibits(figures=tuple(figures), tables=(contest_table(found, "Ours"),))
-
-    def _figure(name: str, mine: list[Placing], panels: tuple[Panel, ...]) -> Figure:
-        bars = (
-            accuracy_bars(mine, lambda each: each.worker_mean, "Mean worker", ""),
-            accuracy_bars(mine, lambda each: each.worker_min, "Worst worker", ""),
-        )
-        return Figure(
-            name=name,
-            heading=f"Accuracy against bytes and time: {mine[0].group}",
-            caption=f"Curves: the averaged model, seed {settings.seeds[0]}."
-            + (" Bars: medians over the seeds, thin lines their range." if has_bars else ""),
-            panels=(*(bars if has_bars else ()), *panels),
-        )
-
     return Study(
         name=name,
         title=title,
@@ -350,11 +322,44 @@ def _study(
             "contests": [each.plain() for each in first],
         },
         cells=tuple(cell for each in held for cell in each.cells(settings.data_dir)),
-        exhibit=exhibit,
+        exhibit=partial(_exhibits, name.rpartition("/")[2], first, has_bars),
     )
 
 
-def _panels(rows: Mapping[str, Row], contests: list[Contest], group: str) -> tuple[Panel, ...]:
+def _exhibits(
+    name: str, contests: Sequence[Contest], has_bars: bool, rows: Mapping[str, Row]
+) -> Exhibits:
+    """A figure for each problem, with the curves of `contests`, and a table of all."""
+    found = placings(rows.values())
+    if not found:
+        return Exhibits()
+    caption = f"Curves: the averaged model, seed {contests[0].seed}."
+    if has_bars:
+        caption += " Bars: medians over the seeds, thin lines their range."
+    figures = [
+        Figure(
+            name=f"{name}-{group}",
+            heading=f"Accuracy against bytes and time: {group}",
+            caption=caption,
+            panels=(*(_bars(mine) if has_bars else ()), *panels),
+        )
+        for group in dict.fromkeys(each.group for each in contests)
+        if (mine := [each for each in found if each.group == group])
+        and (panels := _curves(rows, contests, group))
+    ]
+    return Exhibits(figures=tuple(figures), tables=(contest_table(found, "Ours"),))
+
+
+def _bars(found: Sequence[Placing]) -> tuple[Panel, Panel]:
+    return (
+        accuracy_bars(found, lambda each: each.worker_mean, "Mean worker", ""),
+        accuracy_bars(found, lambda each: each.worker_min, "Worst worker", ""),
+    )
+
+
+def _curves(
+    rows: Mapping[str, Row], contests: Sequence[Contest], group: str
+) -> tuple[Panel, ...]:
     return tuple(
         panel
         for each in contests
