@@ -18,7 +18,7 @@ from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.gathering import WORKERS, Gathering
-from edgegossip.experiments.progress import Progress, Silent, Status
+from edgegossip.experiments.progress import Progress, Silent, Status, num_exchanges
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.worker import has_ended
