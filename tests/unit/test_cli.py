@@ -69,7 +69,6 @@ def test_without_a_command_the_usage_is_printed_as_an_error(
         (["study", "edgegossip/fig33"], "unknown study .*did you mean 'edgegossip/fig3'"),
         (["study", "edgegossip/fig8", "--resume"], "--resume needs --out DIR"),
         (["study", "edgegossip/fig8", "--threads", "-1"], "threads must be at least 0, got -1"),
-        (["study", "edgegossip/fig8", "--seeds", "1", "1"], "give different seeds"),
         (["study", "edgegossip/fig8", "--only", "mnist-lenet"], "did you mean 'mnist-lenet5'"),
         (["run", "quickstart", "--only", "gosip"], "unknown algorithm 'gosip'.*'gossip'"),
         (["compare", "quickstart", "--only", "gosgd"], "compare runs everything"),
