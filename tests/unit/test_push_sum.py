@@ -8,29 +8,18 @@ from typing import Any
 import pytest
 import torch
 from tests.effects import kinds, only
-from tests.largest import Largest
+from tests.push_sum import CAREFUL, Worker, acknowledged, pushed, sends
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.push_sum_state import HARDLY_ANY
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.compression.values import Sign
 from edgegossip.core.protocol import (
-    Effect,
-    Event,
     Finish,
-    Message,
-    Received,
     Send,
     SetTimer,
     Started,
     Steps,
     TimerFired,
     Train,
-    Trained,
     WorkerJoined,
     WorkerLost,
 )
@@ -39,66 +28,7 @@ from edgegossip.core.topology import (
     complete,
     directed_ring,
     from_edges_by_round,
-    ring,
-    star,
 )
-
-# Worker 1 hears from 0 and sends to 2.
-TRUSTING = StochasticGradientPush(topology=directed_ring(3), num_rounds=3)
-CAREFUL = StochasticGradientPush(topology=directed_ring(3), num_rounds=3, resend_after=2.0)
-
-
-class Worker:
-    """Worker 1 of SGP, with two parameters."""
-
-    def __init__(self, algorithm: PushSum[Any] = TRUSTING) -> None:
-        self.algorithm = algorithm
-        self.state: Any = algorithm.init(1, torch.zeros(2))
-
-    def on(self, event: Event, now: float = 0.0) -> list[Effect]:
-        return self.algorithm.handle(self.state, event, now)
-
-    def trains_to(self, value: float, now: float = 0.0) -> list[Effect]:
-        before = self.state.estimate
-        after = torch.full_like(before, value)
-        return self.on(Trained(after, before, 1, 1, seconds=1.0, loss=0.0), now)
-
-    def hears(self, round: int, value: float, weight: float = 1.0, **more: Any) -> list[Effect]:  # noqa: ANN401
-        return self.on(pushed(round, value, weight, **more))
-
-    @property
-    def value(self) -> float:
-        """The estimate of the first parameter."""
-        return float(self.state.estimate[0])
-
-
-def pushed(
-    round: int,
-    value: float,
-    weight: float = 1.0,
-    *,
-    sender: int = 0,
-    session: float = 0.0,
-    kind: str = "push",
-) -> Received:
-    """A push of a worker whose *numerator* is `value`, or a catch-up with an estimate."""
-    mass = torch.tensor([weight, session], dtype=torch.float64)
-    payload = {"params": torch.full((2,), value), "mass": mass}
-    return Received(sender, Message(kind, round, payload))
-
-
-def acknowledged(next_round: int, session: float = 0.0, sender: int = 2) -> Received:
-    payload = {"session": torch.tensor(session, dtype=torch.float64)}
-    return Received(sender, Message("acknowledged", next_round, payload))
-
-
-def sends(effects: list[Effect], kind: str | None = None) -> list[tuple[int, str, int]]:
-    return [
-        (effect.receiver, effect.message.kind, effect.message.round)
-        for effect in effects
-        if isinstance(effect, Send) and kind in (None, effect.message.kind)
-    ]
-
 
 # A round.
 
@@ -411,85 +341,6 @@ def test_sessions_are_told_apart_even_if_they_begin_at_the_same_time() -> None:
     assert sessions == [7.0, math.nextafter(7.0, math.inf)]
 
 
-# Compressed messages.
-
-
-def test_error_memory_holds_what_was_not_offered() -> None:
-    algorithm = SparsePush(
-        topology=directed_ring(3), num_rounds=3, compressor=Largest(1), consensus_step=0.5
-    )
-    worker = Worker(algorithm)
-    worker.on(Started())
-    trained = Trained(torch.tensor([4.0, 3.0]), torch.zeros(2), 1, 1, seconds=1.0, loss=0.0)
-    send = only(Send, worker.on(trained))
-    assert send.message.payload["values"].tolist() == [4.0]
-    assert worker.state.error.tolist() == [0.0, 3.0]
-    # A quarter goes: half of what SGP gives.
-    assert worker.state.params.tolist() == [3.0, 3.0]
-    assert worker.state.weight == 0.75
-
-
-def test_estimate_amid_an_exchange_is_the_one_before_it() -> None:
-    algorithm = SparsePush(
-        topology=directed_ring(3), num_rounds=3, compressor=Largest(1), consensus_step=0.5
-    )
-    worker = Worker(algorithm)
-    worker.on(Started())
-    worker.state.error = torch.tensor([90.0, 0.0])  # what has been held back for many rounds
-    worker.trains_to(4.0)
-    assert worker.state.params.tolist() == [-19.5, 4.0]
-    assert worker.state.estimate.tolist() == [4.0, 4.0]
-    payload = {"values": torch.tensor([94.0]), "positions": torch.tensor([0])}
-    mass = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    worker.on(Received(0, Message("push", 0, {**payload, "mass": mass})))
-    assert worker.state.estimate.tolist() == [4.0, 4.0]
-
-
-def test_receivers_that_know_the_same_are_sent_one_payload() -> None:
-    algorithm = DifferencePush(topology=star(4), num_rounds=3, compressor=Largest(1))
-    state = algorithm.init(0, torch.zeros(2))
-    algorithm.handle(state, Started(), 0.0)
-    trained = Trained(torch.tensor([4.0, 3.0]), torch.zeros(2), 1, 1, seconds=1.0, loss=0.0)
-    effects = algorithm.handle(state, trained, 0.0)
-    messages = [effect.message for effect in effects if isinstance(effect, Send)]
-    assert len({id(message.payload["values"]) for message in messages}) == 1
-    assert len({id(replica) for replica in state.replicas.sent.values()}) == 1
-
-
-def test_replicas_begin_anew_with_a_session() -> None:
-    algorithm = DifferencePush(topology=ring(3), num_rounds=3, compressor=Largest(1))
-    state = algorithm.init(1, torch.zeros(2))
-    algorithm.handle(state, Started(), 0.0)
-    algorithm.handle(state, WorkerLost(2), 0.0)
-    trained = Trained(torch.tensor([4.0, 3.0]), torch.zeros(2), 1, 1, seconds=1.0, loss=0.0)
-    algorithm.handle(state, trained, 0.0)
-    assert state.replicas.sent[0].tolist() == [4.0, 0.0]
-    algorithm.handle(state, WorkerJoined(2), 1.0)
-    assert torch.equal(state.replicas.sent[2], state.estimate)
-    algorithm.handle(state, pushed(1, 7.0, 0.0, session=7.0, kind="catch-up"), 2.0)
-    assert state.replicas.heard[0].tolist() == [7.0, 7.0]
-
-
-def test_compensation_follows_training() -> None:
-    algorithm = SkewCompensatedSparsePush(
-        topology=directed_ring(3),
-        num_rounds=1,
-        compressor=Largest(1),
-        compensation_rounds=1,
-        compensate_every=3,
-    )
-    assert [algorithm.compensates(round) for round in range(4)] == [False, True, True, True]
-    worker = Worker(algorithm)
-    worker.on(Started())
-    assert sends(worker.trains_to(4.0)) == [(2, "push", 0)]
-    assert worker.state.error.tolist() == [0.0, 4.0]
-    payload = {"values": torch.ones(1), "positions": torch.tensor([0])}
-    mass = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    effects = worker.on(Received(0, Message("push", 0, {**payload, "mass": mass})))
-    assert sends(effects) == [(2, "compensation", 1)]  # without training
-    assert worker.state.error.tolist() == [0.0, 0.0]  # all has been offered
-
-
 # Arguments.
 
 
@@ -519,50 +370,3 @@ def test_graph_on_which_some_never_hear_of_others_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="worker 0 cannot be reached by worker 1"):
         StochasticGradientPush(topology=one_way, num_rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        (SparsePush, {"consensus_step": 0.0}, r"consensus_step must be in \(0, 1\], got 0.0"),
-        (DifferencePush, {"consensus_step": 1.1}, r"consensus_step must be in \(0, 1\]"),
-        (DifferencePush, {"final_rounds": -1}, "final_rounds must be at least 0, got -1"),
-        (SkewCompensatedSparsePush, {"compensation_rounds": -1}, "must be at least 0, got -1"),
-        (SkewCompensatedSparsePush, {"compensate_every": 0}, "must be at least 1 or None"),
-    ],
-)
-def test_bad_arguments_of_compressed_ones_are_refused(
-    kind: type[Any], arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(topology=directed_ring(3), num_rounds=3, compressor=Largest(1), **arguments)
-
-
-def test_step_that_hardly_brings_workers_together_is_warned_of() -> None:
-    settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3}
-    params = torch.zeros(20_000)
-    least = r"the consensus step is 5e-05 by default, the contraction that Sign\(\) promises"
-    for algorithm in (
-        SparsePush(compressor=Sign(), **settings),
-        SkewCompensatedSparsePush(
-            compressor=Identity(), compensation_compressor=Sign(), **settings
-        ),
-        DifferencePush(compressor=Identity(), final_compressor=Sign(), **settings),
-    ):
-        with pytest.warns(UserWarning, match=least):
-            algorithm.init(0, params)
-        algorithm.init(1, params)
-
-
-@pytest.mark.parametrize("kind", [SparsePush, DifferencePush, SkewCompensatedSparsePush])
-def test_step_that_will_hardly_converge_is_warned_of_once(kind: type[Any]) -> None:
-    settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3}
-    algorithm = kind(compressor=Largest(1), consensus_step=0.3, **settings)
-    params = torch.zeros(100)
-    with pytest.warns(UserWarning, match=r"consensus_step=0.3 is 30 times the contraction"):
-        algorithm.init(0, params)
-    algorithm.init(1, params)
-    kind(compressor=Largest(1), consensus_step=0.05, **settings).init(0, params)
-    default = kind(compressor=Largest(1), **settings)
-    default.init(0, params)
-    assert default.step("push", 100) == 0.01

@@ -113,12 +113,10 @@ class DifferencePush(PushSum[DifferencePushState]):
         kind = "push" if state.round < self.num_rounds else "final"
         share = self.share(state.rank, state.round, kind, state.params.numel()) * state.weight
         key = (self.seed, state.rank, kind, state.round)
-        return [
-            Offer(group, payload, known, share, kind)
-            for group, payload, known in state.replicas.send(
-                state.estimate, receivers, self._compressor(kind), *key
-            )
-        ]
+        compressor = self._compressor(kind)
+        return state.replicas.offers(
+            state.estimate, receivers, compressor, share, *key, kind=kind
+        )
 
     def read(
         self, state: DifferencePushState, sender: Rank, message: Message, weight: float

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from edgegossip.algorithms.push_sum_state import Offer
 from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Payload, Rank
 
@@ -28,28 +29,31 @@ class Replicas:
     sent: dict[Rank, Tensor] = field(default_factory=dict)
     heard: dict[Rank, Tensor] = field(default_factory=dict)
 
-    def send(
+    def offers(
         self,
         estimate: Tensor,
         receivers: Sequence[Rank],
         compressor: Compressor,
+        share: float,
         *key: int | str,
-    ) -> Iterator[tuple[list[Rank], Payload, Tensor]]:
-        """Bring what `receivers` know closer to `estimate`.
+        kind: str,
+    ) -> list[Offer]:
+        """Bring what `receivers` know closer to `estimate`, and offer a share of it.
 
         Returns:
-            For all those who knew the same: who they are, what they are sent, and what they
-            know from then on, [num_params].
+            An offer for all those who knew the same.
         """
         groups: dict[int, list[Rank]] = {}
         for j in receivers:
             groups.setdefault(id(self.sent.get(j, self.initial)), []).append(j)
+        offers = []
         for group in groups.values():
             known = self.sent.get(group[0], self.initial)
             payload = compressor.compress(estimate - known, *key)
             known = known + compressor.decompress(payload, known.numel())
             self.sent.update(dict.fromkeys(group, known))
-            yield group, payload, known
+            offers.append(Offer(group, payload, known, share, kind))
+        return offers
 
     def hear(self, sender: Rank, payload: Payload, compressor: Compressor) -> Tensor:
         """Follow `sender`; give what is known of it now, [num_params]."""

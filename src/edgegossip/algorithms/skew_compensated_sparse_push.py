@@ -115,15 +115,12 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         if not self.compensates(state.round):
             return super().offers(state, receivers)
         state.error = torch.zeros_like(state.error)
-        share = self.share(state.rank, state.round, "compensation", state.params.numel())
-        key = (self.seed, state.rank, "compensation", state.round)
-        compressor = self.compensation_compressor
-        return [
-            Offer(group, payload, known, share * state.weight, "compensation")
-            for group, payload, known in state.replicas.send(
-                state.estimate, receivers, compressor, *key
-            )
-        ]
+        kind, compressor = "compensation", self.compensation_compressor
+        share = self.share(state.rank, state.round, kind, state.params.numel()) * state.weight
+        key = (self.seed, state.rank, kind, state.round)
+        return state.replicas.offers(
+            state.estimate, receivers, compressor, share, *key, kind=kind
+        )
 
     def read(
         self, state: SkewCompensatedState, sender: Rank, message: Message, weight: float

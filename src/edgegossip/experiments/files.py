@@ -19,6 +19,20 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.core.snapshot import assemble, dismantle
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder for results, unless it is there.
+
+    Raises:
+        RunFolderError: If it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot make {path}: {error.strerror}; choose another --out"
+        ) from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a power cut, sees the old one or the new one whole.
 

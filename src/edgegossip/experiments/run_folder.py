@@ -15,6 +15,7 @@ from torch import Tensor
 from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.files import (
     load_checkpoint,
+    make_folder,
     save_checkpoint,
     write_atomically,
     write_json,
@@ -48,12 +49,7 @@ class RunFolder:
         if self._resume:
             self._require_same_experiment()
             return
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot make {path}: {error.strerror}; choose another --out"
-            ) from error
+        make_folder(path)
         if self.events.exists() or (path / "summary.json").exists():
             raise RunFolderError(
                 f"{path} already holds a run; choose another --out, or --resume it"

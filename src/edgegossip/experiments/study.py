@@ -26,7 +26,7 @@ from edgegossip.core.errors import (
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.files import write_json
+from edgegossip.experiments.files import make_folder, write_json
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import read_json, require_folder
@@ -213,16 +213,8 @@ class _Record:
                     f"{out} already holds a study; choose another --out, or --resume it"
                 )
             self._go_on(read_json(self._path))
-        self._make_folder(out)
+        make_folder(out)
         self.write()
-
-    def _make_folder(self, out: Path) -> None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot make {out}: {error.strerror}; choose another --out"
-            ) from error
 
     def _go_on(self, kept: dict[str, Any]) -> None:
         now = json.loads(json.dumps({"study": self._study.name, **self._study.settings}))

@@ -22,6 +22,7 @@ from edgegossip.experiments.diary import Diary
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
     load_checkpoint,
+    make_folder,
     save_checkpoint,
     write_atomically,
     write_json,
@@ -283,10 +284,5 @@ def _make(out: Path, header: dict[str, Any]) -> None:
     path = out / "experiment.json"
     if path.exists():
         return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot make {out}: {error.strerror}; choose another --out"
-        ) from error
+    make_folder(out)
     write_json(path, header)
