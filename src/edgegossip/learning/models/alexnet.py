@@ -6,6 +6,7 @@ from torch import nn
 
 from edgegossip.learning.dropout import Dropout
 from edgegossip.learning.models.initialization import initialize_like_he
+from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import SMALL, picture_shape
 
 
@@ -55,4 +56,4 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     )
     # From PyTorch's initial weights the loss on CIFAR-10 did not move in 80 steps.
     initialize_like_he(model)
-    return model
+    return channels_last(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import picture_shape
 
 
@@ -21,7 +22,7 @@ def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         averages, the second convolution sees all six channels, and the output is linear.
     """
     channels, side = picture_shape("lenet5", input_shape, (28, 32))
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Conv2d(channels, 6, kernel_size=5, padding=(32 - side) // 2),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
@@ -35,3 +36,4 @@ def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.ReLU(inplace=True),
         nn.Linear(84, num_classes),
     )
+    return channels_last(model)

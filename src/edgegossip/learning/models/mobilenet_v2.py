@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from edgegossip.learning.dropout import Dropout
 from edgegossip.learning.models.initialization import initialize_like_he
+from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import SMALL, picture_shape
 from edgegossip.learning.normalization import Normalization, normalization_2d
 
@@ -104,7 +105,7 @@ def mobilenet_v2(
         nn.Linear(1280, num_classes),
     )
     initialize_like_he(model)
-    return model
+    return model if normalization == "evonorm" else channels_last(model)
 
 
 def _convolution(

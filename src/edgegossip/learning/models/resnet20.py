@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgegossip.learning.models.initialization import initialize_like_he
+from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import SMALL, picture_shape
 from edgegossip.learning.normalization import Normalization, normalization_2d
 
@@ -78,7 +79,7 @@ def resnet20(
         nn.Linear(64, num_classes),
     )
     initialize_like_he(model)
-    return model
+    return model if normalization == "evonorm" else channels_last(model)
 
 
 def _convolution(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edgegossip.learning.dropout import Dropout
+from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import SMALL, picture_shape
 
 
@@ -65,7 +66,7 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.Flatten(),
     )
     _initialize(model)
-    return model
+    return channels_last(model)
 
 
 def _initialize(model: nn.Sequential) -> None:

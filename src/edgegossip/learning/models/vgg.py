@@ -6,6 +6,7 @@ from torch import nn
 
 from edgegossip.learning.dropout import Dropout
 from edgegossip.learning.models.initialization import initialize_like_he
+from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import picture_shape
 from edgegossip.learning.normalization import Normalization, normalization_2d
 
@@ -72,4 +73,4 @@ def _vgg(
         nn.Linear(512, num_classes),
     )
     initialize_like_he(model)
-    return model
+    return model if normalization == "evonorm" else channels_last(model)
