@@ -32,6 +32,11 @@ Runs: TypeAlias = Mapping[str, AccuracyAware | None]
 """Who races against EpochGossip, by name: EdgeGossip that chooses samples so, or `GOSGD`."""
 
 BASELINE = "epoch-gossip"
+MAX_WORK = 1.2
+LESS_WORK = (
+    f"The others run until they have processed {MAX_WORK:g} times as many samples as "
+    "EpochGossip, or for its time if that is shorter; all of them for the same virtual time."
+)
 GOSGD = None
 """In place of an `AccuracyAware`: the run is GoSGD, asynchronous as its authors have it."""
 

@@ -17,7 +17,14 @@ from edgegossip.experiments.studies.problems import (
     MNIST_LENET5,
     Problem,
 )
-from edgegossip.experiments.studies.race import CONTENDERS, Race, Runs, Setup
+from edgegossip.experiments.studies.race import (
+    CONTENDERS,
+    LESS_WORK,
+    MAX_WORK,
+    Race,
+    Runs,
+    Setup,
+)
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, race_table, standings
 from edgegossip.experiments.study import Row, Study
@@ -59,8 +66,8 @@ def speedup(settings: StudySettings = DEFAULTS, *, all_controls: bool = False) -
             *(problem.scaled_down for problem in problems if problem.scaled_down),
             "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
             "on speeds, and when its epochs end on other machines is simulated without "
-            "training. The others run until they have processed 1.2 times as many samples, or "
-            "for its time if that is shorter; all of them for the same virtual time.",
+            "training.",
+            LESS_WORK,
         ),
         settings={
             **settings.plain(),
@@ -105,7 +112,7 @@ def _race(problem: Problem, seed: int, settings: StudySettings, *, all_controls:
             for imbalance in wanted
         ),
         seed=seed,
-        max_work=None if settings.short else 1.2,
+        max_work=None if settings.short else MAX_WORK,
     )
 
 

@@ -19,7 +19,15 @@ from edgegossip.experiments.studies.problems import (
     Problem,
     with_epochs,
 )
-from edgegossip.experiments.studies.race import CONTENDERS, CONTROLS, Race, Runs, Setup
+from edgegossip.experiments.studies.race import (
+    CONTENDERS,
+    CONTROLS,
+    LESS_WORK,
+    MAX_WORK,
+    Race,
+    Runs,
+    Setup,
+)
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, curves, race_table, standings
 from edgegossip.experiments.study import Row, Study
@@ -64,10 +72,9 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
     )
     runs: Runs = {**{name: _with_aggregator(name) for name in SELECTED}, **CONTROLS}
     races = [
-        Race(group=problem.name, problem=problem, setups=(setup,), seed=seed)
+        race
         for problem in _or_short(problems, settings)
-        for setup in [_paper_machines(problem, runs)]
-        for seed in settings.seeds
+        for race in _races(problem, (_paper_machines(problem, runs),), settings)
     ]
 
     def exhibit(rows: Mapping[str, Row]) -> Exhibits:
@@ -207,7 +214,7 @@ def _paper_machines(problem: Problem, runs: Runs) -> Setup:
 
 def _races(problem: Problem, setups: tuple[Setup, ...], settings: StudySettings) -> list[Race]:
     # In the short form they would be over before anybody gets anywhere.
-    max_work = None if settings.short else 1.2
+    max_work = None if settings.short else MAX_WORK
     return [
         Race(
             group=problem.name,
@@ -271,7 +278,7 @@ def _study(
         name=name,
         title=title,
         printed=printed,
-        scaled_down=(*reasons, *(() if settings.short else differences)),
+        scaled_down=(*reasons, *(() if settings.short else (*differences, LESS_WORK))),
         settings={
             **settings.plain(),
             "problems": [problem.plain() for problem in problems],
