@@ -222,7 +222,11 @@ def test_by_steps_a_forecast_is_made_once_a_pass() -> None:
         ({"max_age": 0}, "max_age must be at least 1 or None, got 0"),
         ({"spread": "flood"}, r"spread must be one of \('exact', 'gossip'\), got 'flood'"),
         ({"on_failure": "panic"}, "on_failure must be one of .* got 'panic'"),
-        ({"spares": (3,), "on_failure": "reassign"}, r"spares name worker 3; ranks are 0\.\.2"),
+        (
+            {"spares": (3,), "on_failure": "reassign"},
+            r"spares names worker 3; ranks are 0\.\.2",
+        ),
+        ({"reachable": {0: (1, 5)}}, r"reachable names worker 5; ranks are 0\.\.2"),
         ({"spares": (1,)}, "spares wait for on_failure='reassign'"),
         ({"spread": "gossip", "on_failure": "halt"}, "needs all forecasts"),
     ],

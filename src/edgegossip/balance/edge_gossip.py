@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgegossip.balance.balancer import Balancer, Shares
 from edgegossip.balance.forecasts import detach, forecast_schema, known_of, with_forecast
-from edgegossip.balance.heirs import choose_heirs, inherited_by
+from edgegossip.balance.heirs import choose_heirs, inherited_by, require_known
 from edgegossip.balance.plan import EpochPlan
 from edgegossip.balance.state import BalancedState
 from edgegossip.core.errors import PlatformError
@@ -115,10 +115,7 @@ class EdgeGossip:
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
-        if strangers := sorted(set(self.spares) - set(range(self.num_workers))):
-            raise ValueError(
-                f"spares name worker {strangers[0]}; ranks are 0..{self.num_workers - 1}"
-            )
+        require_known(self.num_workers, self.spares, self.reachable)
         if self.spares and self.on_failure != "reassign":
             raise ValueError("spares wait for on_failure='reassign'; set it, or name no spares")
         if self.on_failure != "continue" and self.spread == "gossip":

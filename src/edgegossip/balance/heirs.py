@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 
 from edgegossip.balance.balancer import Shares
 from edgegossip.core.protocol import Rank
+
+
+def require_known(
+    num_workers: int,
+    spares: Collection[Rank],
+    reachable: Mapping[Rank, Collection[Rank]] | None,
+) -> None:
+    """Raise `ValueError` if `spares` or `reachable` name a worker that there is not.
+
+    >>> require_known(3, spares=(2,), reachable={0: (1, 7)})
+    Traceback (most recent call last):
+        ...
+    ValueError: reachable names worker 7; ranks are 0..2
+    """
+    within = reachable or {}
+    for name, ranks in (("spares", spares), ("reachable", chain(within, *within.values()))):
+        if strangers := sorted(set(ranks) - set(range(num_workers))):
+            raise ValueError(
+                f"{name} names worker {strangers[0]}; ranks are 0..{num_workers - 1}"
+            )
 
 
 def choose_heirs(
