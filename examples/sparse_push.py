@@ -44,7 +44,7 @@ RING = [(rank, (rank + 1) % NUM_WORKERS) for rank in range(NUM_WORKERS)]
 TOPOLOGY = eg.from_edges(
     NUM_WORKERS, [*RING, (0, 4), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)], directed=True
 )
-TOP_TENTH = Unpacked(ratio=0.1)
+TOP_TENTH = Unpacked(keep_ratio=0.1)
 
 
 class Undivided(SparsePushState):

@@ -49,7 +49,7 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
     ),
     "choco-gossip": ChocoGossip(
-        topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, compressor=TopK(ratio=0.3)
+        topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, compressor=TopK(keep_ratio=0.3)
     ),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2
@@ -60,19 +60,19 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "sparse-push": SparsePush(
         topology=one_peer_exponential(NUM_WORKERS),
         num_rounds=NUM_ROUNDS,
-        compressor=TopK(ratio=0.3),
+        compressor=TopK(keep_ratio=0.3),
     ),
     "skew-compensated-sparse-push": SkewCompensatedSparsePush(
         topology=directed_ring(NUM_WORKERS),
         num_rounds=NUM_ROUNDS,
-        compressor=TopK(ratio=0.3),
+        compressor=TopK(keep_ratio=0.3),
         compensation_rounds=2,
         compensate_every=4,
     ),
     "difference-push": DifferencePush(
         topology=one_peer_exponential(NUM_WORKERS),
         num_rounds=NUM_ROUNDS,
-        compressor=TopK(ratio=0.3),
+        compressor=TopK(keep_ratio=0.3),
     ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""

@@ -15,14 +15,14 @@ PARTWISE: dict[str, PartwiseCompressor] = {
     "bfloat16": BFloat16(),
     "sign": Sign(),
     **{f"quantize-{bits}": Quantize(bits=bits) for bits in (2, 3, 4, 8)},
-    "top-all": TopK(ratio=1.0),
-    "top": TopK(ratio=0.1),
-    "top-bfloat16": TopK(ratio=0.3, values=BFloat16()),
-    "top-sign": TopK(ratio=0.3, values=Sign()),
-    "top-quantize-4": TopK(ratio=0.05, values=Quantize(bits=4)),
-    "random": RandomK(ratio=0.1),
-    "random-most": RandomK(ratio=0.7),
-    "random-quantize-8": RandomK(ratio=0.2, values=Quantize(bits=8)),
+    "top-all": TopK(keep_ratio=1.0),
+    "top": TopK(keep_ratio=0.1),
+    "top-bfloat16": TopK(keep_ratio=0.3, values=BFloat16()),
+    "top-sign": TopK(keep_ratio=0.3, values=Sign()),
+    "top-quantize-4": TopK(keep_ratio=0.05, values=Quantize(bits=4)),
+    "random": RandomK(keep_ratio=0.1),
+    "random-most": RandomK(keep_ratio=0.7),
+    "random-quantize-8": RandomK(keep_ratio=0.2, values=Quantize(bits=8)),
 }
 PER_LAYER = ["identity", "sign", "quantize-4", "top", "top-quantize-4", "random-quantize-8"]
 NAMES = [*PARTWISE, *(f"{name}-per-layer" for name in PER_LAYER)]

@@ -51,12 +51,12 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "adpsgd": ADPSGD(topology=ring(NUM_WORKERS), num_rounds=8, resend_after=0.3),
     "choco-gossip": ChocoGossip(
-        topology=ring(NUM_WORKERS), num_rounds=6, compressor=TopK(ratio=0.1), timeout=0.5
+        topology=ring(NUM_WORKERS), num_rounds=6, compressor=TopK(keep_ratio=0.1), timeout=0.5
     ),
     "difference-push": DifferencePush(
         topology=directed_ring(NUM_WORKERS),
         num_rounds=6,
-        compressor=TopK(ratio=0.1),
+        compressor=TopK(keep_ratio=0.1),
         resend_after=0.1,
     ),
     "quasi-global-gossip": QuasiGlobalGossip(
@@ -65,7 +65,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "skew-compensated-sparse-push": SkewCompensatedSparsePush(
         topology=one_peer_exponential(NUM_WORKERS),
         num_rounds=6,
-        compressor=TopK(ratio=0.1),
+        compressor=TopK(keep_ratio=0.1),
         compensation_rounds=2,
         resend_after=0.1,
     ),

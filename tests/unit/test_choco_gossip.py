@@ -45,8 +45,8 @@ from edgegossip.sim.simulator import Simulator
 START = INITIAL[:NUM_WORKERS]
 COMPRESSORS: dict[str, tuple[Compressor, float | None]] = {
     "identity": (Identity(), None),
-    "top-k": (TopK(ratio=0.3), None),
-    "random-k": (RandomK(ratio=0.3), None),
+    "top-k": (TopK(keep_ratio=0.3), None),
+    "random-k": (RandomK(keep_ratio=0.3), None),
     "quantize": (Quantize(bits=4), 0.5),
     "sign": (Sign(), 0.4),
 }
@@ -56,7 +56,7 @@ each_compressor = pytest.mark.parametrize(
 
 
 def choco(topology: Topology | None = None, **arguments: Any) -> ChocoGossip:  # noqa: ANN401
-    defaults: dict[str, Any] = {"num_rounds": 6, "compressor": TopK(ratio=0.3)}
+    defaults: dict[str, Any] = {"num_rounds": 6, "compressor": TopK(keep_ratio=0.3)}
     return ChocoGossip(topology=topology or ring(NUM_WORKERS), **defaults | arguments)
 
 
@@ -116,7 +116,7 @@ def test_mixing_alone_leads_to_agreement(compressor: Compressor, step: float | N
 @pytest.mark.parametrize("topology", [ring(5), complete(5)], ids=repr)
 def test_step_is_the_contraction_and_larger_ones_diverge(topology: Topology) -> None:
     initial = torch.randn(5, 50, generator=generator(0, "start"))
-    algorithm = choco(topology, compressor=RandomK(ratio=0.1), num_rounds=200)
+    algorithm = choco(topology, compressor=RandomK(keep_ratio=0.1), num_rounds=200)
     assert algorithm.step(50) == pytest.approx(0.1)
     before = consensus_distance(initial)
     assert consensus_distance(by_the_paper(algorithm, initial)) < 0.4 * before
@@ -125,7 +125,7 @@ def test_step_is_the_contraction_and_larger_ones_diverge(topology: Topology) -> 
 
 
 def test_step_that_will_diverge_is_warned_of_once() -> None:
-    algorithm = choco(compressor=TopK(ratio=0.01), consensus_step=0.3)
+    algorithm = choco(compressor=TopK(keep_ratio=0.01), consensus_step=0.3)
     with pytest.warns(UserWarning, match=r"consensus_step=0.3 is 30 times the contraction"):
         algorithm.init(0, torch.zeros(1000))
     algorithm.init(1, torch.zeros(1000))

@@ -78,14 +78,15 @@ def test_all_entries_are_drawn_equally_often(numel: int, count: int) -> None:
 
 
 def test_other_keys_draw_other_positions() -> None:
-    x, compressor = torch.ones(1000), RandomK(ratio=0.1)
+    x, compressor = torch.ones(1000), RandomK(keep_ratio=0.1)
     sent = [compressor.decompress(compressor.compress(x, 3, key), 1000) for key in (1, 2)]
     assert not torch.equal(*sent)
 
 
 def test_positions_drawn_do_not_travel() -> None:
     x = torch.ones(10_000)
-    assert RandomK(ratio=0.1, values=Sign()).compress(x, 1)["bits"].numel() == 2 + 1000 / 8 + 8
+    payload = RandomK(keep_ratio=0.1, values=Sign()).compress(x, 1)
+    assert payload["bits"].numel() == 2 + 1000 / 8 + 8
 
 
 @pytest.mark.parametrize(
@@ -96,14 +97,14 @@ def test_values_take_as_many_bits_as_said(
     values: Identity | BFloat16 | Quantize, num_bytes: float
 ) -> None:
     x, kept = normal(100_000), 1_000
-    exact = TopK(ratio=0.01, values=values).compress(x)["bits"].numel() / kept
+    exact = TopK(keep_ratio=0.01, values=values).compress(x)["bits"].numel() / kept
     # Positions take 8.3 bits; levels and scale are 18 bytes with 4 bits, 258 with 8.
     assert num_bytes + 1.0 < exact < num_bytes + (1.4 if values == Quantize(bits=8) else 1.1)
 
 
 def test_with_4_bits_a_kept_entry_of_a_large_vector_takes_at_most_1_6_bytes() -> None:
     x = normal(1_000_000)
-    message = Message("mass", 3, TopK(ratio=0.01, values=Quantize(bits=4)).compress(x))
+    message = Message("mass", 3, TopK(keep_ratio=0.01, values=Quantize(bits=4)).compress(x))
     assert codec.num_bytes(message) / 10_000 <= 1.6
 
 
@@ -112,7 +113,7 @@ def test_with_4_bits_a_kept_entry_of_a_large_vector_takes_at_most_1_6_bytes() ->
 
 def test_each_layer_keeps_its_share_and_at_least_one_entry() -> None:
     x = torch.cat([100 * normal(200), normal(200), torch.tensor([1e-3, 2e-3])])
-    compressor = PerLayer(TopK(ratio=0.05), sizes=(200, 200, 2))
+    compressor = PerLayer(TopK(keep_ratio=0.05), sizes=(200, 200, 2))
     got = compressor.decompress(compressor.compress(x), 402)
     assert [int(part.count_nonzero()) for part in torch.split(got, [200, 200, 2])] == [
         10,
@@ -125,7 +126,7 @@ def test_each_layer_keeps_its_share_and_at_least_one_entry() -> None:
 @given(st.integers(0, 2**32))
 def test_what_a_layer_keeps_does_not_depend_on_the_others(seed: int) -> None:
     first, second = normal(100, seed), 10 * normal(300, seed + 1)
-    inner = TopK(ratio=0.1)
+    inner = TopK(keep_ratio=0.1)
     compressor = PerLayer(inner, sizes=(100, 300))
     x = torch.cat([first, second])
     alone = [inner.decompress(inner.compress(part), len(part)) for part in (first, second)]
@@ -134,7 +135,7 @@ def test_what_a_layer_keeps_does_not_depend_on_the_others(seed: int) -> None:
 
 def test_each_layer_has_its_own_scale() -> None:
     x = torch.cat([1e4 * normal(500), normal(500, 1), 1e-4 * normal(500, 2)])
-    for inner in (Sign(), Quantize(bits=4), TopK(ratio=0.1, values=Quantize(bits=4))):
+    for inner in (Sign(), Quantize(bits=4), TopK(keep_ratio=0.1, values=Quantize(bits=4))):
         compressor = PerLayer(inner, sizes=(500, 500, 500))
         got = compressor.decompress(compressor.compress(x), 1500)
         for part, sent in zip(torch.split(x, 500), torch.split(got, 500), strict=True):
@@ -146,14 +147,14 @@ def test_each_layer_has_its_own_scale() -> None:
 def test_levels_fit_the_layers_that_have_the_energy() -> None:
     loud = 1e3 * torch.tensor([1.0, -3.0]).repeat(500)
     x = torch.cat([loud, 1e-3 * normal(20_000)])
-    for inner in (Quantize(bits=2), TopK(ratio=1.0, values=Quantize(bits=2))):
+    for inner in (Quantize(bits=2), TopK(keep_ratio=1.0, values=Quantize(bits=2))):
         compressor = PerLayer(inner, sizes=(1000, 20_000))
         got = compressor.decompress(compressor.compress(x), 21_000)
         assert squared_norm(got - x) < 1e-5 * squared_norm(x)
 
 
 def test_layers_cost_a_scale_each_and_no_header() -> None:
-    x, inner = normal(6_000), TopK(ratio=0.1, values=Quantize(bits=4))
+    x, inner = normal(6_000), TopK(keep_ratio=0.1, values=Quantize(bits=4))
     # The header is filled up to a multiple of 8 bytes.
     whole = codec.num_bytes(Message("mass", 3, inner.compress(x)))
     parts = PerLayer(inner, sizes=(100,) * 60).compress(x)
@@ -167,7 +168,7 @@ def test_layers_cost_a_scale_each_and_no_header() -> None:
 @pytest.mark.parametrize("kind", [TopK, RandomK])
 def test_a_share_out_of_range_is_refused(kind: type[TopK | RandomK], ratio: float) -> None:
     with pytest.raises(ValueError, match=rf"ratio must be in \(0, 1\], got {ratio}; .* kept"):
-        kind(ratio=ratio)
+        kind(keep_ratio=ratio)
 
 
 @pytest.mark.parametrize("bits", [0, 1, 9, 32])

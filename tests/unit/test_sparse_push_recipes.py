@@ -190,7 +190,7 @@ def test_studies_say_what_their_rows_depend_on() -> None:
     [contest] = short.settings["contests"]
     runs = contest["runs"]
     assert runs[DENSE]["topology"] == RING.name
-    assert runs["sparse-push 10 % 32 bits"]["options"]["compressor"]["ratio"] == 0.1
+    assert runs["sparse-push 10 % 32 bits"]["options"]["compressor"]["keep_ratio"] == 0.1
     assert table_skew().settings != table_skew(StudySettings(short=True)).settings
 
 

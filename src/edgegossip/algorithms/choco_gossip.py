@@ -166,7 +166,7 @@ class ChocoGossip(NeighborAveraging[ChocoState]):
 
         >>> from edgegossip.core.compression.sparse import TopK
         >>> from edgegossip.core.topology import ring
-        >>> choco = ChocoGossip(topology=ring(4), num_rounds=1, compressor=TopK(ratio=0.01))
+        >>> choco = ChocoGossip(topology=ring(4), num_rounds=1, compressor=TopK(0.01))
         >>> choco.step(1000)
         0.01
         """

@@ -27,7 +27,7 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
     r"""The step that was given, or by default the compressor's contraction :math:`\delta`.
 
     >>> from edgegossip.core.compression.sparse import TopK
-    >>> step_or_default(None, TopK(ratio=0.01), numel=1000)
+    >>> step_or_default(None, TopK(keep_ratio=0.01), numel=1000)
     0.01
     """
     return compressor.contraction(numel) if step is None else step

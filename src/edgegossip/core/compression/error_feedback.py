@@ -48,7 +48,7 @@ def feed_back(
 
     >>> import torch
     >>> from edgegossip.core.compression.sparse import TopK
-    >>> turn = feed_back(TopK(ratio=0.5), torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
+    >>> turn = feed_back(TopK(0.5), torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
     >>> turn.sent, turn.error
     (tensor([0., 4.]), tensor([3., 0.]))
     """

@@ -29,7 +29,7 @@ class PerLayer(Compressor):
 
     >>> import torch
     >>> from edgegossip.core.compression.sparse import TopK
-    >>> compressor = PerLayer(TopK(ratio=0.5), sizes=(2, 2))
+    >>> compressor = PerLayer(TopK(keep_ratio=0.5), sizes=(2, 2))
     >>> compressor.decompress(compressor.compress(torch.tensor([8.0, 9.0, -1.0, 0.0])), 4)
     tensor([ 0.,  9., -1.,  0.])
     """

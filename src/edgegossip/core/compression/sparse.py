@@ -34,31 +34,31 @@ class Sparse(PartwiseCompressor):
     a contraction is one, and their factors multiply.
 
     Args:
-        ratio: Share of the entries that is kept, in (0, 1], rounded, and at least one of each
-            part.
+        keep_ratio: Share of the entries that is kept, in (0, 1], rounded, and at least one of
+            each part.
         values: How they are sent.
 
     Raises:
-        ValueError: If `ratio` is not in (0, 1].
+        ValueError: If `keep_ratio` is not in (0, 1].
     """
 
-    ratio: float
+    keep_ratio: float
     values: Values = Identity()
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
+        if not 0 < self.keep_ratio <= 1:
             raise ValueError(
-                f"ratio must be in (0, 1], got {self.ratio}; it is the share that is kept, "
-                "0.01 for 1 %"
+                f"keep_ratio must be in (0, 1], got {self.keep_ratio}; it is the share that is "
+                "kept, 0.01 for 1 %"
             )
 
     def num_kept(self, sizes: Sizes) -> Sizes:
         """How many entries of each part are kept.
 
-        >>> TopK(ratio=0.1).num_kept((100, 8, 0))
+        >>> TopK(keep_ratio=0.1).num_kept((100, 8, 0))
         (10, 1, 0)
         """
-        return tuple(min(size, max(1, round(size * self.ratio))) for size in sizes)
+        return tuple(min(size, max(1, round(size * self.keep_ratio))) for size in sizes)
 
     def contraction_of_parts(self, sizes: Sizes) -> float:
         kept = self.num_kept(sizes)
@@ -110,7 +110,7 @@ class TopK(Sparse):
         arXiv:1809.07599.
 
     >>> import torch
-    >>> compressor = TopK(ratio=0.5)
+    >>> compressor = TopK(keep_ratio=0.5)
     >>> compressor.decompress(compressor.compress(torch.tensor([1.0, -3.0, 2.0, 0.0])), 4)
     tensor([ 0., -3.,  2.,  0.])
     """
@@ -139,7 +139,7 @@ class RandomK(Sparse):
     so that the receiver draws them again. Both must have PyTorch versions that draw alike.
 
     >>> import torch
-    >>> compressor = RandomK(ratio=0.5)
+    >>> compressor = RandomK(keep_ratio=0.5)
     >>> payload = compressor.compress(torch.tensor([1.0, -3.0, 2.0, 0.0]), 7, "round", 3)
     >>> compressor.decompress(payload, 4)
     tensor([ 1., -3.,  0.,  0.])

@@ -161,7 +161,7 @@ def compressor(keep_ratio: float, value_bits: int) -> Compressor:
     """The largest entries, each in so many bits; all of them in 32 bits is no compression.
 
     >>> compressor(0.01, 4)
-    TopK(ratio=0.01, values=Quantize(bits=4))
+    TopK(keep_ratio=0.01, values=Quantize(bits=4))
     """
     exact: dict[int, Values] = {32: Identity(), 16: BFloat16(), 1: Sign()}
     values = exact.get(value_bits) or Quantize(value_bits)
