@@ -98,7 +98,12 @@ def launch(
             f"interrupted; {out} holds the workers' checkpoints, and the same command with "
             "--resume and this --out goes on"
         )
-    if len(failures) == experiment.num_workers:
+    return _gather(gathering, out, failures)
+
+
+def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Results:
+    """Make one run of what the workers have left, and say which of them failed."""
+    if len(failures) == len(gathering.workers):
         raise TrainingError(f"all workers failed, the first with: {_last_line(out, 0)}")
     results = gathering.finish()
     for rank in failures:

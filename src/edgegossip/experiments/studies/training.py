@@ -79,16 +79,15 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
 
     def exhibit(rows: Mapping[str, Row]) -> Exhibits:
         seed = settings.seeds[0]
+        groups = {row["group"] for row in rows.values()}
         panels = [
             curves(rows.values(), race.group, race.setups[0].name, seed)
             for race in races
-            if race.seed == seed and any(row["group"] == race.group for row in rows.values())
+            if race.seed == seed and race.group in groups
         ]
+        caption = f"Seed {seed}. {NAMES}"
         figure = Figure(
-            name="fig5",
-            heading="Accuracy over time",
-            caption=f"Seed {seed}. {NAMES}",
-            panels=tuple(panels),
+            name="fig5", heading="Accuracy over time", caption=caption, panels=tuple(panels)
         )
         table = race_table(standings(rows.values(), PAPER_LOSS), "Ours", NOTE)
         return Exhibits(figures=(figure,) if panels else (), tables=(table,))
