@@ -22,7 +22,7 @@ from edgegossip.experiments.runner import run
 from edgegossip.experiments.studies.events import TrainingEvents
 from edgegossip.experiments.studies.platforms import fast_and_slow, imbalanced, time_ratio
 from edgegossip.experiments.studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
-from edgegossip.experiments.studies.race import BASELINE, CONTROLS, GOSGD, Race, Setup
+from edgegossip.experiments.studies.race import BASELINE, CONTROLS, Contender, Race, Setup
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, race_table, standings
 from edgegossip.experiments.study import Row, Study, run_study
@@ -60,7 +60,9 @@ def test_every_study_has_a_short_form_that_draws_a_page(name: str, tmp_path: Pat
 
 
 def races(problem: Problem, **changes: Any) -> Study:  # noqa: ANN401
-    runs = {"edge-gossip": AccuracyAware(selection=RankedPerClass()), **CONTROLS}
+    ranked = AccuracyAware(selection=RankedPerClass())
+    around = {"edge-gossip-gosgd": Contender(ranked, "gosgd")}
+    runs = {"edge-gossip": Contender(ranked), **around, **CONTROLS}
     setups = (Setup(name="uneven", platforms=uneven(4), runs=runs),)
     settings: dict[str, Any] = {"group": "g", "problem": problem, "setups": setups, "seed": 0}
     race = Race(**settings | changes)
@@ -110,6 +112,7 @@ def test_all_contenders_get_the_same_time(raced: dict[str, Row]) -> None:
 
 def test_rows_say_what_was_kept_and_what_looking_took(raced: dict[str, Row]) -> None:
     assert raced["edge-gossip"]["look_share"] > 0
+    assert raced["edge-gossip-gosgd"]["look_share"] > 0
     assert raced["random"]["look_share"] == 0
     assert raced["gosgd"]["kept_shares"] is None
     kept = raced["random"]["kept_shares"]
@@ -119,7 +122,7 @@ def test_rows_say_what_was_kept_and_what_looking_took(raced: dict[str, Row]) -> 
 
 
 def test_a_limit_of_work_is_kept_to(tmp_path: Path) -> None:
-    setup = Setup(name="uneven", platforms=uneven(4), runs={"gosgd": GOSGD})
+    setup = Setup(name="uneven", platforms=uneven(4), runs={"gosgd": CONTROLS["gosgd"]})
     study = races(TINY, setups=(setup,), max_work=0.5)
     [baseline, other] = run_study(study, out=tmp_path, num_threads=0).values()
     times = baseline["setups"]["uneven"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
@@ -28,8 +28,22 @@ from edgegossip.learning.task import Workload
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
-Runs: TypeAlias = Mapping[str, AccuracyAware | None]
-"""Who races against EpochGossip, by name: EdgeGossip that chooses samples so, or `GOSGD`."""
+
+@dataclass(frozen=True)
+class Contender:
+    """Who races against EpochGossip.
+
+    Args:
+        accuracy_aware: How EdgeGossip chooses samples; None to do without EdgeGossip.
+        inner: What EdgeGossip goes around, or what runs without it.
+    """
+
+    accuracy_aware: AccuracyAware | None = ACCURACY_AWARE
+    inner: Literal["epoch-gossip", "gosgd"] = "epoch-gossip"
+
+
+Runs: TypeAlias = Mapping[str, Contender]
+"""Contenders by the name of the run."""
 
 BASELINE = "epoch-gossip"
 MAX_WORK = 1.2
@@ -37,16 +51,13 @@ LESS_WORK = (
     f"The others run until they have processed {MAX_WORK:g} times as many samples as "
     "EpochGossip, or for its time if that is shorter; all of them for the same virtual time."
 )
-GOSGD = None
-"""In place of an `AccuracyAware`: the run is GoSGD, asynchronous as its authors have it."""
-
 CONTROLS: Runs = {
-    "random": PLAIN,
-    "gosgd": GOSGD,
+    "random": Contender(PLAIN),
+    "gosgd": Contender(None, "gosgd"),
 }
 """What EdgeGossip has to beat: the same shares of data chosen at random, and no barrier."""
 
-CONTENDERS: Runs = {"edge-gossip": ACCURACY_AWARE, **CONTROLS}
+CONTENDERS: Runs = {"edge-gossip": Contender(), **CONTROLS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,19 +162,20 @@ class Race:
             raise TrainingError(f"{baseline} failed, so there is nothing to compare with")
         times = session.rows[baseline]["setups"][setup.name]
         task = self.problem.task(data_dir)
-        accuracy_aware = setup.runs[name]
-        if accuracy_aware is not None:
-            task = replace(task, accuracy_aware=accuracy_aware)
+        contender = setup.runs[name]
+        is_gosgd = contender.inner == "gosgd"
+        if contender.accuracy_aware is not None:
+            task = replace(task, accuracy_aware=contender.accuracy_aware)
         results = session.run(
             Experiment(
                 task=task,
-                algorithm=self._algorithm(accuracy_aware),
+                algorithm=self._algorithm(contender),
                 platforms=setup.platforms,
                 links=Links(default=HOME_LINK),
                 seed=self.seed,
                 max_seconds=self._max_seconds(times),
                 # What has not changed is not measured again; GoSGD's model always has.
-                evaluation_interval=times["round_seconds"] / (2 if name == "gosgd" else 10),
+                evaluation_interval=times["round_seconds"] / (2 if is_gosgd else 10),
                 name=name,
             )
         )
@@ -188,9 +200,13 @@ class Race:
     def _epoch_gossip(self, num_rounds: int) -> EpochGossip:
         return EpochGossip(topology=complete(self.num_workers), num_rounds=num_rounds)
 
-    def _algorithm(self, accuracy_aware: AccuracyAware | None) -> Algorithm[Any]:
-        if accuracy_aware is not None:
-            return EdgeGossip(inner=self._epoch_gossip(UNTIL_CUT_OFF))
+    def _algorithm(self, contender: Contender) -> Algorithm[Any]:
+        inner: Algorithm[Any] = (
+            self._gosgd() if contender.inner == "gosgd" else self._epoch_gossip(UNTIL_CUT_OFF)
+        )
+        return inner if contender.accuracy_aware is None else EdgeGossip(inner=inner)
+
+    def _gosgd(self) -> GoSGD:
         return GoSGD(
             topology=complete(self.num_workers),
             num_rounds=UNTIL_CUT_OFF,

@@ -21,6 +21,7 @@ from edgegossip.experiments.studies.race import (
     CONTENDERS,
     LESS_WORK,
     MAX_WORK,
+    Contender,
     Race,
     Runs,
     Setup,
@@ -35,8 +36,9 @@ IMBALANCES = (2.0, 4.0, 8.0)
 CONTROLLED = 4.0
 """The imbalance at which the controls run too."""
 
-EDGE_GOSSIP: Runs = {"edge-gossip": ACCURACY_AWARE}
-EQUAL_TIME: Runs = {**EDGE_GOSSIP, "random": PLAIN}
+EDGE_GOSSIP: Runs = {"edge-gossip": Contender()}
+EQUAL_TIME: Runs = {**EDGE_GOSSIP, "random": Contender(PLAIN)}
+CONTROLLED_RUNS: Runs = {**CONTENDERS, "edge-gossip-gosgd": Contender(inner="gosgd")}
 
 DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
 
@@ -97,7 +99,7 @@ def _race(problem: Problem, seed: int, settings: StudySettings, *, all_controls:
     def runs(imbalance: float) -> Runs:
         if problem is CIFAR10_RESNET20:
             return EQUAL_TIME  # it takes too long for more
-        return CONTENDERS if all_controls or imbalance == CONTROLLED else EDGE_GOSSIP
+        return CONTROLLED_RUNS if all_controls or imbalance == CONTROLLED else EDGE_GOSSIP
 
     wanted = (CONTROLLED,) if problem is CIFAR10_RESNET20 else IMBALANCES
     return Race(

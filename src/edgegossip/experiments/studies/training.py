@@ -24,6 +24,7 @@ from edgegossip.experiments.studies.race import (
     CONTROLS,
     LESS_WORK,
     MAX_WORK,
+    Contender,
     Race,
     Runs,
     Setup,
@@ -31,7 +32,6 @@ from edgegossip.experiments.studies.race import (
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, curves, race_table, standings
 from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.sim.platform import paper, uneven
 
 SELECTED = ("svd-kmeans", "isvd-lsh", "hash-kmeans")
@@ -196,8 +196,8 @@ def fig13(settings: StudySettings = StudySettings()) -> Study:
     )
 
 
-def _with_aggregator(name: str, ratio: float = 10) -> AccuracyAware:
-    return replace(ACCURACY_AWARE, aggregator=aggregator(name, ratio))
+def _with_aggregator(name: str, ratio: float = 10) -> Contender:
+    return Contender(replace(ACCURACY_AWARE, aggregator=aggregator(name, ratio)))
 
 
 def _or_short(problems: Iterable[Problem], settings: StudySettings) -> list[Problem]:
