@@ -8,17 +8,8 @@ import torch
 
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.protocol import (
-    Effect,
-    Event,
-    Message,
-    Received,
-    Send,
-    Trained,
-)
-from edgegossip.core.topology import (
-    directed_ring,
-)
+from edgegossip.core.protocol import Effect, Event, Message, Received, Send, Trained
+from edgegossip.core.topology import directed_ring
 
 # Worker 1 hears from 0 and sends to 2.
 TRUSTING = StochasticGradientPush(topology=directed_ring(3), num_rounds=3)

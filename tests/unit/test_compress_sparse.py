@@ -167,7 +167,9 @@ def test_layers_cost_a_scale_each_and_no_header() -> None:
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5, float("nan")])
 @pytest.mark.parametrize("kind", [TopK, RandomK])
 def test_a_share_out_of_range_is_refused(kind: type[TopK | RandomK], ratio: float) -> None:
-    with pytest.raises(ValueError, match=rf"ratio must be in \(0, 1\], got {ratio}; .* kept"):
+    with pytest.raises(
+        ValueError, match=rf"keep_ratio must be in \(0, 1\], got {ratio}; .* kept"
+    ):
         kind(keep_ratio=ratio)
 
 

@@ -22,6 +22,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.studies.events import TrainingEvents
 from edgegossip.experiments.studies.platforms import time_ratio
 from edgegossip.experiments.studies.problems import Problem
+from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.task import Workload
@@ -51,6 +52,15 @@ LESS_WORK = (
     f"The others run until they have processed {MAX_WORK:g} times as many samples as "
     "EpochGossip, or for its time if that is shorter; all of them for the same virtual time."
 )
+"""What a report says of `MAX_WORK`."""
+
+
+def max_work(settings: StudySettings) -> float | None:
+    """What a study's races are limited to; see `Race`."""
+    # In the short form they would be over before anybody gets anywhere.
+    return None if settings.short else MAX_WORK
+
+
 CONTROLS: Runs = {
     "random": Contender(PLAIN),
     "gosgd": Contender(None, "gosgd"),

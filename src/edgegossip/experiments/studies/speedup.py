@@ -20,11 +20,11 @@ from edgegossip.experiments.studies.problems import (
 from edgegossip.experiments.studies.race import (
     CONTENDERS,
     LESS_WORK,
-    MAX_WORK,
     Contender,
     Race,
     Runs,
     Setup,
+    max_work,
 )
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, race_table, standings
@@ -114,7 +114,7 @@ def _race(problem: Problem, seed: int, settings: StudySettings, *, all_controls:
             for imbalance in wanted
         ),
         seed=seed,
-        max_work=None if settings.short else MAX_WORK,
+        max_work=max_work(settings),
     )
 
 

@@ -23,11 +23,11 @@ from edgegossip.experiments.studies.race import (
     CONTENDERS,
     CONTROLS,
     LESS_WORK,
-    MAX_WORK,
     Contender,
     Race,
     Runs,
     Setup,
+    max_work,
 )
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, curves, race_table, standings
@@ -212,15 +212,13 @@ def _paper_machines(problem: Problem, runs: Runs) -> Setup:
 
 
 def _races(problem: Problem, setups: tuple[Setup, ...], settings: StudySettings) -> list[Race]:
-    # In the short form they would be over before anybody gets anywhere.
-    max_work = None if settings.short else MAX_WORK
     return [
         Race(
             group=problem.name,
             problem=problem,
             setups=setups,
             seed=seed,
-            max_work=max_work,
+            max_work=max_work(settings),
         )
         for seed in settings.seeds
     ]

@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgegossip.learning.normalization import EvoNormS0
+
 
 def channels_last(model: nn.Module) -> nn.Module:
     """Have `model` keep the channels of each pixel side by side; return `model`.
 
     On processors convolutions, pooling and batch normalisation are 1.1 to 1.7 times as fast
-    so; shapes and parameters stay as they are. `EvoNormS0` is slower so.
+    so; shapes and parameters stay as they are. `EvoNormS0` is slower so: a model that has it
+    is left alone.
 
     Args:
         model: Takes pictures [batch, channels, height, width].
@@ -21,7 +24,8 @@ def channels_last(model: nn.Module) -> nn.Module:
     >>> model(torch.zeros(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
     True
     """
-    model.register_forward_pre_hook(_lay_out)
+    if not any(isinstance(layer, EvoNormS0) for layer in model.modules()):
+        model.register_forward_pre_hook(_lay_out)
     return model
 
 

@@ -105,7 +105,7 @@ def mobilenet_v2(
         nn.Linear(1280, num_classes),
     )
     initialize_like_he(model)
-    return model if normalization == "evonorm" else channels_last(model)
+    return channels_last(model)
 
 
 def _convolution(

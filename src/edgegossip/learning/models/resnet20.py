@@ -79,7 +79,7 @@ def resnet20(
         nn.Linear(64, num_classes),
     )
     initialize_like_he(model)
-    return model if normalization == "evonorm" else channels_last(model)
+    return channels_last(model)
 
 
 def _convolution(

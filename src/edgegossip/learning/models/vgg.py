@@ -73,4 +73,4 @@ def _vgg(
         nn.Linear(512, num_classes),
     )
     initialize_like_he(model)
-    return model if normalization == "evonorm" else channels_last(model)
+    return channels_last(model)
