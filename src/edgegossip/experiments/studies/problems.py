@@ -151,9 +151,11 @@ CIFAR10_ALEXNET = Problem(
     model=alexnet,
     num_train=2_000,
     num_test=1_000,
-    settings=Settings(num_epochs=4, throughput=50.0, exchange_probability=0.1),
+    settings=Settings(
+        num_epochs=6, throughput=50.0, batch_size=32, exchange_probability=0.1
+    ),
     scaled_down="AlexNet (57 million parameters) learns from 2,000 of the 50,000 pictures of "
-    "CIFAR-10 for 4 epochs, and is tested on 1,000 of the 10,000.",
+    "CIFAR-10 for 6 epochs, and is tested on 1,000 of the 10,000.",
 )
 CIFAR10_SQUEEZENET = Problem(
     name="cifar10-squeezenet",
@@ -161,8 +163,8 @@ CIFAR10_SQUEEZENET = Problem(
     model=squeezenet,
     num_train=5_000,
     num_test=2_000,
-    settings=Settings(num_epochs=6, throughput=200.0, exchange_probability=0.1),
-    scaled_down="SqueezeNet learns from 5,000 of the 50,000 pictures of CIFAR-10 for 6 "
+    settings=Settings(num_epochs=20, throughput=200.0, exchange_probability=0.1),
+    scaled_down="SqueezeNet learns from 5,000 of the 50,000 pictures of CIFAR-10 for 20 "
     "epochs, and is tested on 2,000 of the 10,000.",
 )
 CIFAR10_MOBILENET_V2 = Problem(
@@ -171,8 +173,10 @@ CIFAR10_MOBILENET_V2 = Problem(
     model=mobilenet_v2,
     num_train=2_000,
     num_test=1_000,
-    settings=Settings(num_epochs=4, throughput=50.0, exchange_probability=0.1),
-    scaled_down="MobileNet-v2 learns from 2,000 of the 50,000 pictures of CIFAR-10 for 4 "
+    settings=Settings(
+        num_epochs=6, throughput=50.0, batch_size=16, lr=0.02, exchange_probability=0.1
+    ),
+    scaled_down="MobileNet-v2 learns from 2,000 of the 50,000 pictures of CIFAR-10 for 6 "
     "epochs, and is tested on 1,000 of the 10,000.",
 )
 DIGITS_MLP = Problem(
