@@ -10,6 +10,7 @@ from tests.unit.test_sampler import HardestSubsets, aggregated
 from torch import Tensor
 
 from edgegossip.balance.sampler import AccuracyAwareSampler
+from edgegossip.balance.selection import Focused
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.batches import BatchStream
@@ -70,6 +71,18 @@ def test_by_turns_all_points_are_looked_at() -> None:
         take(some, Epochs())
     assert [len(points) for points in model.looks] == [3] * 4
     assert sorted(itertools.chain(*model.looks)) == list(range(NUM_POINTS))
+
+
+def test_no_more_points_are_looked_at_than_the_selection_asks_for() -> None:
+    points = aggregated([i % NUM_POINTS for i in range(NUM_SAMPLES)])
+    for num_points, seen in ((5, 5), (100, NUM_POINTS)):
+        model = Model()
+        selection = Focused(num_points=num_points)
+        some = AccuracyAware(selection=selection, look_share=None).make_stream(
+            points, NUM_SAMPLES, 10, (0,), model
+        )
+        take(some, Epochs())
+        assert [len(points) for points in model.looks] == [seen]
 
 
 def test_a_whole_epoch_costs_its_samples_and_the_look() -> None:

@@ -36,10 +36,12 @@ def candidates(
     subset_of: list[int],
     num_visits: list[int] | None = None,
     sample_losses: Tensor | None = None,
+    is_newest: list[bool] | None = None,
 ) -> Candidates:
     num_samples = len(subset_of)
     return Candidates(
         losses=torch.tensor(losses),
+        is_newest=torch.tensor(is_newest or [True] * len(losses)),
         labels=torch.tensor(labels),
         subset_of=torch.tensor(subset_of),
         num_visits=torch.tensor(num_visits or [0] * num_samples),
@@ -206,6 +208,14 @@ def test_recognised_aggregated_points_bring_focus(
     assert low <= Focused().focus(trained(torch.ones(4), confidence)) <= high
 
 
+def test_focus_goes_by_the_newest_look_alone() -> None:
+    # Two points, the first not recognised when it was last looked at, long ago.
+    looked_at = candidates(
+        [9.0, 0.0], [0, 0], [0, 1] * 2, None, torch.ones(4), is_newest=[False, True]
+    )
+    assert Focused().focus(looked_at) == 1
+
+
 def test_focused_visits_in_proportion_to_the_last_loss() -> None:
     losses = torch.tensor([0.1] * 20 + [0.2] * 20)
     counts = choose(Focused(), trained(losses), 30).order.bincount(minlength=40)
@@ -300,6 +310,7 @@ def _draw_candidates(
     sample_losses[torch.rand(num_samples, generator=random) < 0.3] = torch.nan
     offered = Candidates(
         losses=torch.tensor(losses),
+        is_newest=torch.arange(num_points) >= int(torch.randint(num_points, (), generator=random)),
         labels=torch.randint(3, (num_points,), generator=random),
         subset_of=torch.randint(num_points, (num_samples,), generator=random),
         num_visits=torch.randint(4, (num_samples,), generator=random),
@@ -324,6 +335,7 @@ def test_an_unknown_name_is_refused_with_a_hint() -> None:
         (lambda: Pruned(prune_ratio=1), r"prune_ratio must be in \[0, 1\), got 1"),
         (lambda: Focused(max_visits=0), r"max_visits must be at least 1, got 0"),
         (lambda: Focused(sharpness=0.5), r"sharpness must be at least 1, got 0.5"),
+        (lambda: Focused(num_points=0), r"num_points must be at least 1 or None, got 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make: object, message: str) -> None:

@@ -211,6 +211,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         choice = self.selection.choose(
             Candidates(
                 losses=losses,
+                is_newest=self._last_look == self._last_look.max(),
                 labels=self._labels,
                 subset_of=self._subset_of,
                 num_visits=self._num_visits,

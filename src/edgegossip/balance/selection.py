@@ -17,7 +17,8 @@ class Candidates:
     """What a selection chooses from, at the start of an epoch.
 
     Attributes:
-        losses: [M] loss of each aggregated point under the present model.
+        losses: [M] loss of each aggregated point when it was last looked at.
+        is_newest: [M] whether that was in the newest look.
         labels: [M] class of each aggregated point.
         subset_of: [N] which aggregated point stands for each sample.
         num_visits: [N] how often each sample was trained on so far.
@@ -26,6 +27,7 @@ class Candidates:
     """
 
     losses: Tensor
+    is_newest: Tensor
     labels: Tensor
     subset_of: Tensor
     num_visits: Tensor
@@ -55,8 +57,12 @@ class Selection(Protocol):
 
     `choose` gives exactly `num_samples` positions, all different unless the selection says
     otherwise, in an order that depends on `random` and the candidates only.
+
+    Attributes:
+        num_points: How many aggregated points to look at before an epoch; None for all.
     """
 
+    num_points: int | None = None
     needs_losses: ClassVar[bool] = True
     needs_sample_losses: ClassVar[bool] = False
     keeps_subsets_whole: ClassVar[bool] = False
@@ -251,7 +257,7 @@ class Focused(Selection):
     r"""Revisit what is not learnt yet, the more so the more redundant the data prove.
 
     Aggregated points tell how redundant: with :math:`c` the mean probability that the model
-    gives to their classes (:math:`e^{-\mathrm{loss}}`), the part
+    gives to the classes of those newly looked at (:math:`e^{-\mathrm{loss}}`), the part
 
     .. math:: f = c^s / (c^s + (1 - c)^s)
 
@@ -268,6 +274,8 @@ class Focused(Selection):
     Args:
         max_visits: Visits of a sample in one epoch for its high loss, at least 1.
         sharpness: :math:`s`, at least 1: how suddenly the focus sets in around c = 1/2.
+        num_points: Aggregated points to look at before an epoch, at least 1. A few tell the
+            mean: by 32 it is known within 0.09 at worst (one standard deviation).
 
     References:
         Ours; in place of Algorithm 2 of Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021.
@@ -275,6 +283,7 @@ class Focused(Selection):
 
     max_visits: int = 3
     sharpness: float = 3.0
+    num_points: int | None = 32
 
     needs_sample_losses: ClassVar[bool] = True
 
@@ -282,6 +291,8 @@ class Focused(Selection):
         for name in ("max_visits", "sharpness"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_points is not None and self.num_points < 1:
+            raise ValueError(f"num_points must be at least 1 or None, got {self.num_points}")
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -296,7 +307,8 @@ class Focused(Selection):
         """Share of the epoch that goes to high losses, in [0, 1]: 0 before any training."""
         if bool(candidates.sample_losses.isnan().all()):
             return 0.0
-        confidence = float(torch.exp(-candidates.losses.double()).mean())
+        losses = candidates.losses[candidates.is_newest].double()
+        confidence = float(torch.exp(-losses).mean())
         learnt, rest = confidence**self.sharpness, (1 - confidence) ** self.sharpness
         return float(learnt / (learnt + rest))
 

@@ -26,8 +26,8 @@ class AccuracyAware:
         selection: What to prefer.
         aggregator: Makes the aggregated points; not used by selections that need no losses.
         look_share: Share of each epoch, in (0, 1], that looking at aggregated points may take,
-            those first that were looked at longest ago; None looks at all of them before each
-            epoch, as the paper does.
+            those first that were looked at longest ago; None looks at as many as the selection
+            asks for, which is all of them for the paper's.
 
     Raises:
         ValueError: If `look_share` is out of range.
@@ -66,7 +66,8 @@ class AccuracyAware:
         if aggregated is None or loss_of is None:
             return BatchStream(sampler)
         max_cost = None if self.look_share is None else self.look_share * num_samples
-        return BatchStream(sampler, Look(loss_of, len(aggregated.y), max_cost))
+        num_points = min(len(aggregated.y), self.selection.num_points or len(aggregated.y))
+        return BatchStream(sampler, Look(loss_of, num_points, max_cost))
 
 
 PLAIN = AccuracyAware(selection=Random())

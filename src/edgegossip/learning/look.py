@@ -20,10 +20,10 @@ class Look:
     Args:
         loss_of: ``loss_of(points)``: the present model's losses of these aggregated points,
             [num_points].
-        num_points: Aggregated points that there are.
+        num_points: Aggregated points to look at each time, those first that were looked at
+            longest ago.
         max_cost: What the look may cost at most, in samples' worth, before a pass over all
-            data; proportionally less before one that is cut down. The points that were looked
-            at longest ago come first. None looks at all of them each time, as the paper does.
+            data; proportionally less before one that is cut down. None for any.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ import torch
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.balance.selection import Ranked
 from edgegossip.core.protocol import Epochs
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
@@ -32,7 +33,7 @@ from edgegossip.learning.task import Workload
 from edgegossip.sim.platform import paper
 
 PRINTED = {"mnist-lenet5": 0.030, "cifar10-alexnet": 0.0878}
-LOOKING_AT_ALL = replace(ACCURACY_AWARE, look_share=None)
+LOOKING_AT_ALL = replace(ACCURACY_AWARE, selection=Ranked(), look_share=None)
 """As the paper does, before each epoch."""
 
 
