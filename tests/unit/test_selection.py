@@ -310,7 +310,8 @@ def _draw_candidates(
     sample_losses[torch.rand(num_samples, generator=random) < 0.3] = torch.nan
     offered = Candidates(
         losses=torch.tensor(losses),
-        is_newest=torch.arange(num_points) >= int(torch.randint(num_points, (), generator=random)),
+        is_newest=torch.arange(num_points)
+        >= int(torch.randint(num_points, (), generator=random)),
         labels=torch.randint(3, (num_points,), generator=random),
         subset_of=torch.randint(num_points, (num_samples,), generator=random),
         num_visits=torch.randint(4, (num_samples,), generator=random),

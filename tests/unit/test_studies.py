@@ -70,7 +70,6 @@ def races(problem: Problem, **changes: Any) -> Study:  # noqa: ANN401
         name="test/race",
         title="",
         printed=(),
-        scaled_down=(),
         settings={},
         cells=tuple(race.cells(NOWHERE)),
         exhibit=lambda rows: Exhibits(),

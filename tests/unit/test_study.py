@@ -46,7 +46,6 @@ def study_of(works: Mapping[str, Any], **changes: Any) -> Study:  # noqa: ANN401
         "name": "test/values",
         "title": "What are the values?",
         "printed": ("The paper prints 3.",),
-        "scaled_down": (),
         "settings": {"seeds": [0]},
         "cells": tuple(cells),
         "exhibit": table,
@@ -68,6 +67,17 @@ def test_rows_and_what_they_show_are_kept(tmp_path: Path) -> None:
     assert found["tables"][0]["rows"] == [["a/1", 1.0], ["b/1", 2.0]]
     assert found["command"] == "edgegossip study x"
     assert found["machine"]["num_cores"] >= 1
+
+
+def test_a_part_says_what_is_smaller_in_it_and_not_in_others(tmp_path: Path) -> None:
+    cells = tuple(
+        Cell(name=f"{group}/{i}", group=group, work=Counter(1.0), scaled_down=sentence)
+        for group, sentence in (("har", ""), ("mnist", "Half of MNIST."), ("cifar", "No."))
+        for i in range(2)
+    )
+    study = study_of({}, cells=cells, scaled_down=("One seed.",))
+    run_study(study.only("mnist"), out=tmp_path)
+    assert kept(tmp_path)["scaled_down"] == ["Half of MNIST.", "One seed."]
 
 
 def test_a_stopped_study_is_valid_and_goes_on_without_doing_anything_twice(

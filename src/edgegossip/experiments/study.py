@@ -75,11 +75,13 @@ class Cell:
         name: Path of its folder within the study's.
         group: What it is part of; `only` picks groups.
         work: Does it; one simulator run or some measurements.
+        scaled_down: What is smaller in it than in the paper, a sentence; empty for nothing.
     """
 
     name: str
     group: str
     work: Callable[[Session], Row]
+    scaled_down: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ class Study:
         name: E.g. "edgegossip/fig3".
         title: What is asked, in a line.
         printed: What the paper says and prints about it, a sentence each.
-        scaled_down: What is smaller here than there, and how much, a sentence each.
+        scaled_down: What is smaller in all cells than there, and how much, a sentence each.
         settings: What the rows depend on, in JSON.
         cells: In the order in which they are done.
         exhibit: Figures and tables of the rows that there are, by name of the cell.
@@ -102,7 +104,7 @@ class Study:
     name: str
     title: str
     printed: tuple[str, ...]
-    scaled_down: tuple[str, ...]
+    scaled_down: tuple[str, ...] = ()
     settings: Mapping[str, Any]
     cells: tuple[Cell, ...]
     exhibit: Callable[[Mapping[str, Row]], Exhibits]
@@ -245,6 +247,10 @@ class _Record:
             self._wall_seconds[cell.name] = time.monotonic() - started
         self.write()
 
+    def _scaled_down(self) -> list[str]:
+        of_cells = dict.fromkeys(cell.scaled_down for cell in self._study.cells)
+        return [*filter(None, of_cells), *self._study.scaled_down]
+
     def write(self) -> None:
         study = self._study
         exhibits = study.exhibit(self.rows)
@@ -255,7 +261,7 @@ class _Record:
                 "study": study.name,
                 "title": study.title,
                 "printed": study.printed,
-                "scaled_down": study.scaled_down,
+                "scaled_down": self._scaled_down(),
                 "settings": study.settings,
                 "command": self._command,
                 "num_cells": len(study.cells),

@@ -58,6 +58,7 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
             work=partial(
                 _combination, problem, settings, technique, seed, num_samples, num_steps
             ),
+            scaled_down=problem.scaled_down,
         )
         for technique in (*COMBINATIONS, RANDOM, ALL)
         for seed in settings.seeds
@@ -73,7 +74,6 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
             "accurate. No other numbers are printed.",
         ),
         scaled_down=(
-            *([problem.scaled_down] if problem.scaled_down else []),
             f"{num_samples:,} samples of {problem.dataset} are aggregated; the model learns "
             f"for {num_steps:,} steps of {problem.settings.batch_size} from the points alone. "
             "How long the paper's does is not said.",
@@ -221,6 +221,7 @@ def fig7(settings: StudySettings = StudySettings()) -> Study:
             name=f"{problem.dataset}/{technique}/ratio{ratio}/seed{seed}",
             group=problem.dataset,
             work=partial(_generation, problem, settings, technique, ratio, seed),
+            scaled_down=problem.scaled_down,
         )
         for problem in problems
         for technique in SELECTED
@@ -235,7 +236,6 @@ def fig7(settings: StudySettings = StudySettings()) -> Study:
             "shows bars without printed numbers.",
         ),
         scaled_down=(
-            *(problem.scaled_down for problem in problems if problem.scaled_down),
             "One platform's share of the data: a quarter of the training samples.",
             CLOCK,
         ),

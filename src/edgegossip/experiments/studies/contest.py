@@ -91,6 +91,7 @@ class Contest:
                 name=f"{folder}/{name.replace(' ', '-')}",
                 group=self.group,
                 work=partial(self._work, data_dir, name),
+                scaled_down=self.problem.scaled_down,
             )
 
     def plain(self) -> dict[str, Any]:

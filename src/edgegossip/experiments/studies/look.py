@@ -50,6 +50,7 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
             name=f"{problem.name}/seed{seed}/{kind}",
             group=problem.name,
             work=partial(work, problem, settings, seed),
+            scaled_down=problem.scaled_down,
         )
         for problem in problems
         for seed in settings.seeds
@@ -60,7 +61,6 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
         title="What share of an epoch does looking at aggregated points take?",
         printed=("3.0 % of an epoch's time with LeNet-5, 8.78 % with AlexNet, at ratio 10.",),
         scaled_down=(
-            *(problem.scaled_down for problem in problems if problem.scaled_down),
             "Two epochs on two fast and two slow platforms are accounted for; processor time "
             "on one thread of this machine is measured, a whole epoch of one of four workers.",
         ),

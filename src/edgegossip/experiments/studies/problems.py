@@ -151,9 +151,7 @@ CIFAR10_ALEXNET = Problem(
     model=alexnet,
     num_train=2_000,
     num_test=1_000,
-    settings=Settings(
-        num_epochs=6, throughput=50.0, batch_size=32, exchange_probability=0.1
-    ),
+    settings=Settings(num_epochs=6, throughput=50.0, batch_size=32, exchange_probability=0.1),
     scaled_down="AlexNet (57 million parameters) learns from 2,000 of the 50,000 pictures of "
     "CIFAR-10 for 6 epochs, and is tested on 1,000 of the 10,000.",
 )

@@ -116,12 +116,12 @@ class Race:
         """The runs; data is read when the first of them begins."""
         folder = f"{self.group}/{self.num_workers}-workers/seed{self.seed}"
         baseline = f"{folder}/{BASELINE}"
-        yield Cell(name=baseline, group=self.group, work=partial(self._baseline, data_dir))
+        cell = partial(Cell, group=self.group, scaled_down=self.problem.scaled_down)
+        yield cell(name=baseline, work=partial(self._baseline, data_dir))
         for setup in self.setups:
             for name in setup.runs:
-                yield Cell(
+                yield cell(
                     name=f"{folder}/{setup.name.replace(' ', '-')}/{name}",
-                    group=self.group,
                     work=partial(self._contender, data_dir, baseline, setup, name),
                 )
 

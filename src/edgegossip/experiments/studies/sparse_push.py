@@ -315,7 +315,6 @@ def _study(
         name=name,
         title=title,
         printed=PRINTED,
-        scaled_down=tuple(problem.scaled_down for problem in chosen if problem.scaled_down),
         settings={
             **settings.plain(),
             "problems": [problem.plain() for problem in chosen],

@@ -65,7 +65,6 @@ def speedup(settings: StudySettings = DEFAULTS, *, all_controls: bool = False) -
             "at a loss of accuracy of 0.78 %, T_max / T_min not given.",
         ),
         scaled_down=(
-            *(problem.scaled_down for problem in problems if problem.scaled_down),
             "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
             "on speeds, and when its epochs end on other machines is simulated without "
             "training.",

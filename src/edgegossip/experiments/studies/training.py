@@ -270,12 +270,11 @@ def _study(
     *differences: str,
 ) -> Study:
     problems = {race.problem.name: race.problem for race in races}.values()
-    reasons = [problem.scaled_down for problem in problems if problem.scaled_down]
     return Study(
         name=name,
         title=title,
         printed=printed,
-        scaled_down=(*reasons, *(() if settings.short else (*differences, LESS_WORK))),
+        scaled_down=() if settings.short else (*differences, LESS_WORK),
         settings={
             **settings.plain(),
             "problems": [problem.plain() for problem in problems],
