@@ -7,6 +7,7 @@ import math
 import torch
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.balance.forecasts import PlatformForecast
@@ -25,6 +26,7 @@ from edgegossip.core.topology import complete
 
 INNER = EpochGossip(topology=complete(3), num_rounds=2)
 BY_STEPS = Gossip(topology=complete(3), num_rounds=9, local_steps=10)
+PUSHING = GoSGD(topology=complete(3), num_rounds=9, exchange_probability=1.0)
 CANCEL = SetTimer("forecast", math.inf)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.unit.test_learner import DATA, SHARD, learner, seeded, start
 from torch import nn
 
-from edgegossip.balance.selection import Candidates, Choice
+from edgegossip.balance.selection import Candidates, Choice, Selection
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.core.snapshot import assemble, dismantle
@@ -21,12 +21,10 @@ from edgegossip.learning.optimizer import SGD
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Selection):
     """In order, with weights 0, 1, 2, 0, 1, 2, ..."""
 
     needs_losses: ClassVar[bool] = False
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator

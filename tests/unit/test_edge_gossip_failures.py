@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.balanced_worker import CANCEL, INNER, Worker, sends
+from tests.balanced_worker import CANCEL, INNER, PUSHING, Worker, sends
 from tests.effects import kinds, only
 
 from edgegossip.balance.balancer import Balancer
@@ -21,6 +21,7 @@ from edgegossip.core.protocol import (
     Predict,
     Received,
     SetTimer,
+    Steps,
     TimerFired,
     Train,
     WorkerJoined,
@@ -36,6 +37,22 @@ def test_a_failed_platform_passes_on_its_parameters_untrained() -> None:
     assert effects[0] == CANCEL
     assert sends(effects) == [(1, "params"), (2, "params")]
     assert worker.state.params.tolist() == [0.0, 0.0]
+
+
+def test_where_nobody_waits_for_it_a_failed_platform_does_not_rush_through_the_run() -> None:
+    worker = Worker(EdgeGossip(inner=PUSHING))
+    # The fastest takes 2 s for its pass, and so do nine untrained rounds each.
+    assert worker.begins(1e-9, 50.0, 40.0) == [CANCEL, SetTimer("rest", 2.0)]
+    assert worker.hears(1, 50.0, now=1.0) == []  # what it hears meanwhile changes nothing
+    effects = worker.on(TimerFired("rest"), now=2.0)
+    assert kinds(effects) == ["Send", "Predict"]
+    recovered = worker.expects(25.0, now=2.0)
+    assert only(Train, recovered).work == Steps(1, keep_ratio=0.5)
+
+
+def test_when_all_platforms_have_failed_there_is_no_pace_to_rest_at() -> None:
+    effects = Worker(EdgeGossip(inner=PUSHING)).begins(1e-9, 0.0, 0.0)
+    assert kinds(effects) == ["SetTimer", "Send", "Predict"]
 
 
 @pytest.mark.parametrize(("throughput", "cost"), [(1e-9, 100.0), (0.0, 100.0), (20.0, 0.0)])

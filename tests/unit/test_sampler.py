@@ -20,11 +20,9 @@ from edgegossip.core.snapshot import assemble, dismantle
 
 
 @dataclass(frozen=True)
-class HardestSubsets:
+class HardestSubsets(Selection):
     """Whole subsets, those of the highest loss first."""
 
-    needs_losses: ClassVar[bool] = True
-    needs_sample_losses: ClassVar[bool] = False
     keeps_subsets_whole: ClassVar[bool] = True
 
     def choose(
@@ -36,12 +34,10 @@ class HardestSubsets:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Selection):
     """The first samples, the first of all doubly."""
 
     needs_losses: ClassVar[bool] = False
-    needs_sample_losses: ClassVar[bool] = False
-    keeps_subsets_whole: ClassVar[bool] = False
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator

@@ -82,6 +82,7 @@ class Synchronous(ABC, Generic[S]):
     """
 
     exchanges_per_round: ClassVar[int] = 1  # `state.round` and messages count exchanges
+    is_synchronous: ClassVar[bool] = True  # who makes a worker late makes its neighbors wait
 
     topology: Topology
     num_rounds: int

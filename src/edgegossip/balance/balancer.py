@@ -27,6 +27,11 @@ class Shares:
         """Failed platforms over all: what is compared with the threshold."""
         return float(self.has_failed.mean())
 
+    @property
+    def fastest_seconds(self) -> float:
+        """:math:`T_j` of the fastest; infinite if nobody is to train."""
+        return float(self.seconds[self.keep_ratios > 0].min(initial=np.inf))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Balancer:

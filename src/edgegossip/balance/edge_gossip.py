@@ -64,6 +64,9 @@ class EdgeGossip:
     unnoticed by the balancer. A forecast that is late or lost blocks nobody: after `timeout`
     the last one known has to do.
 
+    A platform that has failed passes on the model untrained: at once where others wait for it,
+    and after the time of the fastest's pass where nobody does, lest it rush through the run.
+
     Args:
         inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
         spread: How :math:`\min_j T_j` is learnt.
@@ -90,7 +93,7 @@ class EdgeGossip:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: there is no central balancer, each worker computes its own ratio; blocks,
         `gossip`, spares and the treatment of steps are ours; what the look at aggregated
-        points costs is part of :math:`|X_i|`; a failed platform passes on the model untrained.
+        points costs is part of :math:`|X_i|`; what a failed platform does.
     """
 
     inner: Algorithm[Any]
@@ -176,9 +179,12 @@ class EdgeGossip:
             case Received(message=Message(kind="spare-joined")):
                 return self._pass_on(state, WorkerJoined(event.sender, has_restarted=True), now)
             case Received():
-                return self._pass_on(state, self._without_forecast(state, event), now)
+                state.fastest.hear(event.message.payload, self._max_age)
+                return self._pass_on(state, detach(event), now)
             case TimerFired("forecast"):
                 return self._begin(state, now)
+            case TimerFired("rest"):
+                return self._skip(state, now)
             case Assigned():
                 return self._take_over(state, event, now)
             case WorkerLost():
@@ -214,19 +220,10 @@ class EdgeGossip:
                     state.is_predicting = not state.is_within_pass
                     carried += [Predict()] if state.is_predicting else self._train_steps(state)
                 case Send() if self.spread == "gossip":
-                    carried.append(self._with_forecast(state, effect))
+                    carried.append(state.fastest.ride_on(effect, state.seconds))
                 case _:
                     carried.append(effect)
         return carried
-
-    def _with_forecast(self, state: BalancedState, send: Send) -> Send:
-        payload = state.fastest.attach(send.message.payload, state.seconds)
-        return replace(send, message=replace(send.message, payload=payload))
-
-    def _without_forecast(self, state: BalancedState, event: Received) -> Received:
-        state.fastest.hear(event.message.payload, self._max_age)
-        message = replace(event.message, payload=detach(event.message.payload))
-        return replace(event, message=message)
 
     @property
     def _max_age(self) -> int:
@@ -270,20 +267,22 @@ class EdgeGossip:
 
     def _begin(self, state: BalancedState, now: Seconds) -> list[Effect]:
         """Compute the own share and train on it."""
-        if state.waiting is None or state.is_predicting or state.is_assigning:
+        if state.waiting is None or state.is_busy:
             return []
         if self.spread == "gossip":
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
-            state.keep_ratio = 0.0 if has_failed else min(state.fastest.seconds, own) / own
+            fastest = state.fastest.seconds
+            state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
         else:
             shares = self._shares(state)
             if effects := self._handle_failures(state, shares):
                 return effects
+            fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
         state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
-            return [*cancel, *self._skip(state, now)]
+            return [*cancel, *self._rest_or_skip(state, fastest, now)]
         if isinstance(state.waiting.work, Steps):
             state.pass_left = state.keep_ratio * state.epoch_cost
             return [*cancel, *self._train_steps(state)]
@@ -306,8 +305,17 @@ class EdgeGossip:
         )
         return [state.plan.first()]
 
+    def _rest_or_skip(
+        self, state: BalancedState, fastest: Seconds, now: Seconds
+    ) -> list[Effect]:
+        """A failed platform trains on nothing."""
+        if getattr(self.inner, "is_synchronous", False) or fastest == math.inf:
+            return self._skip(state, now)
+        state.is_resting = True
+        return [SetTimer("rest", now + fastest)]
+
     def _skip(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        """A failed platform trains on nothing and holds nobody up."""
+        state.is_resting = False
         train = state.take_waiting()
         untrained = Trained(train.params, train.params, 0, 0, 0.0, 0.0)
         return self._pass_on(state, untrained, now)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgegossip.core.protocol import Message, Payload, Rank, Seconds
+from edgegossip.core.protocol import Message, Payload, Rank, Received, Seconds, Send
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 FIELD = "forecast"
@@ -77,10 +77,16 @@ class Fastest:
             return payload
         return {**payload, FIELD: torch.tensor(known, dtype=torch.float64)}
 
+    def ride_on(self, send: Send, own_seconds: Seconds) -> Send:
+        """`send` with what `attach` adds to its payload."""
+        payload = self.attach(send.message.payload, own_seconds)
+        return replace(send, message=replace(send.message, payload=payload))
 
-def detach(payload: Payload) -> Payload:
-    """`payload` as the inner algorithm sent it."""
-    return {name: tensor for name, tensor in payload.items() if name != FIELD}
+
+def detach(event: Received) -> Received:
+    """`event` with the message as the inner algorithm sent it."""
+    payload = {name: x for name, x in event.message.payload.items() if name != FIELD}
+    return replace(event, message=replace(event.message, payload=payload))
 
 
 def forecast_schema(max_ahead: int) -> dict[str, MessageSpec]:

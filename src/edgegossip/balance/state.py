@@ -39,6 +39,7 @@ class BalancedState(WorkerState):
         heirs: Who trains on the data of a platform that failed.
         is_predicting: A forecast was asked for, for what waits.
         is_assigning: Data was asked for and is not there yet.
+        is_resting: The platform has failed, and nobody waits for it.
         is_spare: It waits to be needed, and the inner algorithm has not started.
     """
 
@@ -55,12 +56,18 @@ class BalancedState(WorkerState):
     heirs: dict[Rank, Rank] = field(default_factory=dict)
     is_predicting: bool = False
     is_assigning: bool = False
+    is_resting: bool = False
     is_spare: bool = False
 
     @property
     def estimate(self) -> Any:  # noqa: ANN401
         """What the inner algorithm would have evaluated, [num_params]."""
         return self.inner.estimate
+
+    @property
+    def is_busy(self) -> bool:
+        """It must not begin what waits yet."""
+        return self.is_predicting or self.is_assigning or self.is_resting
 
     @property
     def is_within_pass(self) -> bool:
