@@ -15,12 +15,12 @@ from edgegossip.net.certificates import (
     CLOCK_TOLERANCE,
     authority_paths,
     common_name,
+    holder_paths,
     is_pair,
     issue,
     load_certificate,
     load_key,
     make_authority,
-    worker_paths,
 )
 
 NOW = datetime.now(UTC)
@@ -107,7 +107,7 @@ def test_nothing_is_overwritten_and_nothing_made_by_halves(folder: Path) -> None
         make_authority(folder)
     with pytest.raises(NetworkError, match=r"worker-1\.pem exists"):
         issue(folder, [0, 1])
-    worker_paths(folder, 1)[0].unlink()
+    holder_paths(folder, 1)[0].unlink()
     with pytest.raises(NetworkError, match=r"worker-1-key\.pem exists"):
         issue(folder, [1])
     assert contents(folder) == {k: v for k, v in before.items() if k != "worker-1.pem"}

@@ -21,12 +21,13 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_two_commands_make_all_that_workers_need(capsys: pytest.CaptureFixture[str]) -> None:
     assert certs_command(["init"]) == 0
     issue = ["issue", "--rank", "0", "--rank", "1", "--host", "pi.local", "--host", "10.0.0.3"]
-    assert certs_command(issue) == 0
-    for rank in (0, 1):
+    assert certs_command([*issue, "--router"]) == 0
+    for rank in (0, 1, None):
         TLS.from_folder(Path("certs"), rank).check(rank)
     printed = capsys.readouterr().out
     assert "ca-key.pem: stays here" in printed
     assert "worker-1-key.pem: for the machine of worker 1, with ca.pem" in printed
+    assert "router-key.pem: for the machine of routers, with ca.pem" in printed
 
 
 def test_folder_and_days_can_be_chosen() -> None:

@@ -13,7 +13,7 @@ import pytest
 from edgegossip.core.errors import NetworkError
 from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.tls import TLS, require_tls, zenoh_security
+from edgegossip.net.tls import TLS, load_tls, require_tls, zenoh_security
 
 NOW = datetime.now(UTC)
 
@@ -158,6 +158,13 @@ def test_with_certificates_every_endpoint_is_encrypted() -> None:
 def test_without_certificates_no_endpoint_can_be_encrypted() -> None:
     with pytest.raises(NetworkError, match=r"tls/0\.0\.0\.0:7447 needs certificates"):
         require_tls(ENCRYPTED, None, insecure=True)
+
+
+def test_files_are_looked_at_before_anything_is_opened(folder: Path) -> None:
+    assert load_tls(folder, 1, ENCRYPTED, insecure=False) == TLS.from_folder(folder, 1)
+    assert load_tls(None, 1, LOCAL, insecure=False) is None
+    with pytest.raises(NetworkError, match=r"worker-7\.pem is not there.*issue --rank 7"):
+        load_tls(folder, 7, ENCRYPTED, insecure=False)
 
 
 # What zenoh is told.

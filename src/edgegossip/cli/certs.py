@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from edgegossip.core.errors import UsageError, unknown_name
-from edgegossip.net.certificates import authority_paths, issue, make_authority, worker_paths
+from edgegossip.net.certificates import authority_paths, holder_paths, issue, make_authority
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,11 @@ class Init:
 
 @dataclass(frozen=True, kw_only=True)
 class Issue:
-    """Make keys and certificates for workers.
+    """Make keys and certificates for workers and routers.
 
     Args:
         rank: Of a worker; say it again for more of them.
+        router: Make one for routers. Whoever has it can be any worker.
         host: Name or IP address of the worker's machine, for other programs that compare it;
             say it again for more of them.
         out: Folder of the authority, and for the new files.
@@ -42,22 +43,28 @@ class Issue:
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
+    router: bool = False
     host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     out: Path = Path("certs")
     days: int = 365
 
     def run(self) -> None:
-        if not self.rank:
-            raise UsageError("certs issue needs a worker: --rank R, once or more often")
-        issue(self.out, self.rank, self.host, days=self.days)
-        for rank in self.rank:
-            certificate, key = worker_paths(self.out, rank)
-            print(f"{certificate}, {key}: for the machine of worker {rank}, with ca.pem")
+        if not (self.rank or self.router):
+            raise UsageError(
+                "certs issue needs a worker: --rank R, once or more often; or --router"
+            )
+        holders = (*self.rank, None) if self.router else self.rank
+        issue(self.out, holders, self.host, days=self.days)
+        for rank in holders:
+            certificate, key = holder_paths(self.out, rank)
+            whose = "routers" if rank is None else f"worker {rank}"
+            print(f"{certificate}, {key}: for the machine of {whose}, with ca.pem")
 
 
 USAGE = """\
 usage: edgegossip certs init [OPTIONS]            an authority, once for all workers
        edgegossip certs issue --rank R [OPTIONS]  a worker's key and certificate
+       edgegossip certs issue --router [OPTIONS]  the routers'
        edgegossip certs init --help               every option; the same for issue
 """
 _COMMANDS: dict[str, type[Init | Issue]] = {"init": Init, "issue": Issue}

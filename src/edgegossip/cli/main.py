@@ -23,6 +23,7 @@ usage: edgegossip COMMAND [OPTIONS]
 
   edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
+  edgegossip router                 join workers that cannot call each other
   edgegossip gather RECIPE --out DIR  measure and draw what workers left in DIR/workers/R
   edgegossip certs init|issue       certificates, needed outside this machine
   edgegossip profile RECIPE         how fast this machine is under load, for EdgeGossip
@@ -125,6 +126,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": _imported("commands", "report_command"),
     "launch": _imported("worker", "launch_command"),
     "worker": _imported("worker", "worker_command"),
+    "router": _imported("router", "router_command"),
     "gather": _imported("worker", "gather_command"),
     "certs": _imported("certs", "certs_command"),
     "profile": _imported("profile", "profile_command"),

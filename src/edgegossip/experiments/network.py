@@ -16,7 +16,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.monitor import Monitor
 from edgegossip.net.profiling import Training
 from edgegossip.net.telemetry import Journal, open_telemetry
-from edgegossip.net.tls import TLS, require_tls
+from edgegossip.net.tls import load_tls
 from edgegossip.net.zenoh_transport import ZenohTransport
 
 
@@ -69,8 +69,7 @@ def join(
         RunFolderError: If `out` cannot be written, or holds something else.
         TrainingError: If a loss is not finite.
     """
-    tls = None if connection.tls is None else TLS.from_folder(connection.tls, rank)
-    require_tls(connection.address, tls, insecure=connection.insecure)
+    tls = load_tls(connection.tls, rank, connection.address, insecure=connection.insecure)
     run = run_id(experiment, settings.name).hex()
     transport = ZenohTransport(
         run=run,

@@ -1,4 +1,4 @@
-"""Certificates of one's own: an authority, and one for each worker that says its rank."""
+"""Certificates of one's own: an authority, one for each worker that says its rank, routers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _PURPOSES = x509.ExtendedKeyUsage(
 Lifetime: TypeAlias = tuple[datetime, datetime]
 
 
-def worker_name(rank: Rank) -> str:
-    """The common name of a worker's certificate, which access control goes by.
+def holder_name(rank: Rank | None) -> str:
+    """The common name of a certificate, which access control goes by: a worker's or a router's.
 
-    >>> worker_name(3)
-    'worker-3'
+    >>> holder_name(3), holder_name(None)
+    ('worker-3', 'router')
     """
-    return f"worker-{rank}"
+    return "router" if rank is None else f"worker-{rank}"
 
 
 def authority_paths(folder: Path) -> tuple[Path, Path]:
@@ -54,9 +54,9 @@ def authority_paths(folder: Path) -> tuple[Path, Path]:
     return folder / "ca.pem", folder / "ca-key.pem"
 
 
-def worker_paths(folder: Path, rank: Rank) -> tuple[Path, Path]:
-    """Where `folder` has the certificate of worker `rank`, and its key."""
-    name = worker_name(rank)
+def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
+    """Where `folder` has the certificate of worker `rank`, or of routers, and its key."""
+    name = holder_name(rank)
     return folder / f"{name}.pem", folder / f"{name}-key.pem"
 
 
@@ -94,17 +94,17 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
 
 def issue(
     folder: Path,
-    ranks: Sequence[Rank],
+    ranks: Sequence[Rank | None],
     hosts: Sequence[str] = (),
     *,
     days: int = 365,
     begin: datetime | None = None,
 ) -> list[Path]:
-    """Make a key and a certificate for each of some workers.
+    """Make a key and a certificate for each of some workers, or for routers.
 
     Args:
         folder: That of the authority; the new files go there too.
-        ranks: The workers, at least one.
+        ranks: The workers, at least one; None for routers, who can speak for any worker.
         hosts: Names and addresses of their machine, for programs that compare these; workers
             compare ranks.
         days: How long a certificate is valid, at least 1; at most as long as the authority.
@@ -117,17 +117,17 @@ def issue(
         NetworkError: If `folder` has no authority, has one of the files, or cannot be written
             to. All files are looked for before the first is made.
     """
-    if not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks):
+    if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
         raise ValueError(f"ranks must be different and at least 0, got {list(ranks)}")
     begin, end = _lifetime(days, begin)
     names = [_alternative_name(host) for host in hosts]
-    paths = [worker_paths(folder, rank) for rank in ranks]
+    paths = [holder_paths(folder, rank) for rank in ranks]
     authority, authority_key = _load_authority(folder)
     _refuse_to_overwrite(path for pair in paths for path in pair)
     lifetime = begin, min(end, authority.not_valid_after_utc)
     for rank, pair in zip(ranks, paths, strict=True):
         key = ec.generate_private_key(ec.SECP256R1())
-        name = worker_name(rank)
+        name = holder_name(rank)
         builder = (
             _builder(_name(name), authority.subject, key, authority_key, lifetime)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import zenoh
 
 from edgegossip.core.protocol import Rank
-from edgegossip.net.certificates import worker_name
+from edgegossip.net.certificates import holder_name
 
 Refused: TypeAlias = Callable[[Rank | None, str], None]
 """Told of a stranger, by the rank it claims, if any; may be called from any thread."""
@@ -40,7 +40,7 @@ def report_strangers(
         num_workers: Of the run.
         refused: Called once for each stranger.
     """
-    workers = {worker_name(rank) for rank in range(num_workers)}
+    known = {holder_name(rank) for rank in (*range(num_workers), None)}
     strangers: set[str] = set()
 
     def report(stranger: str, rank: Rank | None, reason: str) -> None:
@@ -50,7 +50,7 @@ def report_strangers(
 
     def linked(event: zenoh.LinkEvent) -> None:
         name = event.link.auth_identifier
-        if event.kind == zenoh.SampleKind.PUT and name is not None and name not in workers:
+        if event.kind == zenoh.SampleKind.PUT and name is not None and name not in known:
             report(name, None, f"a link from {name[:80]!r}, which is no worker of this run")
 
     def appeared(sample: zenoh.Sample) -> None:

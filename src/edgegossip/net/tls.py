@@ -17,11 +17,11 @@ from edgegossip.net.address import Address
 from edgegossip.net.certificates import (
     authority_paths,
     common_name,
+    holder_name,
+    holder_paths,
     is_pair,
     load_certificate,
     load_key,
-    worker_name,
-    worker_paths,
 )
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -30,11 +30,11 @@ _SOON = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """The files by which a worker shows who it is, and knows the others; all in PEM.
+    """The files by which a worker or router shows who it is, and knows others; all in PEM.
 
     Args:
         ca: Certificate of the authority that has signed those of all workers.
-        certificate: This worker's.
+        certificate: Its own.
         key: Its private key, without a password.
     """
 
@@ -43,15 +43,15 @@ class TLS:
     key: Path
 
     @classmethod
-    def from_folder(cls, folder: Path, rank: Rank) -> TLS:
-        """The files of worker `rank` where `edgegossip certs` puts them.
+    def from_folder(cls, folder: Path, rank: Rank | None) -> TLS:
+        """The files of worker `rank`, or of routers, where `edgegossip certs` puts them.
 
         >>> TLS.from_folder(Path("certs"), 2).certificate.as_posix()
         'certs/worker-2.pem'
         """
-        return cls(authority_paths(folder)[0], *worker_paths(folder, rank))
+        return cls(authority_paths(folder)[0], *holder_paths(folder, rank))
 
-    def check(self, rank: Rank) -> datetime:
+    def check(self, rank: Rank | None) -> datetime:
         """Find out before the start what would otherwise be a link that never comes up.
 
         Warns of a key that others can read, and of a certificate that soon expires.
@@ -61,13 +61,15 @@ class TLS:
 
         Raises:
             NetworkError: If a file is missing or damaged, the certificate is not that of
-                worker `rank`, not valid now or not signed by `ca`, or has another key.
+                worker `rank` or of routers, not valid now or not signed by `ca`, or has
+                another key.
         """
         for path in (self.ca, self.certificate, self.key):
             if not path.exists():
+                which = "--router" if rank is None else f"--rank {rank}"
                 raise NetworkError(
                     f"{path} is not there; make it where the authority is (edgegossip certs "
-                    f"issue --rank {rank}) and copy it, with ca.pem, to this machine"
+                    f"issue {which}) and copy it, with ca.pem, to this machine"
                 )
         certificate = load_certificate(self.certificate)
         self._check_name(certificate, rank)
@@ -86,11 +88,11 @@ class TLS:
         self._warn(end, now)
         return end
 
-    def _check_name(self, certificate: x509.Certificate, rank: Rank) -> None:
+    def _check_name(self, certificate: x509.Certificate, rank: Rank | None) -> None:
         name = common_name(certificate.subject)
-        if name != worker_name(rank):
+        if name != holder_name(rank):
             raise NetworkError(
-                f"{self.certificate} is of {name!r} and not of {worker_name(rank)!r}; give "
+                f"{self.certificate} is of {name!r} and not of {holder_name(rank)!r}; give "
                 "the worker's own certificate, or another --rank"
             )
 
@@ -121,6 +123,27 @@ class TLS:
 
 def _moment(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def load_tls(
+    folder: Path | None, rank: Rank | None, address: Address, *, insecure: bool
+) -> TLS | None:
+    """The files of worker `rank`, or of routers, found good for links at `address`.
+
+    Args:
+        folder: Of the files; None for none.
+        rank: The worker; None for a router.
+        address: Where it listens and connects to.
+        insecure: Whether somebody has said that plain connections are all right.
+
+    Raises:
+        NetworkError: As `require_tls` and `TLS.check` say.
+    """
+    tls = None if folder is None else TLS.from_folder(folder, rank)
+    require_tls(address, tls, insecure=insecure)
+    if tls is not None:
+        tls.check(rank)
+    return tls
 
 
 def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
@@ -163,15 +186,16 @@ def zenoh_security(tls: TLS, run: str, num_workers: int) -> dict[str, object]:
 
     Zenoh checks this on every link, at both of its ends, by the common name in the other's
     certificate: worker R can send what comes from R, is told of the inbox of R, is sent what
-    goes to R, and is alive as R. Everything else is dropped.
+    goes to R, and is alive as R. Everything else is dropped. A router passes on what workers
+    say, so it may speak for all; to each worker it, too, holds to this.
 
     So names of machines are not compared, which certificates would otherwise have to list,
     with all addresses that discovery may find: an impostor with another worker's certificate
     gets nothing that is not for that other worker, wherever it sits.
 
     Args:
-        tls: This worker's files.
-        run: Name of the run in the keys: messages go to
+        tls: The files of this worker or router.
+        run: Name of the run in the keys, or "*" for all of a router: messages go to
             `edgegossip/RUN/data/RECEIVER/SENDER`, tokens are `edgegossip/RUN/alive/RANK/N`.
         num_workers: Of the run.
 
@@ -210,7 +234,15 @@ def _access_control(run: str, num_workers: int) -> dict[str, object]:
         _allow("inbox", ["egress"], ["declare_subscriber"], f"{data}/*/*"),
     ]
     common = [rule["id"] for rule in rules]
-    subjects, policies = [], []
+    routed = [
+        _allow("alive routed", ["ingress"], ["liveliness_token"], f"{alive}/*/*"),
+        _allow("inbox routed", ["ingress"], ["declare_subscriber"], f"{data}/*/*"),
+        _allow("routed", both, ["put"], f"{data}/*/*"),
+    ]
+    rules += routed
+    router = holder_name(None)
+    subjects = [{"id": router, "cert_common_names": [router]}]
+    policies = [{"subjects": [router], "rules": [*common, *(r["id"] for r in routed)]}]
     for rank in range(num_workers):
         own = [
             _allow(f"alive {rank}", ["ingress"], ["liveliness_token"], f"{alive}/{rank}/*"),
@@ -219,7 +251,7 @@ def _access_control(run: str, num_workers: int) -> dict[str, object]:
             _allow(f"to {rank}", ["egress"], ["put"], f"{data}/{rank}/*"),
         ]
         rules += own
-        name = worker_name(rank)
+        name = holder_name(rank)
         subjects.append({"id": name, "cert_common_names": [name]})
         policies.append({"subjects": [name], "rules": [*common, *(r["id"] for r in own)]})
     return {

@@ -78,25 +78,18 @@ class ZenohTransport:
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
         self._lease = lease
-        self._settings = _settings(address, lease, self._is_secure)
+        self._settings = session_settings(address, lease, is_secure=self._is_secure)
         if security is not None:
             self._settings |= zenoh_security(security, run, num_workers)
         self._session: zenoh.Session | None = None
 
     def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
         """See `Transport`."""
-        _give_each_link_a_thread(self._num_workers)
         if self._is_secure:
             log_refused_connections()
         elif os.environ.get("RUST_LOG"):
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
-        try:
-            self._session = session = zenoh.open(_config(self._settings))
-        except zenoh.ZError as error:
-            raise NetworkError(
-                f"cannot listen at {', '.join(self._address.listen) or 'any port'}: {error}; "
-                "is that address of this machine, and the port free?"
-            ) from None
+        self._session = session = open_session(self._settings, self._address, self._num_workers)
         self._listener = listener
         self._peers = {rank: _Peer(rank, listener, max_bytes) for rank in self._others}
         self._inboxes = {
@@ -277,7 +270,7 @@ def _give_each_link_a_thread(num_workers: int) -> None:
     os.environ.setdefault("ZENOH_RUNTIME", f"({runtimes})")
 
 
-def _settings(address: Address, lease: Seconds, is_secure: bool) -> dict[str, object]:
+def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> dict[str, object]:
     """What differs from zenoh's defaults, by its key in their configuration."""
     listen, is_local = address.listen, address.is_loopback and not address.multicast
     if address.multicast and not listen:
@@ -316,8 +309,22 @@ def _settings(address: Address, lease: Seconds, is_secure: bool) -> dict[str, ob
     }
 
 
-def _config(settings: Mapping[str, object]) -> zenoh.Config:
+def open_session(
+    settings: Mapping[str, object], address: Address, num_workers: int
+) -> zenoh.Session:
+    """Open a session at `address`, ready for links with `num_workers`.
+
+    Raises:
+        NetworkError: If it cannot listen there.
+    """
+    _give_each_link_a_thread(num_workers)
     config = zenoh.Config()
     for key, value in settings.items():
         config.insert_json5(key, json.dumps(value))
-    return config
+    try:
+        return zenoh.open(config)
+    except zenoh.ZError as error:
+        raise NetworkError(
+            f"cannot listen at {', '.join(address.listen) or 'any port'}: {error}; "
+            "is that address of this machine, and the port free?"
+        ) from None

@@ -1,0 +1,50 @@
+"""The command that passes messages on between workers that cannot call each other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.net.address import Address
+from edgegossip.net.router import open_router
+from edgegossip.net.tls import load_tls
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """Pass messages on between workers that cannot call each other, until Ctrl+C.
+
+    Args:
+        listen: Where workers reach it, e.g. tls/0.0.0.0:7447.
+        connect: Other routers, e.g. tls/server:7447.
+        tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`.
+        insecure: Do without TLS outside this machine: anybody can read and join.
+        num_workers: As many as the largest run has.
+    """
+
+    listen: tuple[str, ...]
+    connect: tuple[str, ...] = ()
+    tls: Path | None = None
+    insecure: bool = False
+    num_workers: int = 64
+
+
+def router_command(arguments: list[str]) -> int:
+    """`edgegossip router`."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    options = tyro.cli(RouterOptions, prog="edgegossip router", args=arguments)
+    address = Address(listen=options.listen, connect=options.connect)
+    tls = load_tls(options.tls, None, address, insecure=options.insecure)
+    stop = threading.Event()
+    with (
+        on_stop_signal(stop.set),
+        open_router(address, num_workers=options.num_workers, security=tls),
+    ):
+        print(f"router: listening at {', '.join(options.listen)}; Ctrl+C ends it", flush=True)
+        stop.wait()
+    return 0

@@ -1,0 +1,47 @@
+"""A meeting place for workers that cannot call each other: in networks that let nobody in."""
+
+from __future__ import annotations
+
+import zenoh
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.net.address import Address
+from edgegossip.net.strangers import log_refused_connections
+from edgegossip.net.tls import TLS, zenoh_security
+from edgegossip.net.zenoh_transport import LEASE, open_session, session_settings
+
+
+def open_router(
+    address: Address,
+    *,
+    num_workers: int = 64,
+    security: TLS | None = None,
+    lease: Seconds = LEASE,
+) -> zenoh.Session:
+    """Open a zenoh router, which passes messages on until its session is closed.
+
+    Workers of any run may connect to it, and other routers. With certificates it holds each
+    worker to its own rank, as workers do among themselves. Workers believe it whom a message
+    comes from, so whoever has a router's certificate can be any worker.
+
+    Args:
+        address: Where to listen, and other routers to call.
+        num_workers: As many as the largest run has; of others nothing is passed on where there
+            is `security`.
+        security: The files of routers.
+        lease: As in `ZenohTransport`.
+
+    Raises:
+        NetworkError: If it cannot listen there.
+        ValueError: If `num_workers` is below 1, or there is nowhere to listen.
+    """
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    if not address.listen:
+        raise ValueError("a router must listen; give an endpoint, such as tls/0.0.0.0:7447")
+    settings = session_settings(address, lease, is_secure=security is not None)
+    settings["mode"] = "router"
+    if security is not None:
+        settings |= zenoh_security(security, "*", num_workers)
+        log_refused_connections()
+    return open_session(settings, address, num_workers)

@@ -1,0 +1,165 @@
+"""Workers that cannot call each other, joined by routers with certificates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.transports import End, Recorder, free_ports
+from tests.unit.test_access_control import NUM_WORKERS, RUN, Worker, wait_until
+
+from edgegossip.cli.router import router_command
+from edgegossip.core.errors import NetworkError
+from edgegossip.net.address import Address
+from edgegossip.net.certificates import issue, make_authority
+from edgegossip.net.router import open_router
+from edgegossip.net.tls import TLS
+from edgegossip.net.zenoh_transport import ZenohTransport
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates of three workers and of routers."""
+    folder = tmp_path_factory.mktemp("certs")
+    make_authority(folder)
+    issue(folder, [*range(NUM_WORKERS), None])
+    return folder
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    """Closes all sessions in the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def router(folder: Path, opened: ExitStack, *connect: str) -> str:
+    endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
+    address = Address(listen=(endpoint,), connect=connect)
+    security = TLS.from_folder(folder, None)
+    opened.enter_context(open_router(address, num_workers=NUM_WORKERS, security=security))
+    return endpoint
+
+
+def client(folder: Path, opened: ExitStack, rank: int, endpoint: str) -> End:
+    transport = ZenohTransport(
+        run=RUN,
+        rank=rank,
+        num_workers=NUM_WORKERS,
+        address=Address(connect=(endpoint,)),
+        incarnation=100 + rank,
+        security=TLS.from_folder(folder, rank),
+    )
+    end = End(transport, Recorder())
+    transport.open(end.events)
+    opened.callback(transport.close)
+    return end
+
+
+@pytest.mark.parametrize("num_routers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_meet_behind_routers(folder: Path, opened: ExitStack, num_routers: int) -> None:
+    first = last = router(folder, opened)
+    if num_routers == 2:
+        last = router(folder, opened, first)
+    a, b = client(folder, opened, 0, first), client(folder, opened, 1, last)
+    assert a.events.next() == ("appeared", 1, 101)
+    assert b.events.next() == ("appeared", 0, 100)
+    a.send(1, bytes(1_000_000))
+    b.send(0, b"hello")
+    assert b.events.next() == ("received", 0, bytes(1_000_000))
+    assert a.events.next() == ("received", 1, b"hello")
+    b.transport.close()
+    assert a.events.next() == ("disappeared", 1, 101)
+
+
+def test_behind_a_router_too_nobody_speaks_or_listens_for_another(
+    folder: Path, opened: ExitStack
+) -> None:
+    endpoint = router(folder, opened)
+    a, b = client(folder, opened, 0, endpoint), client(folder, opened, 1, endpoint)
+    a.events.next(), b.events.next()
+    impostor = Worker(folder, 2, endpoint, is_careful=False)
+    opened.callback(impostor.session.close)
+    assert a.events.next() == b.events.next() == ("appeared", 2, 7)
+    wait_until(lambda: {"/alive/0/100", "/alive/1/101"} <= {*impostor.alive})
+    impostor.watch("**")
+    # Of a rank that may not, so `a` would complain of a piece that is none.
+    for keys in ("0/1", "*/1", "0/*", "**"):
+        impostor.session.put(f"{impostor.prefix}/data/{keys}", b"forged")
+    impostor.session.liveliness().declare_token(f"{impostor.prefix}/alive/1/9")
+    impostor.send(0, b"garbage")
+    assert a.events.next() == ("refused", 2, "no piece of a frame")
+    a.send(1, b"secret")
+    assert b.events.next() == ("received", 0, b"secret")
+    a.send(2, b"yours")
+    wait_until(lambda: "/data/2/0" in dict(impostor.received))
+    assert "/data/1/0" not in dict(impostor.received)
+
+
+@pytest.mark.slow
+def test_a_workers_certificate_makes_no_router(folder: Path, opened: ExitStack) -> None:
+    endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
+    address, security = Address(listen=(endpoint,)), TLS.from_folder(folder, 2)
+    opened.enter_context(open_router(address, num_workers=NUM_WORKERS, security=security))
+    a = client(folder, opened, 0, endpoint)
+    client(folder, opened, 1, endpoint)
+    # It could say anything of worker 1, if it were believed.
+    own = Worker(folder, 2, endpoint)
+    opened.callback(own.session.close)
+    assert a.events.next() == ("appeared", 2, 7)
+
+
+@pytest.mark.slow
+def test_the_command_routes_until_it_is_stopped(folder: Path, opened: ExitStack) -> None:
+    endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
+    command = ["-m", "edgegossip.cli.main", "router", "--listen", endpoint]
+    process = opened.enter_context(
+        subprocess.Popen(
+            [sys.executable, *command, "--tls", str(folder)], stdout=subprocess.PIPE, text=True
+        )
+    )
+    opened.callback(process.kill)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"router: listening at {endpoint}; Ctrl+C ends it\n"
+    a = client(folder, opened, 0, endpoint)
+    client(folder, opened, 1, endpoint)
+    assert a.events.next() == ("appeared", 1, 101)
+    process.terminate()
+    assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--listen", "tcp/0.0.0.0:7447"], "reaches beyond this machine"),
+        (["--listen", "tls/0.0.0.0:7447", "--tls", "."], r"issue --router\) and copy it"),
+        (["--listen", "7447"], "an endpoint is tcp/HOST:PORT"),
+    ],
+    ids=["plain", "no certificate", "no endpoint"],
+)
+def test_the_command_refuses_what_would_not_be_safe(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((NetworkError, ValueError), match=message):
+        router_command(options)
+
+
+@pytest.mark.parametrize(
+    ("address", "num_workers", "error", "message"),
+    [
+        (Address(connect=("tcp/127.0.0.1:1",)), 4, ValueError, "a router must listen"),
+        (Address(listen=("tcp/127.0.0.1:0",)), 0, ValueError, "num_workers must be at least 1"),
+        (Address(listen=("tcp/192.0.2.1:1",)), 4, NetworkError, "cannot listen at tcp/192"),
+    ],
+    ids=["nowhere", "nobody", "elsewhere"],
+)
+def test_bad_arguments_are_refused(
+    address: Address, num_workers: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        open_router(address, num_workers=num_workers)
