@@ -13,6 +13,7 @@ from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.profile import Profile
 from edgegossip.balance.slow_down import SlowDown
 from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.task import Workload
 from edgegossip.net.counters import SystemCounters
 from edgegossip.net.monitor import Monitor
@@ -56,6 +57,7 @@ def profile_command(arguments: list[str]) -> int:
     name, options, chosen = parse_recipe("profile", ProfileOptions, arguments)
     experiment = pick(name, chosen, options.only)
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
     training = Training(
         workload.make_trainer(experiment.data_ranks[0]), workload.initial_params

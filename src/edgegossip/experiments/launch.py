@@ -24,14 +24,8 @@ from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.worker import has_ended
 
 _LOOK: Seconds = 0.25
-_ENVIRONMENT = {
-    # Workers run side by side; several intra-op threads each would get in their way.
-    "OMP_NUM_THREADS": "1",
-    # Otherwise every message's memory goes back to the system, and is cleared again.
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_ARENA_MAX": "1",
-}
+# Workers run side by side; several intra-op threads each would get in their way.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequence[str]]
 """``(rank, its endpoint, the others' endpoints, its folder, who has ended)`` -> the command

@@ -9,8 +9,10 @@ from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.profile import Profile
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
 from edgegossip.learning.accuracy_aware import PLAIN
+from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.task import Workload
 from edgegossip.net.address import Address
 from edgegossip.net.monitor import Monitor
@@ -70,6 +72,7 @@ def join(
         TrainingError: If a loss is not finite.
     """
     tls = load_tls(connection.tls, rank, connection.address, insecure=connection.insecure)
+    keep_freed_memory()
     run = run_id(experiment, settings.name).hex()
     transport = ZenohTransport(
         run=run,
@@ -107,6 +110,7 @@ def seconds_per_sample(
     task = replace(experiment.task, accuracy_aware=PLAIN)
     workload = Workload(task, experiment.data_ranks, experiment.seed)
     training = Training(workload.make_trainer(rank), workload.initial_params)
-    training.run(0.01)  # the first step also makes what the others use
-    start, end, cost = training.run(seconds)
+    with one_intra_op_thread():
+        training.run(0.01)  # the first step also makes what the others use
+        start, end, cost = training.run(seconds)
     return (end - start) / cost

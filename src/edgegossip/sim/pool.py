@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 import torch
+
+from edgegossip.learning.allocation import keep_freed_memory
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -21,23 +22,6 @@ class Pending(Protocol[T_co]):
 
     def result(self) -> T_co:
         """Wait for it; raises what the task raised."""
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
-
-def _keep_freed_memory() -> None:
-    """Let malloc keep what training frees, instead of giving it back to the kernel each time.
-
-    A step frees and takes megabytes of activations. By default glibc maps and unmaps every
-    block above 128 KiB, and the page faults took a quarter of the time of LeNet-5 on two
-    threads (docs/performance.md). Does nothing where there is no glibc.
-    """
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
-            libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 class _Deferred(Generic[T]):
@@ -86,7 +70,7 @@ class ComputePool:
             raise ValueError(f"num_threads must be at least 0, got {num_threads}")
         self.num_threads = num_threads
         if num_threads:
-            _keep_freed_memory()
+            keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
         self._executor = (
             ThreadPoolExecutor(num_threads, "compute", torch.set_num_threads, (1,))
             if num_threads
