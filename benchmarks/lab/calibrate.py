@@ -27,6 +27,7 @@ from edgegossip.core.topology import complete
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.dataset import ArraySplit
 from edgegossip.learning.task import Workload
 from edgegossip.net.address import Address
@@ -103,6 +104,7 @@ def _wait(options: Options) -> None:
 
 def main() -> None:
     name, options, chosen = parse_recipe("worker", Options, sys.argv[1:])
+    keep_freed_memory()
     with one_intra_op_thread():
         print(throughput(pick(name, chosen, options.only), options))
 
