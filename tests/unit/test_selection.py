@@ -195,10 +195,12 @@ def test_cyclic_passes_over_everything_before_it_repeats() -> None:
 # Focused.
 
 
-def test_focused_is_cyclic_before_the_first_training() -> None:
-    offered = candidates([0.0], [0], [0] * 4, [1, 0, 1, 0])
+def test_focused_is_random_before_the_first_training() -> None:
+    offered = candidates([0.0], [0], [0] * 4)
     assert Focused().focus(offered) == 0
-    assert sorted(choose(Focused(), offered, 2).order.tolist()) == [1, 3]
+    chosen = [choose(Focused(), offered, 2, seed).order.tolist() for seed in range(40)]
+    assert all(len(set(order)) == 2 for order in chosen)
+    assert {position for order in chosen for position in order} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("confidence", "low", "high"), [(0.28, 0, 0.1), (0.97, 0.99, 1)])

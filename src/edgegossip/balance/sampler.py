@@ -47,7 +47,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             for x, y in loader: ...
 
     A selection that weighs samples (`Importance`, `Pruned`) says so in `weights`, and one that
-    goes by their losses (`Focused`) is told them by `record`; untold, it chooses as `Cyclic`
+    goes by their losses (`Focused`) is told them by `record`; untold, it chooses as `Random`
     does. Both need to know where the samples of a batch stand, so let the data set tell::
 
         dataset = TensorDataset(x, y, torch.arange(len(x)))

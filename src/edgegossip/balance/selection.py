@@ -235,7 +235,8 @@ class Cyclic(Selection):
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
     ) -> Choice:
-        order = _least_visited(candidates.num_visits, num_samples, random)
+        order = torch.randperm(candidates.num_samples, generator=random)
+        order = order[candidates.num_visits[order].argsort(stable=True)[:num_samples]]
         return Choice(_shuffled(order, random))
 
 
@@ -261,13 +262,13 @@ class Focused(Selection):
 
     .. math:: f = c^s / (c^s + (1 - c)^s)
 
-    of the epoch is spent on high losses and the rest on the least visited samples, as by
-    `Cyclic`. Means of alike samples are recognised (:math:`f \to 1`: MNIST); those of samples
-    that differ are not, however well the model has memorised each of them (:math:`f` below
-    0.1: CIFAR-10). Which samples are hard, training has said for free: within each class, a
-    sample is visited in proportion to its loss when it was last trained on, up to
-    `max_visits` times an epoch. So the fastest platforms too spend their time where there is
-    something left to learn. Samples never trained on count twice the mean.
+    of the epoch is spent on high losses and the rest on any samples, as by `Random`. Means of
+    alike samples are recognised (:math:`f \to 1`: MNIST); those of samples that differ are
+    not, however well the model has memorised each of them (:math:`f` below 0.1: CIFAR-10).
+    Which samples are hard, training has said for free: within each class, a sample is visited
+    in proportion to its loss when it was last trained on, up to `max_visits` times an epoch. So
+    the fastest platforms too spend their time where there is something left to learn. Samples
+    never trained on count twice the mean.
 
     The positions are *not* all different.
 
@@ -299,8 +300,8 @@ class Focused(Selection):
     ) -> Choice:
         num_focused = round(self.focus(candidates) * num_samples)
         focused = self._revisit(candidates, num_focused, random)
-        num_visits = candidates.num_visits + focused.bincount(minlength=candidates.num_samples)
-        others = _least_visited(num_visits, num_samples - num_focused, random)
+        others = torch.randperm(candidates.num_samples, generator=random)
+        others = others[: num_samples - num_focused]
         return Choice(_shuffled(torch.cat([focused, others]), random))
 
     def focus(self, candidates: Candidates) -> float:
@@ -355,11 +356,6 @@ def selection(name: str) -> Selection:
 
 def _shuffled(order: Tensor, random: torch.Generator) -> Tensor:
     return order[torch.randperm(len(order), generator=random)]
-
-
-def _least_visited(num_visits: Tensor, num_samples: int, random: torch.Generator) -> Tensor:
-    order = torch.randperm(len(num_visits), generator=random)
-    return order[num_visits[order].argsort(stable=True)[:num_samples]]
 
 
 def _unbiased(need: Tensor, num_samples: int, random: torch.Generator) -> Choice:
