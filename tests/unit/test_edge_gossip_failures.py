@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -39,20 +39,29 @@ def test_a_failed_platform_passes_on_its_parameters_untrained() -> None:
     assert worker.state.params.tolist() == [0.0, 0.0]
 
 
-def test_where_nobody_waits_for_it_a_failed_platform_does_not_rush_through_the_run() -> None:
+def test_where_nobody_waits_for_it_a_failed_platform_rests_until_it_has_recovered() -> None:
     worker = Worker(EdgeGossip(inner=PUSHING))
-    # The fastest takes 2 s for its pass, and so do nine untrained rounds each.
-    assert worker.begins(1e-9, 50.0, 40.0) == [CANCEL, SetTimer("rest", 2.0)]
+    # The fastest takes 2 s for its pass.
+    assert worker.begins(1e-9, 50.0, 40.0) == [CANCEL, Finish(), SetTimer("rest", 2.0)]
     assert worker.hears(1, 50.0, now=1.0) == []  # what it hears meanwhile changes nothing
-    effects = worker.on(TimerFired("rest"), now=2.0)
-    assert kinds(effects) == ["Send", "Predict"]
-    recovered = worker.expects(25.0, now=2.0)
+    assert worker.on(TimerFired("rest"), now=2.0) == [Predict()]
+    again = worker.expects(1e-9, now=2.0)
+    assert only(Finish, again) == Finish()
+    assert worker.on(TimerFired("rest"), now=4.0) == [Predict()]
+    recovered = worker.expects(25.0, now=4.0)
     assert only(Train, recovered).work == Steps(1, keep_ratio=0.5)
 
 
-def test_when_all_platforms_have_failed_there_is_no_pace_to_rest_at() -> None:
-    effects = Worker(EdgeGossip(inner=PUSHING)).begins(1e-9, 0.0, 0.0)
-    assert kinds(effects) == ["SetTimer", "Send", "Predict"]
+@pytest.mark.parametrize("spread", ["exact", "gossip"])
+def test_a_failed_platform_that_has_heard_of_nobody_rests_too(
+    spread: Literal["exact", "gossip"],
+) -> None:
+    worker = Worker(EdgeGossip(inner=PUSHING, spread=spread))
+    worker.starts()
+    effects = worker.expects(1e-9)
+    if spread == "exact":
+        effects = worker.on(TimerFired("forecast"))
+    assert effects[-2:] == [Finish(), SetTimer("rest", 1.0)]
 
 
 @pytest.mark.parametrize(("throughput", "cost"), [(1e-9, 100.0), (0.0, 100.0), (20.0, 0.0)])

@@ -64,8 +64,9 @@ class EdgeGossip:
     unnoticed by the balancer. A forecast that is late or lost blocks nobody: after `timeout`
     the last one known has to do.
 
-    A platform that has failed passes on the model untrained: at once where others wait for it,
-    and after the time of the fastest's pass where nobody does, lest it rush through the run.
+    A platform that has failed passes on the model untrained where others wait for it. Where
+    nobody does it has finished, until one of the forecasts that it goes on making, one in the
+    time of the fastest's pass, says that it has recovered.
 
     Args:
         inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
@@ -184,7 +185,8 @@ class EdgeGossip:
             case TimerFired("forecast"):
                 return self._begin(state, now)
             case TimerFired("rest"):
-                return self._skip(state, now)
+                state.is_resting, state.is_predicting = False, True
+                return [Predict()]
             case Assigned():
                 return self._take_over(state, event, now)
             case WorkerLost():
@@ -282,7 +284,9 @@ class EdgeGossip:
         state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
-            return [*cancel, *self._rest_or_skip(state, fastest, now)]
+            is_waited_for = getattr(self.inner, "is_synchronous", False)
+            idle = self._skip(state, now) if is_waited_for else self._rest(state, fastest, now)
+            return [*cancel, *idle]
         if isinstance(state.waiting.work, Steps):
             state.pass_left = state.keep_ratio * state.epoch_cost
             return [*cancel, *self._train_steps(state)]
@@ -305,17 +309,13 @@ class EdgeGossip:
         )
         return [state.plan.first()]
 
-    def _rest_or_skip(
-        self, state: BalancedState, fastest: Seconds, now: Seconds
-    ) -> list[Effect]:
-        """A failed platform trains on nothing."""
-        if getattr(self.inner, "is_synchronous", False) or fastest == math.inf:
-            return self._skip(state, now)
+    def _rest(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
+        """A failed platform that nobody waits for does nothing, and keeps no run open."""
         state.is_resting = True
-        return [SetTimer("rest", now + fastest)]
+        return [Finish(), SetTimer("rest", now + (fastest if fastest < math.inf else _REST))]
 
     def _skip(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        state.is_resting = False
+        """A failed platform trains on nothing and holds nobody up."""
         train = state.take_waiting()
         untrained = Trained(train.params, train.params, 0, 0, 0.0, 0.0)
         return self._pass_on(state, untrained, now)
@@ -396,4 +396,5 @@ class EdgeGossip:
         return told if event.rank in self.spares else [*told, *self._pass_on(state, event, now)]
 
 
+_REST: Seconds = 1.0  # of a failed platform that knows of nobody who trains
 _CHOICES = {"spread": ("exact", "gossip"), "on_failure": ("continue", "halt", "reassign")}
