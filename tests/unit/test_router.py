@@ -37,11 +37,13 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def router(folder: Path, opened: ExitStack, *connect: str) -> str:
+def router(
+    folder: Path, opened: ExitStack, *connect: str, num_workers: int = NUM_WORKERS
+) -> str:
     endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
     address = Address(listen=(endpoint,), connect=connect)
     security = TLS.from_folder(folder, None)
-    opened.enter_context(open_router(address, num_workers=NUM_WORKERS, security=security))
+    opened.enter_context(open_router(address, num_workers=num_workers, security=security))
     return endpoint
 
 
@@ -98,6 +100,17 @@ def test_behind_a_router_too_nobody_speaks_or_listens_for_another(
     a.send(2, b"yours")
     wait_until(lambda: "/data/2/0" in dict(impostor.received))
     assert "/data/1/0" not in dict(impostor.received)
+
+
+def test_a_router_says_whom_it_has_no_place_for(
+    folder: Path, opened: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = router(folder, opened, num_workers=2)
+    client(folder, opened, 2, endpoint)
+    wait_until(lambda: caplog.messages)
+    assert caplog.messages == [
+        "nothing passes: a link from 'worker-2', which is none of 2 workers"
+    ]
 
 
 @pytest.mark.slow

@@ -44,9 +44,10 @@ def holder_name(rank: Rank | None) -> str:
     """The common name of a certificate, which access control goes by: a worker's or a router's.
 
     >>> holder_name(3), holder_name(None)
-    ('worker-3', 'router')
+    ('worker-3', 'edgegossip-router')
     """
-    return "router" if rank is None else f"worker-{rank}"
+    # Not a name that an authority could have given to any machine.
+    return "edgegossip-router" if rank is None else f"worker-{rank}"
 
 
 def authority_paths(folder: Path) -> tuple[Path, Path]:
@@ -56,7 +57,7 @@ def authority_paths(folder: Path) -> tuple[Path, Path]:
 
 def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
     """Where `folder` has the certificate of worker `rank`, or of routers, and its key."""
-    name = holder_name(rank)
+    name = "router" if rank is None else holder_name(rank)
     return folder / f"{name}.pem", folder / f"{name}-key.pem"
 
 
@@ -140,13 +141,18 @@ def issue(
 
 
 def load_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate in PEM.
+    """Read a certificate in PEM, the first in the file; see `load_certificates`."""
+    return load_certificates(path)[0]
+
+
+def load_certificates(path: Path) -> list[x509.Certificate]:
+    """Read the certificates in PEM that a file has, at least one.
 
     Raises:
-        NetworkError: If it is not there, or is not one.
+        NetworkError: If it is not there, or has none.
     """
     try:
-        return x509.load_pem_x509_certificate(_read(path))
+        return x509.load_pem_x509_certificates(_read(path))
     except ValueError:
         raise NetworkError(f"{path} is not a certificate in PEM; make it again") from None
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import zenoh
 
 from edgegossip.core.protocol import Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.strangers import log_refused_connections
+from edgegossip.net.strangers import log_refused_connections, report_links
 from edgegossip.net.tls import TLS, zenoh_security
 from edgegossip.net.zenoh_transport import LEASE, open_session, session_settings
+
+_LOG = logging.getLogger("edgegossip.net")
 
 
 def open_router(
@@ -22,7 +26,8 @@ def open_router(
 
     Workers of any run may connect to it, and other routers. With certificates it holds each
     worker to its own rank, as workers do among themselves. Workers believe it whom a message
-    comes from, so whoever has a router's certificate can be any worker.
+    comes from, so whoever has a router's certificate can be any worker. Of two workers of a
+    router that both listen, one must be able to call the other: zenoh leaves it to them.
 
     Args:
         address: Where to listen, and other routers to call.
@@ -44,4 +49,8 @@ def open_router(
     if security is not None:
         settings |= zenoh_security(security, "*", num_workers)
         log_refused_connections()
-    return open_session(settings, address, num_workers)
+    session = open_session(settings, address, num_workers)
+    report_links(
+        session, num_workers, lambda reason: _LOG.warning("nothing passes: %s", reason)
+    )
+    return session

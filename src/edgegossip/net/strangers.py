@@ -40,18 +40,8 @@ def report_strangers(
         num_workers: Of the run.
         refused: Called once for each stranger.
     """
-    known = {holder_name(rank) for rank in (*range(num_workers), None)}
-    strangers: set[str] = set()
-
-    def report(stranger: str, rank: Rank | None, reason: str) -> None:
-        if stranger not in strangers and len(strangers) < 1000:
-            strangers.add(stranger)
-            refused(rank, reason)
-
-    def linked(event: zenoh.LinkEvent) -> None:
-        name = event.link.auth_identifier
-        if event.kind == zenoh.SampleKind.PUT and name is not None and name not in known:
-            report(name, None, f"a link from {name[:80]!r}, which is no worker of this run")
+    report_links(session, num_workers, lambda reason: refused(None, reason))
+    report = _once(refused)
 
     def appeared(sample: zenoh.Sample) -> None:
         match = _TOKEN.fullmatch(str(sample.key_expr))
@@ -61,7 +51,47 @@ def report_strangers(
                 f"a sign of life in run {match[1][:80]}, whose settings or --name are not "
                 f"those of this run, {run}"
             )
-            report(f"{rank}: {reason}", rank if rank < num_workers else None, reason)
+            report(rank if rank < num_workers else None, reason)
+
+    session.liveliness().declare_subscriber("edgegossip/*/alive/*/*", appeared, history=True)
+
+
+def report_links(
+    session: zenoh.Session, num_workers: int, refused: Callable[[str], None]
+) -> None:
+    """Call `refused` for links of those who are neither workers nor routers, once for each.
+
+    Also for a link that joins the session of another: zenoh lets none in that does not show
+    that it is the same session, but the key by which it does so is short.
+
+    Args:
+        session: That of a worker or a router.
+        num_workers: Of the run.
+        refused: Told what was wrong.
+    """
+    known = {holder_name(rank) for rank in (*range(num_workers), None)}
+    names: dict[str, str] = {}
+    report = _once(lambda _, reason: refused(reason))
+
+    def linked(event: zenoh.LinkEvent) -> None:
+        name, session_id = event.link.auth_identifier, str(event.link.zid)
+        if event.kind != zenoh.SampleKind.PUT or name is None:
+            return
+        if name not in known:
+            report(None, f"a link from {name[:80]!r}, which is none of {num_workers} workers")
+        elif names.setdefault(session_id, name) != name:
+            report(None, f"a link from {name!r} in a session of {names[session_id]!r}")
 
     session.info.declare_link_events_listener(linked, history=True)
-    session.liveliness().declare_subscriber("edgegossip/*/alive/*/*", appeared, history=True)
+
+
+def _once(refused: Refused) -> Refused:
+    """`refused`, told of nothing twice, and of no more than a thousand."""
+    told: set[tuple[Rank | None, str]] = set()
+
+    def report(rank: Rank | None, reason: str) -> None:
+        if (rank, reason) not in told and len(told) < 1000:
+            told.add((rank, reason))
+            refused(rank, reason)
+
+    return report

@@ -21,6 +21,7 @@ from edgegossip.net.certificates import (
     holder_paths,
     is_pair,
     load_certificate,
+    load_certificates,
     load_key,
 )
 
@@ -93,24 +94,23 @@ class TLS:
         if name != holder_name(rank):
             raise NetworkError(
                 f"{self.certificate} is of {name!r} and not of {holder_name(rank)!r}; give "
-                "the worker's own certificate, or another --rank"
+                "its own certificate, or another --rank"
             )
 
     def _check_signature(self, certificate: x509.Certificate) -> None:
-        authority = load_certificate(self.ca)
-        try:
-            certificate.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError, TypeError):
+        authorities = load_certificates(self.ca)
+        if not any(_has_signed(authority, certificate) for authority in authorities):
+            names = " or ".join(repr(common_name(each.subject)) for each in authorities)
             raise NetworkError(
                 f"{self.certificate} is signed by {common_name(certificate.issuer)!r} and not "
-                f"by the authority in {self.ca}, {common_name(authority.subject)!r}; all "
-                "workers need certificates of one authority"
-            ) from None
+                f"by the authority in {self.ca}, {names}; all workers need certificates of "
+                "one authority"
+            )
 
     def _warn(self, end: datetime, now: datetime) -> None:
         if self.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             _LOG.warning(
-                "other users of this machine may read %s, and then be this worker; "
+                "other users of this machine may read %s, and then take its place; "
                 "use: chmod 600 %s",
                 self.key,
                 self.key,
@@ -119,6 +119,14 @@ class TLS:
             _LOG.warning(
                 "%s expires on %s, and links close then", self.certificate, _moment(end)
             )
+
+
+def _has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
 
 
 def _moment(time: datetime) -> str:
@@ -206,8 +214,10 @@ def zenoh_security(tls: TLS, run: str, num_workers: int) -> dict[str, object]:
     return {
         # Discovery could otherwise lead to a plain link.
         "transport/link/protocols": ["tls"],
-        # A second link would go by the name in the certificate of the first.
-        "transport/unicast/max_links": 1,
+        # A second link of a session has the rights of the first. With more than one allowed,
+        # zenoh makes sure that it is the same session, by a key of its own; with one, whoever
+        # takes the id of a session that was called could join its link.
+        "transport/unicast/max_links": 2,
         "transport/link/tls": {
             "root_ca_certificate": str(tls.ca.resolve()),
             "enable_mtls": True,
