@@ -235,7 +235,10 @@ class ADPSGD:
     def _answer(self, state: ADPSGDState, sender: Rank, request: Message) -> list[Effect]:
         given = state.answers.get(sender)
         if given is not None and request.round <= given.round:
-            return [Send(sender, given)] if request.round == given.round else []
+            if request.round == given.round:
+                return [Send(sender, given)]
+            # Long under way; but its sender may have begun anew, and would ask for ever.
+            return [Send(sender, Message("decline", request.round))]
         if state.request is not None and sender < state.rank:
             state.deferred[sender] = request
             return []
