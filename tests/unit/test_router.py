@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.transports import End, Recorder, free_ports
 from tests.unit.test_access_control import NUM_WORKERS, RUN, Worker, wait_until
+from tests.unit.test_zenoh_transport import check_exchange
 
 from edgegossip.cli.router import router_command
 from edgegossip.core.errors import NetworkError
@@ -67,15 +68,7 @@ def test_workers_meet_behind_routers(folder: Path, opened: ExitStack, num_router
     first = last = router(folder, opened)
     if num_routers == 2:
         last = router(folder, opened, first)
-    a, b = client(folder, opened, 0, first), client(folder, opened, 1, last)
-    assert a.events.next() == ("appeared", 1, 101)
-    assert b.events.next() == ("appeared", 0, 100)
-    a.send(1, bytes(1_000_000))
-    b.send(0, b"hello")
-    assert b.events.next() == ("received", 0, bytes(1_000_000))
-    assert a.events.next() == ("received", 1, b"hello")
-    b.transport.close()
-    assert a.events.next() == ("disappeared", 1, 101)
+    check_exchange(client(folder, opened, 0, first), client(folder, opened, 1, last))
 
 
 def test_behind_a_router_too_nobody_speaks_or_listens_for_another(
