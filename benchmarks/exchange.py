@@ -36,18 +36,13 @@ from torch import Tensor
 
 from edgegossip.core.protocol import Message, Rank
 from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh_transport import ZenohTransport
 
-# As `edgegossip launch` sets them: memory that is freed is kept, also what zenoh's threads got.
-MALLOC = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-}
 MEGABYTES = (0.25, 1.0, 10.0, 100.0)
 PIECE = 256 * 1024
 RUN = b"exchange"
@@ -198,6 +193,7 @@ def work(
 ) -> None:
     """Exchange all vectors; sends {megabytes: {system: [seconds]}}."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a worker does
     systems: dict[str, Exchange] = {
         name: make(rank, ports[2 * number : 2 * number + 2])
         for number, (name, make) in enumerate(SYSTEMS.items())
@@ -265,7 +261,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seconds", type=float, default=30.0, help="about how long to measure")
     arguments = parser.parse_args()
-    os.environ.update({"GLOO_SOCKET_IFNAME": "lo", **MALLOC})  # for the processes to come
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # for the processes to come
     # A fourth of the time each; 1.5 ns a byte and system, and 1 ms.
     repetitions = {
         size: max(5, int(arguments.seconds / 4 / 3 / (1e-3 + 1.5e-3 * size)))

@@ -13,7 +13,7 @@ thread each. All kinds alternate; medians are compared, after a first epoch that
 - "round": seconds of an epoch and an average of four workers, over those of hand-written loops
   with an all-reduce of torch.distributed (gloo).
 
-All get what `edgegossip launch` gives to its workers: malloc keeps what is freed.
+All get what `edgegossip worker` gives itself: malloc keeps what is freed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -47,6 +45,7 @@ from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.recipes.settings import default_data_dir
 from edgegossip.experiments.training_loop import TrainingLoop
 from edgegossip.experiments.worker import WorkerSettings
+from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.readers import mnist
@@ -56,7 +55,6 @@ from edgegossip.net.zenoh_transport import ZenohTransport
 from edgegossip.sim.platform import uneven
 
 BATCH_SIZE = 64
-MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 
 
 @dataclass(frozen=True)
@@ -239,8 +237,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4, help="of each run; the first is free")
     parser.add_argument("--samples", type=int, default=15_000, help="a process and epoch")
     options = parser.parse_args()
-    if not MALLOC.items() <= os.environ.items():  # malloc reads them when a process begins
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
+    keep_freed_memory()  # all other processes are forked from this one
     torch.set_num_threads(1)
     figures = measure(options.samples, options.epochs, options.repeats)
     if options.json:

@@ -75,9 +75,11 @@ def report_links(
 
     def linked(event: zenoh.LinkEvent) -> None:
         name, session_id = event.link.auth_identifier, str(event.link.zid)
-        if event.kind != zenoh.SampleKind.PUT or name is None:
+        if event.kind != zenoh.SampleKind.PUT:
+            names.pop(session_id, None)
+        elif name is None:
             return
-        if name not in known:
+        elif name not in known:
             report(None, f"a link from {name[:80]!r}, which is none of {num_workers} workers")
         elif names.setdefault(session_id, name) != name:
             report(None, f"a link from {name!r} in a session of {names[session_id]!r}")

@@ -244,26 +244,26 @@ def _access_control(run: str, num_workers: int) -> dict[str, object]:
         _allow("inbox", ["egress"], ["declare_subscriber"], f"{data}/*/*"),
     ]
     common = [rule["id"] for rule in rules]
-    routed = [
-        _allow("alive routed", ["ingress"], ["liveliness_token"], f"{alive}/*/*"),
-        _allow("inbox routed", ["ingress"], ["declare_subscriber"], f"{data}/*/*"),
-        _allow("routed", both, ["put"], f"{data}/*/*"),
-    ]
-    rules += routed
-    router = holder_name(None)
-    subjects = [{"id": router, "cert_common_names": [router]}]
-    policies = [{"subjects": [router], "rules": [*common, *(r["id"] for r in routed)]}]
+    own: dict[Rank | None, list[dict[str, object]]] = {
+        None: [
+            _allow("alive routed", ["ingress"], ["liveliness_token"], f"{alive}/*/*"),
+            _allow("inbox routed", ["ingress"], ["declare_subscriber"], f"{data}/*/*"),
+            _allow("routed", both, ["put"], f"{data}/*/*"),
+        ]
+    }
     for rank in range(num_workers):
-        own = [
+        own[rank] = [
             _allow(f"alive {rank}", ["ingress"], ["liveliness_token"], f"{alive}/{rank}/*"),
             _allow(f"inbox {rank}", ["ingress"], ["declare_subscriber"], f"{data}/{rank}/*"),
             _allow(f"from {rank}", ["ingress"], ["put"], f"{data}/*/{rank}"),
             _allow(f"to {rank}", ["egress"], ["put"], f"{data}/{rank}/*"),
         ]
-        rules += own
-        name = holder_name(rank)
+    subjects, policies = [], []
+    for holder, more in own.items():
+        rules += more
+        name = holder_name(holder)
         subjects.append({"id": name, "cert_common_names": [name]})
-        policies.append({"subjects": [name], "rules": [*common, *(r["id"] for r in own)]})
+        policies.append({"subjects": [name], "rules": [*common, *(r["id"] for r in more)]})
     return {
         "enabled": True,
         "default_permission": "deny",
