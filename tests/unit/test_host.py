@@ -145,7 +145,7 @@ def test_one_that_comes_back_with_a_checkpoint_hears_all_that_it_is_told_since()
         checkpoints[content["state"].rank] = copy.deepcopy(content)
         return True
 
-    settings = replace(SETTINGS, checkpoint_seconds=0.01)
+    settings = replace(SETTINGS, checkpoint_seconds=0.1)
     running = Running(LONG, save=save, settings=settings)
     running.wait_for_round(10, *range(NUM_WORKERS))
     running.kill(1)
@@ -298,13 +298,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
 def test_messages_count_as_kept_only_once_the_checkpoint_is(is_kept: bool) -> None:
     network = MemoryNetwork()
-    settings = replace(SETTINGS, checkpoint_seconds=0.01)
+    settings = replace(SETTINGS, checkpoint_seconds=0.1)
 
     def save(content: dict[str, Any]) -> bool:
         return is_kept
 
     hosts = [
-        make_host(EPOCHS, rank, network, save=save, settings=settings)
+        make_host(EPOCHS, rank, network, Slow(rank, 0.05), save=save, settings=settings)
         for rank in range(NUM_WORKERS)
     ]
     assert run_all(hosts) == ["finished"] * NUM_WORKERS
