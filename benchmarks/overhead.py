@@ -234,9 +234,11 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each kind")
-    parser.add_argument("--epochs", type=int, default=4, help="of each run; the first is free")
+    parser.add_argument("--epochs", type=int, default=4, help="of each run, at least 3")
     parser.add_argument("--samples", type=int, default=15_000, help="a process and epoch")
     options = parser.parse_args()
+    if options.epochs < 3:
+        parser.error(f"--epochs must be at least 3, got {options.epochs}: the first is free")
     keep_freed_memory()  # all other processes are forked from this one
     torch.set_num_threads(1)
     figures = measure(options.samples, options.epochs, options.repeats)
