@@ -100,7 +100,7 @@ def check(name: str, seed: int) -> None:
 
 @each_inner
 def test_nobody_waits_for_ever(name: str) -> None:
-    for seed in SEEDS[:8]:
+    for seed in SEEDS:
         check(name, seed)
 
 
