@@ -23,6 +23,7 @@ from edgegossip.core.topology import complete
 from edgegossip.net.host import Host
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.patience import Patience
+from edgegossip.net.status import STATUS
 
 EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=6)
 LONG = replace(EPOCHS, num_rounds=10_000)
@@ -313,6 +314,25 @@ def test_messages_count_as_kept_only_once_the_checkpoint_is(is_kept: bool) -> No
         assert (peer.kept > 0) == is_kept
         # What the others may need again is not forgotten before.
         assert bool(peer.log.entries and peer.log.entries[0][0] == 1) != is_kept
+
+
+def test_what_never_arrives_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    gosgd = GoSGD(topology=complete(NUM_WORKERS), num_rounds=30, exchange_probability=1.0)
+    network = MemoryNetwork()
+    hosts = [make_host(gosgd, rank, network, Slow(rank, 0.001)) for rank in range(NUM_WORKERS)]
+    transport, num_lost = hosts[0].post._transport, 3
+    carry, left = transport.send, iter(range(1000))
+
+    def lose_some(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
+        is_model = STATUS.encode() not in b"".join(frame)
+        if not (receiver == 1 and is_model and next(left) in range(1, 1 + num_lost)):
+            carry(receiver, frame)
+
+    transport.send = lose_some  # type: ignore[method-assign]
+    assert run_all(hosts) == ["finished"] * NUM_WORKERS
+    assert hosts[1].post.refusals == {"worker 0: missing": num_lost}
+    assert [host.post.refusals for host in hosts[2:]] == [{}] * 3
+    assert caplog.text.count("never arrived") == 1
 
 
 def test_what_floods_a_host_is_refused_and_counted() -> None:
