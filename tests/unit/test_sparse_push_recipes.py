@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from edgegossip.core.codec import num_bytes
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
+from edgegossip.core.protocol import Message
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring, ring
 from edgegossip.experiments.comparison import compare
@@ -66,6 +68,20 @@ def test_rarer_messages_leave_the_steps_as_they_are_and_the_dense_run_too() -> N
     }
     assert [each.num_rounds for each in algorithms.values()] == [22, 11, 11, 11]
     assert algorithms[DENSE].local_steps == 1
+
+
+@pytest.mark.parametrize("keep_ratio", [0.1, 0.01])
+def test_compensation_adds_a_tenth_to_the_bytes(keep_ratio: float) -> None:
+    changes = {"keep_ratio": keep_ratio, "compensation_rounds": None, "local_steps": 1}
+    experiment = recipe(num_epochs=200, **changes).experiments["skew-compensated-sparse-push"]
+    algorithm: Any = experiment.algorithm
+    vector = torch.randn(60_000, generator=generator(1)) ** 3
+    push, final = (
+        num_bytes(Message("push", 0, compressor.compress(vector, 0)))
+        for compressor in (algorithm.compressor, algorithm.compensation_compressor)
+    )
+    more = algorithm.compensation_rounds * final / (algorithm.num_rounds * push)
+    assert 0.05 < more <= 0.1
 
 
 def test_a_recipe_deals_its_samples_as_it_is_told() -> None:

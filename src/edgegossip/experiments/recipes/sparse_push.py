@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import nn
 
 from edgegossip.algorithms.difference_push import DifferencePush
@@ -17,7 +19,9 @@ from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPus
 from edgegossip.core.compression.compressor import Compressor, Identity, Values
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
+from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Algorithm
+from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.experiments.recipes.settings import default_data_dir
@@ -65,7 +69,8 @@ class PushSettings:
             and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense one sends
             after each.
-        compensation_rounds: Rounds of averaging that end the skew-compensated run.
+        compensation_rounds: Rounds of averaging that end the skew-compensated run; by default
+            as many as add a tenth to its bytes.
         compensation_bits: Of each entry in them: 1 to 8, 16 or 32.
         link: Bandwidth of each worker's uplink in Mbit/s.
         throughput: Training samples per second of each platform.
@@ -91,7 +96,7 @@ class PushSettings:
     value_bits: int = 4
     consensus_step: float | None = None
     local_steps: int = 14
-    compensation_rounds: int = 10
+    compensation_rounds: int | None = None
     compensation_bits: int = 4
     link: float = 1.0
     throughput: float = 1000.0
@@ -222,9 +227,16 @@ def compare_pushes(
 
 def _algorithms(settings: PushSettings, steps: int) -> list[Algorithm[Any]]:
     topology = directed_ring(settings.num_workers)
+    num_rounds = max(1, round(steps / settings.local_steps))
+    final, final_rounds = (
+        compressor(1, settings.compensation_bits),
+        settings.compensation_rounds,
+    )
+    if final_rounds is None:
+        final_rounds = affordable_rounds(num_rounds, settings.compressor, final)
     compressed: dict[str, Any] = {
         "topology": topology,
-        "num_rounds": max(1, round(steps / settings.local_steps)),
+        "num_rounds": num_rounds,
         "local_steps": settings.local_steps,
         "compressor": settings.compressor,
         "seed": settings.seed,
@@ -236,11 +248,22 @@ def _algorithms(settings: PushSettings, steps: int) -> list[Algorithm[Any]]:
         SkewCompensatedSparsePush(
             **compressed,
             consensus_step=step,
-            compensation_rounds=settings.compensation_rounds,
-            compensation_compressor=compressor(1, settings.compensation_bits),
+            compensation_rounds=final_rounds,
+            compensation_compressor=final,
         ),
         DifferencePush(**compressed, consensus_step=step or bold_step(settings.keep_ratio)),
     ]
+
+
+def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor) -> int:
+    """How many rounds in `final` add a tenth to the bytes of `num_rounds`; at least 1.
+
+    >>> affordable_rounds(500, TopK(0.1, Quantize(4)), Quantize(4))
+    11
+    """
+    vector = torch.randn(10_000, generator=generator(0))
+    push, other = (payload_num_bytes(each.compress(vector, 0)) for each in (compressor, final))
+    return max(1, math.floor(num_rounds * push / other / 10))
 
 
 def bold_step(keep_ratio: float) -> float:

@@ -16,6 +16,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.recipes.sparse_push import (
     BYTES_PER_MEGABIT,
     LATENCY,
+    affordable_rounds,
     num_steps,
 )
 from edgegossip.experiments.results import Results
@@ -45,6 +46,8 @@ class Contender:
         local_steps: Steps between two messages.
         options: Its other arguments.
         has_momentum: The optimizer has the task's; otherwise none, for those with their own.
+        ending: What the options of the rounds that end it begin with, where there are to be as
+            many of them as add a tenth to its bytes.
     """
 
     algorithm: Callable[..., Algorithm[Any]]
@@ -52,14 +55,22 @@ class Contender:
     local_steps: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     has_momentum: bool = True
+    ending: str | None = None
 
     def build(self, steps: int) -> Algorithm[Any]:
         """The algorithm that takes so many steps at each worker."""
+        num_rounds = max(1, round(steps / self.local_steps))
+        options = dict(self.options)
+        if self.ending is not None:
+            final = options[f"{self.ending}_compressor"]
+            options[f"{self.ending}_rounds"] = affordable_rounds(
+                num_rounds, options["compressor"], final
+            )
         return self.algorithm(
             topology=self.topology,
-            num_rounds=max(1, round(steps / self.local_steps)),
+            num_rounds=num_rounds,
             local_steps=self.local_steps,
-            **self.options,
+            **options,
         )
 
 

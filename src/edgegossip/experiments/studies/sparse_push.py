@@ -138,9 +138,8 @@ OURS = Rung(0.1, 4, local_steps=14)
 SPARSE = (Rung(0.1, 32), PAPER, Rung(0.01, 4), Rung(0.05, 4, local_steps=8))
 DIFFERENCE = (Rung(0.01, 4), OURS, Rung(0.1, 4, local_steps=32))
 """Rising compression."""
-FINAL_ROUNDS = 10
-FINAL_BITS = 4
-"""Rounds of averaging that skewed data is compensated with: less than 10 % more bytes."""
+FINAL = compressor(1, 4)
+"""Of the rounds of averaging that skewed data is compensated with, for a tenth of the bytes."""
 
 
 def _dense(topology: Topology = RING) -> Contenders:
@@ -151,17 +150,24 @@ def _compressed(
     algorithm: Callable[..., Any],
     topology: Topology,
     rung: Rung,
+    ending: str | None = None,
     **options: object,
 ) -> Contender:
     options = {"compressor": compressor(rung.keep_ratio, rung.value_bits), **options}
     return Contender(
-        algorithm=algorithm, topology=topology, local_steps=rung.local_steps, options=options
+        algorithm=algorithm,
+        topology=topology,
+        local_steps=rung.local_steps,
+        options=options,
+        ending=ending,
     )
 
 
-def _difference_push(topology: Topology, rung: Rung, **options: object) -> Contender:
+def _difference_push(
+    topology: Topology, rung: Rung, ending: str | None = None, **options: object
+) -> Contender:
     step = bold_step(rung.keep_ratio)
-    return _compressed(DifferencePush, topology, rung, consensus_step=step, **options)
+    return _compressed(DifferencePush, topology, rung, ending, consensus_step=step, **options)
 
 
 def table_iid(settings: StudySettings = StudySettings()) -> Study:
@@ -226,25 +232,20 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
 
 def _skew_runs(num_workers: int) -> Contenders:
     topology = directed_ring(num_workers)
-    compensated = partial(
-        _compressed, SkewCompensatedSparsePush, topology, PAPER, compensation_rounds=50
-    )
+    compensated = partial(_compressed, SkewCompensatedSparsePush, topology, PAPER)
     return {
         **_dense(topology),
         "quasi-global-gossip": Contender(
             algorithm=QuasiGlobalGossip, topology=ring(num_workers), has_momentum=False
         ),
         "sparse-push": _compressed(SparsePush, topology, PAPER),
-        "skew-compensated-sparse-push": compensated(),
+        "skew-compensated-sparse-push": compensated(compensation_rounds=50),
         "skew-compensated-sparse-push, 4 bits": compensated(
-            compensation_compressor=compressor(1, 4)
+            "compensation", compensation_compressor=FINAL
         ),
         "difference-push": _difference_push(topology, OURS),
         "difference-push, compensated": _difference_push(
-            topology,
-            OURS,
-            final_rounds=FINAL_ROUNDS,
-            final_compressor=compressor(1, FINAL_BITS),
+            topology, OURS, ending="final", final_compressor=FINAL
         ),
     }
 
