@@ -140,13 +140,33 @@ def test_without_files_an_encrypted_endpoint_is_only_connected_to(
 ) -> None:
     endpoint = f"tls/127.0.0.1:{tls_port}"
     assert doctor_command(["--connect", endpoint]) == 0
-    assert "to try TLS too: --tls FOLDER --rank R" in lines(capsys)[endpoint][1]
+    assert "to try TLS too: --tls FOLDER and --rank R" in lines(capsys)[endpoint][1]
 
 
-@pytest.mark.parametrize("arguments", [["--tls", "certs"], ["--rank", "0"]], ids=" ".join)
-def test_folder_and_rank_go_together(arguments: list[str]) -> None:
-    with pytest.raises(UsageError, match="--tls FOLDER and --rank R go together"):
-        doctor_command(arguments)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--tls certs", r"--tls FOLDER and --rank R \(or --router\) go together"),
+        ("--rank 0", "go together"),
+        ("--router", "go together"),
+        ("--tls certs --rank 0 --router", "choose one of --rank R and --router"),
+    ],
+)
+def test_folder_and_rank_go_together(arguments: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        doctor_command(arguments.split())
+
+
+def test_a_routers_files_are_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_authority(tmp_path)
+    command = ["--tls", str(tmp_path), "--router"]
+    assert doctor_command(command) == 1
+    assert "router.pem is not there" in " ".join(lines(capsys)["TLS"])
+    issue(tmp_path, [None])
+    assert doctor_command(command) == 0
+    assert "router.pem is a router's until" in " ".join(lines(capsys)["TLS"])
 
 
 # Probes.

@@ -31,17 +31,23 @@ class Doctor:
         connect: Endpoints of other workers to try, such as tls/host:7447.
         tls: Folder of this worker's certificate, from edgegossip certs.
         rank: Of this worker, with --tls.
+        router: Instead of a rank: this machine is for a router.
         redis: Server to try for telemetry, such as redis://host:6379.
     """
 
     connect: tuple[str, ...] = ()
     tls: Path | None = None
     rank: int | None = None
+    router: bool = False
     redis: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.tls is None) != (self.rank is None):
-            raise UsageError("--tls FOLDER and --rank R go together: R says which certificate")
+        if self.router and self.rank is not None:
+            raise UsageError("choose one of --rank R and --router")
+        if (self.tls is None) != (self.rank is None and not self.router):
+            raise UsageError(
+                "--tls FOLDER and --rank R (or --router) go together: which certificate?"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +147,12 @@ def _network(options: Doctor) -> Iterator[Finding]:
         yield Finding("network", "failed", f"{error}; see above", was_asked_for=True)
         return
     tls = None
-    if options.tls is not None and options.rank is not None:
+    if options.tls is not None:
         tls = TLS.from_folder(options.tls, options.rank)
         try:
             end = tls.check(options.rank)
-            detail = f"{tls.certificate} is worker {options.rank} until {end:%Y-%m-%d}"
+            whose = "a router's" if options.router else f"worker {options.rank}'s"
+            detail = f"{tls.certificate} is {whose} until {end:%Y-%m-%d}"
             yield Finding("TLS", "ok", detail, was_asked_for=True)
         except NetworkError as error:
             yield Finding("TLS", "failed", str(error), was_asked_for=True)
@@ -155,7 +162,7 @@ def _network(options: Doctor) -> Iterator[Finding]:
             reached = probe(endpoint, tls)
             how = f"TLS with {reached.name}" if reached.name else "reachable"
             if endpoint.startswith("tls/") and options.tls is None:
-                how += "; to try TLS too: --tls FOLDER --rank R"
+                how += "; to try TLS too: --tls FOLDER and --rank R or --router"
             detail = f"{how}, {1e3 * reached.seconds:.0f} ms"
             yield Finding(endpoint, "ok", detail, was_asked_for=True)
         except (NetworkError, ValueError) as error:
