@@ -203,7 +203,7 @@ def test_focused_is_random_before_the_first_training() -> None:
     assert {position for order in chosen for position in order} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(("confidence", "low", "high"), [(0.28, 0, 0.1), (0.97, 0.99, 1)])
+@pytest.mark.parametrize(("confidence", "low", "high"), [(0.28, 0, 0.01), (0.97, 0.99, 1)])
 def test_recognised_aggregated_points_bring_focus(
     confidence: float, low: float, high: float
 ) -> None:

@@ -264,7 +264,7 @@ class Focused(Selection):
 
     of the epoch is spent on high losses and the rest on any samples, as by `Random`. Means of
     alike samples are recognised (:math:`f \to 1`: MNIST); those of samples that differ are
-    not, however well the model has memorised each of them (:math:`f` below 0.1: CIFAR-10).
+    not, however well the model has memorised each of them (:math:`f` below 0.01: CIFAR-10).
     Which samples are hard, training has said for free: within each class, a sample is visited
     in proportion to its loss when it was last trained on, up to `max_visits` times an epoch. So
     the fastest platforms too spend their time where there is something left to learn. Samples
@@ -283,7 +283,7 @@ class Focused(Selection):
     """
 
     max_visits: int = 3
-    sharpness: float = 3.0
+    sharpness: float = 6.0
     num_points: int | None = 32
 
     needs_sample_losses: ClassVar[bool] = True
