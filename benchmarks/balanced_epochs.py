@@ -148,7 +148,7 @@ def main() -> None:
     print(
         "block_share profiled   spread of an epoch's ends, median, 95 %   forecast error, mean"
     )
-    for block_share in (1.0, 0.25):
+    for block_share in (1.0, EdgeGossip.block_share):
         for is_profiled in (False, True):
             found = [
                 measure(block_share, is_profiled, seed, options.phase, options.epochs)

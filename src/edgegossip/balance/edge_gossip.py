@@ -104,7 +104,7 @@ class EdgeGossip:
     spares: tuple[Rank, ...] = ()
     reachable: Mapping[Rank, tuple[Rank, ...]] | None = None
     max_keep_ratio: float = 1.0
-    block_share: float = 0.25
+    block_share: float = 0.125
     timeout: Seconds | None = None
     max_age: int | None = None
 
