@@ -81,6 +81,13 @@ def test_we_read_what_safetensors_writes(payload: dict[str, Tensor]) -> None:
     require_same(got.payload, payload)
 
 
+@pytest.mark.parametrize("kind", ["params", '"round":"5"', '\\"round":"5"'])
+def test_messages_alike_are_told_apart_by_their_rounds(kind: str) -> None:
+    for round in (0, 5, 12, 10**18, 10**19 - 1, 5):
+        message = codec.decode(joined(Message(kind, round, {"round": torch.ones(3)})))
+        assert (message.kind, message.round) == (kind, round)
+
+
 def test_nothing_is_copied_on_the_way_out_and_in() -> None:
     x = torch.arange(4.0)
     _, part = codec.encode(Message("params", 0, {"x": x}))
@@ -159,7 +166,8 @@ BOTH = {"kind": "params", "round": "3"}
 
 
 def _with_header(header: object, content: bytes = GOOD[-16:]) -> bytes:
-    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    compact = header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))
+    text = compact.encode()
     text = text.ljust(len(text) + -len(text) % 8)
     return len(text).to_bytes(8, "little") + text + content
 
@@ -193,6 +201,12 @@ BAD: dict[str, Callable[[], bytes]] = {
     "a round with a space": lambda: _with({"x": X}, {**BOTH, "round": " 3"}),
     "a round in Arabic digits": lambda: _with({"x": X}, {**BOTH, "round": "٣"}),
     "a round of 5000 digits": lambda: _with({"x": X}, {**BOTH, "round": "3" * 5000}),
+    "a round with a zero before": lambda: _with({"x": X}, {**BOTH, "round": "03"}),
+    "a round of minus nothing": lambda: _with({"x": X}, {**BOTH, "round": "-0"}),
+    "a round in the wrong place": lambda: _with(
+        {"x": {"dtype": "F32", "round": "3", "data_offsets": [0, 16]}}, {"kind": "params"}
+    ),
+    "a round in two places": lambda: _with({"x": {**X, "round": "3"}}),
     "a round that is a number": lambda: _with({"x": X}, {**BOTH, "round": 3}),
     "a header that is a list": lambda: _with_header([BOTH, X]),
     "a header that is not JSON": lambda: _with_header("{'x': 1}"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -25,6 +26,8 @@ from edgegossip.core.protocol import Message
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _Form: TypeAlias = tuple[str, torch.dtype, torch.Size]
 """A tensor without its entries: name, dtype and shape."""
+_Place: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], str]
+"""Where a tensor begins and ends, its dtype, shape and name."""
 
 MAX_HEADER_BYTES = 2**20
 MAX_TENSORS = 4096
@@ -44,6 +47,10 @@ _CODES = {
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _METADATA = "__metadata__"
+_ROUND = '"round":"'
+_ROUND_OF_HEADER = re.compile(rb'"round":"(-?[0-9]{1,19})"')
+_MAX_KEPT_HEADER = 4096
+"""Bytes of a header that is worth remembering, so that strangers cannot fill the memory."""
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -115,11 +122,25 @@ def _memory(tensor: Tensor) -> memoryview:
 
 
 def _header(kind: str, round: str, forms: tuple[_Form, ...]) -> bytes:
+    before, after = _around_round(kind, forms)
+    text = f"{before}{round}{after}".encode()
+    length = len(text) + -len(text) % 8
+    if length > MAX_HEADER_BYTES or len(forms) > MAX_TENSORS:
+        raise ValueError(
+            f"cannot send {len(forms)} tensors with a header of {length} bytes; at most "
+            f"{MAX_TENSORS} and {MAX_HEADER_BYTES} can be; join tensors"
+        )
+    return length.to_bytes(8, "little") + text.ljust(length)
+
+
+@lru_cache(maxsize=4096)
+def _around_round(kind: str, forms: tuple[_Form, ...]) -> tuple[str, str]:
+    """The JSON of a header before and after its round: all that changes from round to round."""
     offsets, end = {}, 0
     for name, dtype, shape in sorted(forms, key=lambda form: -form[1].itemsize):
         begin, end = end, end + shape.numel() * dtype.itemsize
         offsets[name] = [begin, end]
-    fields: dict[str, Any] = {_METADATA: {"kind": kind, "round": round}}
+    fields: dict[str, Any] = {_METADATA: {"kind": kind, "round": ""}}
     for name, dtype, shape in forms:
         if dtype not in _CODES or name == _METADATA or len(shape) > MAX_DIMS:
             raise ValueError(
@@ -128,14 +149,10 @@ def _header(kind: str, round: str, forms: tuple[_Form, ...]) -> bytes:
             )
         place = {"shape": shape, "data_offsets": offsets[name]}
         fields[name] = {"dtype": _CODES[dtype], **place}
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-    length = len(text) + -len(text) % 8
-    if length > MAX_HEADER_BYTES or len(forms) > MAX_TENSORS:
-        raise ValueError(
-            f"cannot send {len(forms)} tensors with a header of {length} bytes; at most "
-            f"{MAX_TENSORS} and {MAX_HEADER_BYTES} can be; join tensors"
-        )
-    return length.to_bytes(8, "little") + text.ljust(length)
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    # No name can hold that, as quotes in names are escaped.
+    before, mark, after = text.partition(_ROUND)
+    return before + mark, after
 
 
 @lru_cache(maxsize=4096)
@@ -151,17 +168,40 @@ def _parse(view: memoryview) -> Message:
     start = 8 + length
     if length % 8 or length > MAX_HEADER_BYTES or start > len(view):
         raise ValueError(f"a header of {length} bytes")
-    fields = json.loads(str(view[8:start], "utf-8"), object_pairs_hook=_unique)
-    if not isinstance(fields, dict) or len(fields) > 1 + MAX_TENSORS:
-        raise ValueError("a header that is no object, or too large")
-    kind, round = _kind_and_round(fields.pop(_METADATA, None))
-    places = [(*_place(entry), name) for name, entry in fields.items()]
-    _require_no_gaps(((begin, end) for begin, end, *_ in places), len(view) - start)
+    kind, round, num_bytes, places = _read_header(bytes(view[8:start]))
+    if num_bytes != len(view) - start:
+        raise ValueError(f"{len(view) - start} bytes for tensors that take {num_bytes}")
     payload = {
         name: _tensor(view, start + begin, dtype, shape)
         for begin, _, dtype, shape, name in places
     }
     return Message(kind, round, payload)
+
+
+def _read_header(header: bytes) -> tuple[str, int, int, tuple[_Place, ...]]:
+    """Kind, round, bytes of all tensors, and the place of each.
+
+    Headers of messages of one form differ in the round alone, and are read once.
+    """
+    found = _ROUND_OF_HEADER.search(header) if len(header) <= _MAX_KEPT_HEADER else None
+    if found is None:
+        return _read_json(header)
+    begin, end = found.span(1)
+    # The only entry of that name whose value is a string is the metadata's.
+    kind, _, num_bytes, places = _read_kept(header[:begin] + b"0" + header[end:].rstrip(b" "))
+    return kind, _number(found[1].decode()), num_bytes, places
+
+
+def _read_json(header: bytes) -> tuple[str, int, int, tuple[_Place, ...]]:
+    fields = json.loads(header.decode(), object_pairs_hook=_unique)
+    if not isinstance(fields, dict) or len(fields) > 1 + MAX_TENSORS:
+        raise ValueError("a header that is no object, or too large")
+    kind, round = _kind_and_round(fields.pop(_METADATA, None))
+    places = tuple([(*_place(entry), name) for name, entry in fields.items()])
+    return kind, round, _end_without_gaps(place[:2] for place in places), places
+
+
+_read_kept = lru_cache(maxsize=256)(_read_json)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -174,10 +214,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _kind_and_round(metadata: Any) -> tuple[str, int]:  # noqa: ANN401
     match metadata:
         case {"kind": str(kind), "round": str(digits)} if len(metadata) == 2:
-            # Not all that `int` reads is what `str` writes: spaces, other scripts' digits.
-            if len(digits) <= 20 and str(int(digits)) == digits:
-                return kind, int(digits)
+            return kind, _number(digits)
     raise ValueError("no 'kind' and 'round' in the metadata, or something besides")
+
+
+def _number(digits: str) -> int:
+    # Not all that `int` reads is what `str` writes: spaces, other scripts' digits.
+    if len(digits) <= 20 and str(int(digits)) == digits:
+        return int(digits)
+    raise ValueError("a round that is no number")
 
 
 def _place(entry: Any) -> tuple[int, int, torch.dtype, tuple[int, ...]]:  # noqa: ANN401
@@ -200,14 +245,13 @@ def _place(entry: Any) -> tuple[int, int, torch.dtype, tuple[int, ...]]:  # noqa
     raise ValueError("a tensor without known dtype, shape and place")
 
 
-def _require_no_gaps(places: Iterable[tuple[int, int]], num_bytes: int) -> None:
+def _end_without_gaps(places: Iterable[tuple[int, int]]) -> int:
     covered = 0
     for begin, end in sorted(places):
         if begin != covered:
             raise ValueError("tensors that overlap or leave gaps")
         covered = end
-    if covered != num_bytes:
-        raise ValueError(f"{num_bytes} bytes for tensors that take {covered}")
+    return covered
 
 
 def _tensor(view: memoryview, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import xxhash
 
@@ -49,6 +50,9 @@ class Envelope:
                 raise ValueError(f"{name} must be in 0..2**64 - 1, got {getattr(self, name)}")
 
 
+_values = attrgetter(*(each.name for each in fields(Envelope)))
+
+
 def pack(envelope: Envelope, message: Message) -> list[Buffer]:
     """Write a frame, in parts: all that is small, and the memory of each tensor.
 
@@ -63,9 +67,9 @@ def pack(envelope: Envelope, message: Message) -> list[Buffer]:
     (True, 7, tensor([1., 1.]))
     """
     header, *tensors = codec.encode(message)
-    fields = _FIELDS.pack(MAGIC, VERSION, *astuple(envelope))
-    checksum = _CHECKSUM.pack(_hash([fields, header, *tensors]))
-    return [b"".join([fields, checksum, header]), *tensors]
+    start = _FIELDS.pack(MAGIC, VERSION, *_values(envelope))
+    checksum = _CHECKSUM.pack(_hash([start, header, *tensors]))
+    return [b"".join([start, checksum, header]), *tensors]
 
 
 def unpack(frame: Buffer) -> tuple[Envelope, Message]:
@@ -78,7 +82,7 @@ def unpack(frame: Buffer) -> tuple[Envelope, Message]:
     view = memoryview(frame)
     if len(view) < NUM_BYTES:
         raise ValueError(f"{len(view)} bytes are too few for a frame")
-    magic, version, *fields = _FIELDS.unpack_from(view)
+    magic, version, *values = _FIELDS.unpack_from(view)
     if magic != MAGIC or version != VERSION:
         raise ValueError(
             f"a frame that begins with {magic!r}, version {version}, instead of {MAGIC!r}, "
@@ -87,7 +91,7 @@ def unpack(frame: Buffer) -> tuple[Envelope, Message]:
     (checksum,) = _CHECKSUM.unpack_from(view, _FIELDS.size)
     if _hash([view[: _FIELDS.size], view[NUM_BYTES:]]) != checksum:
         raise ValueError("a frame that was damaged: its checksum is wrong")
-    return Envelope(*fields), codec.decode(view[NUM_BYTES:])
+    return Envelope(*values), codec.decode(view[NUM_BYTES:])
 
 
 def _hash(parts: Iterable[Buffer]) -> int:
