@@ -228,10 +228,8 @@ def compare_pushes(
 def _algorithms(settings: PushSettings, steps: int) -> list[Algorithm[Any]]:
     topology = directed_ring(settings.num_workers)
     num_rounds = max(1, round(steps / settings.local_steps))
-    final, final_rounds = (
-        compressor(1, settings.compensation_bits),
-        settings.compensation_rounds,
-    )
+    final = compressor(1, settings.compensation_bits)
+    final_rounds = settings.compensation_rounds
     if final_rounds is None:
         final_rounds = affordable_rounds(num_rounds, settings.compressor, final)
     compressed: dict[str, Any] = {
