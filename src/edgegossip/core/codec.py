@@ -48,7 +48,7 @@ _CODES = {
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _METADATA = "__metadata__"
 _ROUND = '"round":"'
-_ROUND_OF_HEADER = re.compile(rb'"round":"(-?[0-9]{1,19})"')
+_ROUND_OF_HEADER = re.compile(_ROUND.encode() + rb'(-?[0-9]{1,19})"')
 _MAX_KEPT_HEADER = 4096
 """Bytes of a header that is worth remembering, so that strangers cannot fill the memory."""
 

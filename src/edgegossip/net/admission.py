@@ -66,19 +66,23 @@ class Admission:
             self.refused(sender, *error.args)
             return None
 
-    def refused(self, rank: Rank | None, reason: str, detail: str = "") -> None:
-        """Count something that was dropped, here or by the transport; log it if it is new.
+    def refused(
+        self, rank: Rank | None, reason: str, detail: str = "", number: int = 1
+    ) -> None:
+        """Count what was dropped, here or on the way; log it if it is new.
 
         Args:
             rank: Who seems to have sent it, if anybody.
             reason: One of a few.
             detail: For the log only.
+            number: How often.
         """
         key = (rank if rank in self._others else None, reason)
         if key not in self.dropped and len(self.dropped) >= _MAX_REASONS:
             key = (None, "anything else")
-        self.dropped[key] += 1
-        if self.dropped[key] == 1:
+        is_new = key not in self.dropped
+        self.dropped[key] += number
+        if is_new:
             sender = "a stranger" if key[0] is None else f"worker {rank}"
             what = f"{key[1]} ({detail})" if detail else key[1]
             _LOG.warning("dropped what %s sent: %s; more of it is only counted", sender, what)

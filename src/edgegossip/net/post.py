@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +19,6 @@ from edgegossip.net.peers import Peers
 from edgegossip.net.settings import HostSettings
 from edgegossip.net.status import STATUS, Phase, Status, spec
 from edgegossip.net.transport import Incarnation, Transport
-
-_LOG = logging.getLogger("edgegossip.net")
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +106,6 @@ class Post:
             schema=schema,
         )
         self._told: dict[Rank, Status] = {}
-        self._missing: Counter[Rank] = Counter()
         self._lock = threading.Lock()
         self._num_waiting = 0
         self._max_waiting = settings.max_waiting_bytes
@@ -176,17 +171,12 @@ class Post:
             return []  # between earlier lives of one of the two
         if envelope.number <= peer.received:
             return []  # sent again by one that was resumed
-        self._note_missing(sender, envelope.number - peer.received - 1)
+        if number := envelope.number - peer.received - 1:
+            detail = "never arrived, or was dropped here"
+            self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
         found = self.peers.find(sender) if self.peers.has_begun else []
         return [*found, Received(sender, message)]
-
-    def _note_missing(self, sender: Rank, number: int) -> None:
-        if number and sender not in self._missing:
-            what = "never arrived, or were dropped here; more of it is only counted"
-            _LOG.warning("messages of worker %d %s", sender, what)
-        if number:
-            self._missing[sender] += number
 
     def _read_status(self, sender: Rank, message: Message) -> list[Event]:
         status = Status.parse(message)
@@ -248,8 +238,7 @@ class Post:
     def refusals(self) -> dict[str, int]:
         """How much was refused or never arrived, by sender and reason."""
         dropped = self.admission.dropped.items()
-        missing = {f"worker {sender}: missing": n for sender, n in self._missing.items()}
-        return missing | {f"worker {sender}: {reason}": n for (sender, reason), n in dropped}
+        return {f"worker {sender}: {reason}": n for (sender, reason), n in dropped}
 
     @property
     def is_over(self) -> bool:
