@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from hypothesis import settings
 
@@ -13,3 +15,10 @@ torch.set_deterministic_debug_mode("error")
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("repeatable")
+
+# Thousands of collected tests would be walked over again and again: a twelfth of all the time.
+gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
