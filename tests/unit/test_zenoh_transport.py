@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 import zenoh
-from tests.transports import End, OverZenoh, Recorder, free_ports
+from tests.transports import End, Network, OverZenoh, Recorder, free_ports
 
 from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Rank
 from edgegossip.net.address import Address
+from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh_transport import ZenohTransport
 
 
@@ -236,3 +240,43 @@ def test_names_of_runs_are_plain(run: str) -> None:
 def test_ranks_are_of_the_run() -> None:
     with pytest.raises(ValueError, match=r"rank must be in 0\.\.2, got 3"):
         ZenohTransport(run="test", rank=3, num_workers=3, address=Address(multicast=True))
+
+
+class InLocalNetwork(Network):
+    """As machines that know no address of each other."""
+
+    def transport(self, rank: Rank, incarnation: Incarnation) -> ZenohTransport:
+        return ZenohTransport(
+            # Tests that run beside this one are found as well.
+            run=f"test-{os.getpid()}",
+            rank=rank,
+            num_workers=self.num_workers,
+            address=Address(multicast=True),
+            incarnation=incarnation,
+        )
+
+
+def carries_multicast() -> bool:
+    """Whether what this machine sends to a group comes back to those of it who listen."""
+    group = socket.inet_aton("224.0.0.224") + socket.inet_aton("0.0.0.0")
+    with socket.socket(type=socket.SOCK_DGRAM) as ours:
+        ours.bind(("", 0))
+        ours.settimeout(0.5)
+        try:
+            ours.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+            ours.sendto(b"heard", ("224.0.0.224", ours.getsockname()[1]))
+            return ours.recv(5) == b"heard"
+        except OSError:
+            return False
+
+
+def test_workers_find_each_other_in_the_local_network() -> None:
+    if not carries_multicast():
+        pytest.skip("no network here carries multicast")
+    network = InLocalNetwork(2)
+    try:
+        a, b = network.open_all()
+        b.send(0, b"hello")
+        assert a.events.next() == ("received", 1, b"hello")
+    finally:
+        network.close()
