@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import threading
@@ -44,6 +45,7 @@ from edgegossip.core.errors import (
 from edgegossip.core.topology import directed_ring, ring
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import run
+from edgegossip.learning.learner import Learner
 from edgegossip.learning.optimizer import SGD
 from edgegossip.report.folder import read_folder
 from edgegossip.sim.fault import Drop, Faults
@@ -62,6 +64,22 @@ def test_a_run_repeats_byte_for_byte_on_any_number_of_threads(
         run(small_run(name, faults=FAULTS), out=out, num_threads=num_threads)
         assert repeatable_events(out) == repeatable_events(tmp_path / "0")
         assert parameters(out) == parameters(tmp_path / "0")
+
+
+def test_a_run_leaves_no_models_for_the_garbage_collector(tmp_path: Path) -> None:
+    def num_learners() -> int:
+        return sum(isinstance(each, Learner) for each in gc.get_objects())
+
+    # The first optimizer of a process has torch import what keeps frames.
+    run(quick(), out=tmp_path / "first", num_threads=0)
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_learners()
+        run(quick(), out=tmp_path / "second", num_threads=0)
+        assert num_learners() == before
+    finally:
+        gc.enable()
 
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:

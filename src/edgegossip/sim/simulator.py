@@ -131,24 +131,6 @@ class Simulator(Generic[State]):
         # What keeps the run going: workers that have not finished, work and messages under way.
         self._num_open = len(platforms)
         self._num_recoveries = sum(isinstance(fault, Recover) for fault in script)
-        self._resolve: dict[type, Callable[[Rank, Any], None]] = {
-            Start: self._start,
-            Training: self._finish_training,
-            Delivery: self._deliver,
-            Alarm: self._fire,
-            Crash: self._crash,
-            Recover: self._recover,
-            Detection: self._detect,
-        }
-        self._carry_out: dict[type, Callable[[Rank, Any], None]] = {
-            Train: self._train,
-            Send: self._send,
-            SetTimer: self._set_timer,
-            Evaluate: self._evaluate,
-            Predict: self._predict,
-            Assign: self._assign,
-            Finish: self._finish,
-        }
         for at, rank, item in self._faults.schedule():
             self._push(at, rank, item)
         for rank in range(len(platforms)):
@@ -171,17 +153,17 @@ class Simulator(Generic[State]):
         Raises:
             LocalProtocolError: If the algorithm breaks the contract, or waits for ever.
         """
-        queue, resolve = self._queue, self._resolve
+        queue = self._queue
         while queue and queue[0][0] <= until and not self.should_stop:
             if not self._num_open and self.is_over:
                 break
             self.now, _, rank, item = heapq.heappop(queue)
             self.num_events += 1
-            resolver = resolve.get(type(item))
+            resolver = _RESOLVE.get(type(item))
             if resolver is None:
                 self._handle(rank, item)
             else:
-                resolver(rank, item)
+                resolver(self, rank, item)
         if not queue and not self.is_over:
             self._report_hang()
         return self.is_over
@@ -200,7 +182,7 @@ class Simulator(Generic[State]):
         if not self._membership.is_online[rank]:
             return
         for effect in self._algorithm.handle(self.states[rank], event, self.now):
-            self._carry_out[type(effect)](rank, effect)
+            _CARRY_OUT[type(effect)](self, rank, effect)
 
     def _report_hang(self) -> None:
         ranks = (rank for rank, record in enumerate(self._records) if not record.has_finished)
@@ -394,3 +376,25 @@ class Simulator(Generic[State]):
     def _tell(self, notices: Iterable[Notice]) -> None:
         for rank, event in notices:
             self._push(self.now, rank, event)
+
+
+# Not of bound methods, which would make each simulator, and all of its models, a part of a
+# reference cycle: those of one study piled up until the memory was full.
+_RESOLVE: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
+    Start: Simulator._start,
+    Training: Simulator._finish_training,
+    Delivery: Simulator._deliver,
+    Alarm: Simulator._fire,
+    Crash: Simulator._crash,
+    Recover: Simulator._recover,
+    Detection: Simulator._detect,
+}
+_CARRY_OUT: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
+    Train: Simulator._train,
+    Send: Simulator._send,
+    SetTimer: Simulator._set_timer,
+    Evaluate: Simulator._evaluate,
+    Predict: Simulator._predict,
+    Assign: Simulator._assign,
+    Finish: Simulator._finish,
+}
