@@ -41,6 +41,7 @@ def draw_balanced_world(inner: AnyAlgorithm, seed: int) -> World:
         "spread": draw.choice(["exact", "exact", "gossip"]),
         "block_share": draw.choice([1.0, 0.5, 0.25]),
         "timeout": draw.choice([None, 0.01, 30.0]),
+        "correction": 0.5 if seed % 2 else 0.0,
     }
     if settings["spread"] == "exact" and draw.random() < 0.6:
         settings["on_failure"] = "reassign"

@@ -61,7 +61,8 @@ MAX_EVENTS = 20_000  # a world needs some hundreds
 # the targets and the start span, whatever goes wrong.
 LOWEST = TARGETS.amin(0).clamp(max=0.0) - 1e-5
 HIGHEST = TARGETS.amax(0).clamp(min=0.0) + 1e-5
-# Momentum, late steps and what compression has held back lead out of it, but not far.
+# Momentum, late steps, what compression has held back and EdgeGossip's correction lead out of
+# it, but not far.
 OVERSHOOTING = (ADPSGD, ChocoGossip, QuasiGlobalGossip, PushSum)
 FAR = 10.0
 
@@ -83,7 +84,9 @@ class World:
         algorithm: Algorithm[Any] = self.algorithm
         if checks is not None:
             inner = getattr(algorithm, "inner", algorithm)
-            checks.overshoot = FAR if isinstance(inner, OVERSHOOTING) else 0.0
+            is_corrected = getattr(algorithm, "correction", 0.0) > 0
+            overshoots = isinstance(inner, OVERSHOOTING) or is_corrected
+            checks.overshoot = FAR if overshoots else 0.0
             algorithm = Watched(algorithm, before=checks.before, after=checks.after)
         simulator = make_world(
             algorithm,

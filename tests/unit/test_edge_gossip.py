@@ -173,7 +173,8 @@ def test_blocks_are_one_training_for_the_inner_algorithm() -> None:
     assert second.work == Epochs(0.25, keep_ratio=0.4, goes_on=True)
     effects = worker.trains(second, 20.0, now=2.0)
     assert sends(effects) == [(1, "params"), (2, "params")]
-    assert worker.state.params.tolist() == [2.0, 2.0]
+    mean = (0.4 + 1.0 + 0.8) / 3
+    assert worker.state.params.tolist() == pytest.approx([2.0 * (mean / 0.4) ** 0.5] * 2)
 
 
 def test_speed_that_falls_within_an_epoch_ends_it_early() -> None:
@@ -217,6 +218,7 @@ def test_by_steps_a_forecast_is_made_once_a_pass() -> None:
     [
         ({"max_keep_ratio": 1.5}, r"max_keep_ratio must be in \(0, 1\], got 1.5"),
         ({"block_share": 0.0}, r"block_share must be in \(0, 1\], got 0"),
+        ({"correction": 1.5}, r"correction must be in \[0, 1\], got 1.5"),
         ({"timeout": 0.0}, "timeout must be positive or None, got 0.0"),
         ({"timeout": math.nan}, "timeout must be positive or None, got nan"),
         ({"max_age": 0}, "max_age must be at least 1 or None, got 0"),

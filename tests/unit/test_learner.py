@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -149,6 +150,15 @@ def test_a_restored_learner_goes_on_from_what_its_layers_counted() -> None:
     other.load_state_dict(assemble(*dismantle(original.state_dict())))
     results = [one.train(middle, Steps(1), {}).params for one in (original, other)]
     assert torch.equal(*results)
+
+
+def test_it_says_which_entries_are_trained_and_which_are_statistics() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(SHAPE), 3), nn.BatchNorm1d(3))
+
+    some = learner(model=seeded(make))
+    result = some.train(start(some), Steps(1), {})
+    assert result.num_trained == len(result.params) - 2 * 3
 
 
 def test_learners_in_threads_give_the_bits_of_learners_one_after_the_other() -> None:

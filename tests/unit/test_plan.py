@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -168,6 +168,19 @@ def test_the_result_is_one_training_from_start_to_end() -> None:
     assert (result.num_samples, result.num_steps, result.cost) == (500, 100, 500.0)
     assert result.seconds == 50.0
     assert result.loss == pytest.approx(0.25 * 4.0)
+
+
+def test_a_correction_goes_beyond_the_trained_entries_but_not_beyond_statistics() -> None:
+    plan = replace(plan_of(block_share=1.0), correction=1.5)
+    before, after = torch.tensor([1.0, 1.0]), torch.tensor([3.0, 0.2])
+    first = replace(plan.first(), params=before)
+    plan.train = first
+    plan.account(Trained(after, before, 500, 50, 50.0, 0.0, cost=500.0, num_trained=1))
+    result = plan.result(50.0)
+    # With the rest of them a running variance of 0.2, after 1.0, would be -0.2.
+    assert result.params.tolist() == pytest.approx([4.0, 0.2])
+    assert after.tolist() == pytest.approx([3.0, 0.2])
+    assert result.num_trained == 1
 
 
 def test_the_look_counts_as_done_and_takes_from_the_samples() -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from edgegossip.core.errors import PlatformError
+from edgegossip.core.protocol import Rank
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
@@ -26,6 +29,17 @@ class Shares:
     def failed_share(self) -> float:
         """Failed platforms over all: what is compared with the threshold."""
         return float(self.has_failed.mean())
+
+    def correction(self, rank: Rank, exponent: float) -> float:
+        r""":math:`(\bar r / r_i)^\beta`, with the mean share of those who train.
+
+        Args:
+            rank: :math:`i`; 1 if it does not train.
+            exponent: :math:`\beta`.
+        """
+        own = float(self.keep_ratios[rank])
+        mean = float(self.keep_ratios[self.keep_ratios > 0].mean()) if own else 1.0
+        return (mean / own) ** exponent if own else 1.0
 
     @property
     def fastest_seconds(self) -> float:
@@ -108,3 +122,13 @@ class Balancer:
     def has_too_many_failures(self, shares: Shares) -> bool:
         """Whether more than `max_failed_share` of the platforms have failed."""
         return shares.failed_share > self.max_failed_share
+
+    def require_few_failures(self, shares: Shares) -> None:
+        """Raise `PlatformError` if too many have failed."""
+        if self.has_too_many_failures(shares):
+            failed = shares.has_failed.nonzero()[0].tolist()
+            raise PlatformError(
+                f"{len(failed)} of {len(shares.has_failed)} platforms have failed (ranks "
+                f"{failed}), more than max_failed_share={self.max_failed_share:g} allows, and "
+                "on_failure='halt'; choose 'continue' or 'reassign' to go on without them"
+            )

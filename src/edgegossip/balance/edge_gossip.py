@@ -14,7 +14,6 @@ from edgegossip.balance.forecasts import detach, forecast_schema, known_of, with
 from edgegossip.balance.heirs import choose_heirs, inherited_by, require_known
 from edgegossip.balance.plan import EpochPlan
 from edgegossip.balance.state import BalancedState
-from edgegossip.core.errors import PlatformError
 from edgegossip.core.protocol import (
     Algorithm,
     Assign,
@@ -55,6 +54,8 @@ class EdgeGossip:
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
       forecast anew, and the rest adjusted so that the epoch still ends when it was to end.
+      What it has changed is multiplied by :math:`(\bar r / r_i)^\beta`, with the mean share
+      :math:`\bar r` (`exact` only), lest averages lean towards the data of the fastest.
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
       share :math:`r_i` of the data; forecasts are made anew when such a pass is over.
 
@@ -65,23 +66,25 @@ class EdgeGossip:
     the last one known has to do.
 
     A platform that has failed passes on the model untrained where others wait for it. Where
-    nobody does it has finished, until one of the forecasts that it goes on making, one in the
-    time of the fastest's pass, says that it has recovered.
+    nobody does it has finished, until a forecast, one in the time of the fastest's pass, says
+    that it has recovered.
 
     Args:
         inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
         spread: How :math:`\min_j T_j` is learnt.
         balancer: Algorithm 1, with its thresholds.
         on_failure: What to do when more platforms have failed than the balancer allows (only
-            `exact` can tell): "continue" with the others, "halt" the run with a
-            `PlatformError`, or "reassign" the data of each to a spare, else to the fastest
-            platform that can reach it.
+            `exact` can tell): "continue" without, "halt" the run with a `PlatformError`, or
+            "reassign" the data of each to a spare, else to the fastest that can reach it.
         spares: Workers without data that stay out until a failed platform's data is theirs.
         reachable: For each worker, whose data it can reach; None for everybody everybody's.
         max_keep_ratio: What the fastest keeps of its data each epoch, in (0, 1]; the others in
             proportion. Below 1, models are averaged more often.
         block_share: Share of what is left of an epoch that is done before the speed is forecast
             anew, in (0, 1]; 1 forecasts once an epoch, as the paper does.
+        correction: :math:`\beta`, in [0, 1]. 0 averages what there is, as the paper does. 1
+            weighs all data alike, but a few steps then count for many; at 1/2 nobody's noise
+            counts for more than another's.
         timeout: Seconds to wait for forecasts; None for 5 % of the own epoch. A failed platform
             does not wait.
         max_age: Epochs after which `gossip` forgets the fastest; None for twice
@@ -94,7 +97,8 @@ class EdgeGossip:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: there is no central balancer, each worker computes its own ratio; blocks,
         `gossip`, spares and the treatment of steps are ours; what the look at aggregated
-        points costs is part of :math:`|X_i|`; what a failed platform does.
+        points costs is part of :math:`|X_i|`; what a failed platform does; the correction,
+        which with 1 is that of Wang et al., "FedNova", NeurIPS 2020, arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]
@@ -105,6 +109,7 @@ class EdgeGossip:
     reachable: Mapping[Rank, tuple[Rank, ...]] | None = None
     max_keep_ratio: float = 1.0
     block_share: float = 0.125
+    correction: float = 0.5
     timeout: Seconds | None = None
     max_age: int | None = None
 
@@ -112,6 +117,8 @@ class EdgeGossip:
         for name in ("max_keep_ratio", "block_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        if not 0 <= self.correction <= 1:
+            raise ValueError(f"correction must be in [0, 1], got {self.correction}")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be positive or None, got {self.timeout}")
         if self.max_age is not None and self.max_age < 1:
@@ -144,8 +151,7 @@ class EdgeGossip:
         return num_rounds
 
     @property
-    def num_exchanges(self) -> int:
-        """What `state.round` comes to."""
+    def num_exchanges(self) -> int:  # what `state.round` comes to
         return getattr(self.inner, "num_exchanges", self.num_rounds)
 
     def init(self, rank: Rank, params: Tensor) -> BalancedState:
@@ -227,11 +233,11 @@ class EdgeGossip:
                     carried.append(effect)
         return carried
 
+    # Forecasts.
+
     @property
     def _max_age(self) -> int:
         return self.max_age or 2 * (1 + math.ceil(math.log2(max(2, self.num_workers))))
-
-    # Forecasts.
 
     def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
         if state.plan is not None:
@@ -259,9 +265,6 @@ class EdgeGossip:
             return []  # the own forecast comes first
         if state.is_spare:
             return self._handle_failures(state, self._shares(state))
-        return self._begin_if_complete(state, now)
-
-    def _begin_if_complete(self, state: BalancedState, now: Seconds) -> list[Effect]:
         expected = (j for j in range(self.num_workers) if j not in self.spares)
         return self._begin(state, now) if state.has_heard_all(expected) else []
 
@@ -281,6 +284,7 @@ class EdgeGossip:
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
+            state.correction = shares.correction(state.rank, self.correction)
         state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
@@ -306,6 +310,7 @@ class EdgeGossip:
             throughput=state.throughput,
             block_share=self.block_share,
             now=now,
+            correction=state.correction,
         )
         return [state.plan.first()]
 
@@ -349,13 +354,8 @@ class EdgeGossip:
     def _handle_failures(self, state: BalancedState, shares: Shares) -> list[Effect]:
         """What the policy asks of this worker, if too many platforms have failed."""
         has_too_many = self.balancer.has_too_many_failures(shares)
-        if has_too_many and self.on_failure == "halt":
-            failed = shares.has_failed.nonzero()[0].tolist()
-            raise PlatformError(
-                f"{len(failed)} of {self.num_workers} platforms have failed (ranks {failed}), "
-                f"more than max_failed_share={self.balancer.max_failed_share:g} allows, and "
-                "on_failure='halt'; choose 'continue' or 'reassign' to go on without them"
-            )
+        if self.on_failure == "halt":
+            self.balancer.require_few_failures(shares)
         if state.is_assigning:
             return []
         inherited = inherited_by(state.rank, state.heirs)

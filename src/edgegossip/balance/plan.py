@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from edgegossip.core.protocol import Epochs, Payload, Seconds, Train, Trained
@@ -35,6 +36,8 @@ class EpochPlan:
         params: Where training has got to, [num_params].
         outputs: As in `Trained`.
         pass_samples: Samples that the pass visits in all; 0 before the first block.
+        correction: Multiplies what the epoch has changed; see `EdgeGossip`.
+        num_trained: As in `Trained`.
     """
 
     train: Train
@@ -51,6 +54,8 @@ class EpochPlan:
     num_steps: int = 0
     total_loss: float = 0.0
     pass_samples: float = 0.0
+    correction: float = 1.0
+    num_trained: int | None = None
 
     @classmethod
     def begin(
@@ -62,6 +67,7 @@ class EpochPlan:
         throughput: float,
         block_share: float,
         now: Seconds,
+        correction: float = 1.0,
     ) -> EpochPlan:
         """Plan `train` for this predicted `throughput`, in training samples' worth a second."""
         assert isinstance(train.work, Epochs)
@@ -76,6 +82,7 @@ class EpochPlan:
             block_share=block_share,
             params=train.params,
             outputs={},
+            correction=correction,
         )
 
     def first(self) -> Train:
@@ -95,6 +102,7 @@ class EpochPlan:
         self.num_steps += event.num_steps
         self.total_loss += event.loss * event.num_steps
         self.params, self.outputs = event.params, event.outputs
+        self.num_trained = event.num_trained
 
     @property
     def is_done(self) -> bool:
@@ -123,7 +131,7 @@ class EpochPlan:
     def result(self, now: Seconds) -> Trained:
         """All blocks as the one training that was asked for."""
         return Trained(
-            self.params,
+            self._corrected_params(),
             self.train.params,
             self.num_samples,
             self.num_steps,
@@ -131,7 +139,17 @@ class EpochPlan:
             self.total_loss / self.num_steps,
             self.outputs,
             self.done,
+            self.num_trained,
         )
+
+    def _corrected_params(self) -> Tensor:
+        if self.correction == 1.0:
+            return self.params
+        params = torch.lerp(self.train.params, self.params, self.correction)
+        if self.num_trained is not None:
+            # A variance beyond what was measured could be negative.
+            params[self.num_trained :] = self.params[self.num_trained :]
+        return params
 
     @property
     def _half_batch(self) -> float:

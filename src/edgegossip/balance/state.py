@@ -32,6 +32,7 @@ class BalancedState(WorkerState):
         waiting: Training that the inner algorithm asked for and that has not begun.
         plan: The epoch under way.
         keep_ratio: The own share of this epoch.
+        correction: What this epoch's change is multiplied by.
         pass_left: Of an algorithm that trains by steps: what is left until the next forecast.
         forecasts: What each platform said last (`spread = "exact"`).
         fastest: The fastest heard of (`spread = "gossip"`).
@@ -49,6 +50,7 @@ class BalancedState(WorkerState):
     waiting: Train | None = None
     plan: EpochPlan | None = None
     keep_ratio: float = 1.0
+    correction: float = 1.0
     pass_left: float = 0.0
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)

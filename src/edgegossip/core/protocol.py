@@ -40,9 +40,6 @@ class Message:
     payload: Payload = field(default_factory=dict)
 
 
-# How much to train.
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Some SGD steps of one batch each; where a pass over the data ends, another begins.
@@ -123,6 +120,8 @@ class Trained:
         outputs: What the layers of a split model give to others; empty for a whole model.
         cost: What it cost in training samples' worth of time: `num_samples`, and what was
             paid to choose them.
+        num_trained: Of the entries of `params`, those that were trained, the first ones; the
+            others are running statistics. None for all.
     """
 
     params: Tensor
@@ -133,6 +132,7 @@ class Trained:
     loss: float
     outputs: Payload = field(default_factory=dict)
     cost: float = 0.0
+    num_trained: int | None = None
 
     @property
     def delta(self) -> Tensor:
@@ -198,10 +198,7 @@ class WorkerLost:
 
 @dataclass(slots=True)
 class WorkerJoined:
-    """Worker `rank` is back (or new) and can be reached.
-
-    `has_restarted` says that it has forgotten everything; otherwise only the way was cut.
-    """
+    """Worker `rank` is back, or new; unless it `has_restarted`, only the way was cut."""
 
     rank: Rank
     has_restarted: bool = False
@@ -269,10 +266,7 @@ class Send:
 
 @dataclass(slots=True)
 class SetTimer:
-    """Wake me with `TimerFired(name)` at time `at`.
-
-    Setting a name again replaces the earlier one; `at = math.inf` cancels it.
-    """
+    """Wake me with `TimerFired(name)` at `at` instead of earlier settings; inf: never."""
 
     name: str
     at: Seconds
@@ -398,3 +392,9 @@ class TrainingResult:
     num_steps: int
     loss: float
     outputs: Payload = field(default_factory=dict)
+    num_trained: int | None = None
+
+    def event(self, before: Tensor, seconds: Seconds, cost: float) -> Trained:
+        """What the worker is told of it."""
+        facts = (self.num_samples, self.num_steps, seconds, self.loss, self.outputs, cost)
+        return Trained(self.params, before, *facts, self.num_trained)

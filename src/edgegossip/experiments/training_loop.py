@@ -138,7 +138,7 @@ class TrainingLoop:
         piece.losses.append(loss)
         piece.num_samples += num_samples
         if piece.is_done:
-            self._work.done.put(piece.result(self._flat.params))
+            self._work.done.put(piece.result(self._flat))
             self._take_next()
 
     def _take_next(self) -> None:
@@ -193,11 +193,14 @@ class _Piece:
     def is_done(self) -> bool:
         return len(self.losses) >= self._num_steps or self.num_samples >= self._num_due
 
-    def result(self, params: Tensor) -> TrainingResult:
-        """What came of it; `params` are copied."""
-        mean = sum(self.losses) / len(self.losses)
+    def result(self, model: FlatModel) -> TrainingResult:
+        """What came of it; parameters are copied."""
         return TrainingResult(
-            params.to("cpu", copy=True), self.num_samples, len(self.losses), mean
+            model.params.to("cpu", copy=True),
+            self.num_samples,
+            len(self.losses),
+            sum(self.losses) / len(self.losses),
+            num_trained=model.trained.numel(),
         )
 
 

@@ -193,7 +193,11 @@ class Learner(Trainer):
         loss = self._mean_loss(losses)
         self._num_steps += len(losses)
         return TrainingResult(
-            self.model.params.to("cpu", copy=True), num_samples, len(losses), loss
+            self.model.params.to("cpu", copy=True),
+            num_samples,
+            len(losses),
+            loss,
+            num_trained=self.model.trained.numel(),
         )
 
     def cancel(self) -> None:

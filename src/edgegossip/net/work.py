@@ -100,16 +100,7 @@ class Work:
         if self._forecaster is not None:
             end = self._clock()
             self._forecaster.trained(end - (now - start), end, cost)
-        return Trained(
-            result.params,
-            before,
-            result.num_samples,
-            result.num_steps,
-            now - start,
-            result.loss,
-            result.outputs,
-            cost,
-        )
+        return result.event(before, now - start, cost)
 
     def evaluate(self, effect: Evaluate) -> None:
         """Begin to evaluate; ends with `Evaluated`."""

@@ -42,17 +42,7 @@ class Training:
 
     def finish(self, now: Seconds) -> Trained:
         """What the worker is told when virtual time reaches the end."""
-        result = self.pending.result()
-        return Trained(
-            result.params,
-            self.before,
-            result.num_samples,
-            result.num_steps,
-            now - self.start,
-            result.loss,
-            result.outputs,
-            self.cost,
-        )
+        return self.pending.result().event(self.before, now - self.start, self.cost)
 
 
 @dataclass(slots=True, eq=False)
