@@ -159,6 +159,7 @@ def test_it_says_which_entries_are_trained_and_which_are_statistics() -> None:
     some = learner(model=seeded(make))
     result = some.train(start(some), Steps(1), {})
     assert result.num_trained == len(result.params) - 2 * 3
+    assert result.event(start(some), 1.0, 8.0).num_trained == result.num_trained
 
 
 def test_learners_in_threads_give_the_bits_of_learners_one_after_the_other() -> None:

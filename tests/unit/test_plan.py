@@ -171,16 +171,23 @@ def test_the_result_is_one_training_from_start_to_end() -> None:
 
 
 def test_a_correction_goes_beyond_the_trained_entries_but_not_beyond_statistics() -> None:
-    plan = replace(plan_of(block_share=1.0), correction=1.5)
+    plan = replace(plan_of(0.5, block_share=1.0), mean_keep_ratio=0.75, correction=1.0)
     before, after = torch.tensor([1.0, 1.0]), torch.tensor([3.0, 0.2])
-    first = replace(plan.first(), params=before)
-    plan.train = first
+    plan.train = replace(plan.train, params=before)
     plan.account(Trained(after, before, 500, 50, 50.0, 0.0, cost=500.0, num_trained=1))
     result = plan.result(50.0)
     # With the rest of them a running variance of 0.2, after 1.0, would be -0.2.
     assert result.params.tolist() == pytest.approx([4.0, 0.2])
     assert after.tolist() == pytest.approx([3.0, 0.2])
     assert result.num_trained == 1
+
+
+def test_the_correction_goes_by_what_was_done_whatever_was_forecast() -> None:
+    # For a moment the platform seemed to be far slower than it was.
+    plan = replace(plan_of(keep_ratio=0.01), mean_keep_ratio=0.75, correction=0.5)
+    before, after = torch.zeros(1), torch.ones(1)
+    plan.account(Trained(after, before, 900, 90, 90.0, 0.0, cost=900.0))
+    assert plan.result(90.0).params.item() == pytest.approx((0.75 / 0.9) ** 0.5)
 
 
 def test_the_look_counts_as_done_and_takes_from_the_samples() -> None:

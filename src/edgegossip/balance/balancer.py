@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgegossip.core.errors import PlatformError
-from edgegossip.core.protocol import Rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,16 +29,11 @@ class Shares:
         """Failed platforms over all: what is compared with the threshold."""
         return float(self.has_failed.mean())
 
-    def correction(self, rank: Rank, exponent: float) -> float:
-        r""":math:`(\bar r / r_i)^\beta`, with the mean share of those who train.
-
-        Args:
-            rank: :math:`i`; 1 if it does not train.
-            exponent: :math:`\beta`.
-        """
-        own = float(self.keep_ratios[rank])
-        mean = float(self.keep_ratios[self.keep_ratios > 0].mean()) if own else 1.0
-        return (mean / own) ** exponent if own else 1.0
+    @property
+    def mean_keep_ratio(self) -> float:
+        r""":math:`\bar r`, of those who are to train; 0 if nobody is."""
+        kept = self.keep_ratios[self.keep_ratios > 0]
+        return float(kept.mean()) if len(kept) else 0.0
 
     @property
     def fastest_seconds(self) -> float:

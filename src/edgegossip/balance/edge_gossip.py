@@ -54,8 +54,8 @@ class EdgeGossip:
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
       forecast anew, and the rest adjusted so that the epoch still ends when it was to end.
-      What it has changed is multiplied by :math:`(\bar r / r_i)^\beta`, with the mean share
-      :math:`\bar r` (`exact` only), lest averages lean towards the data of the fastest.
+      What it has changed is multiplied by :math:`(\bar r / r_i)^\beta`, with the share that
+      was done and the mean (`exact` only), lest averages lean to the data of the fastest.
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
       share :math:`r_i` of the data; forecasts are made anew when such a pass is over.
 
@@ -82,9 +82,8 @@ class EdgeGossip:
             proportion. Below 1, models are averaged more often.
         block_share: Share of what is left of an epoch that is done before the speed is forecast
             anew, in (0, 1]; 1 forecasts once an epoch, as the paper does.
-        correction: :math:`\beta`, in [0, 1]. 0 averages what there is, as the paper does. 1
-            weighs all data alike, but a few steps then count for many; at 1/2 nobody's noise
-            counts for more than another's.
+        correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weighs all data
+            alike, but few steps count for many; at 1/2, of equal data, all noise counts alike.
         timeout: Seconds to wait for forecasts; None for 5 % of the own epoch. A failed platform
             does not wait.
         max_age: Epochs after which `gossip` forgets the fastest; None for twice
@@ -284,7 +283,7 @@ class EdgeGossip:
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
-            state.correction = shares.correction(state.rank, self.correction)
+            state.mean_keep_ratio = self.max_keep_ratio * shares.mean_keep_ratio
         state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
@@ -310,7 +309,8 @@ class EdgeGossip:
             throughput=state.throughput,
             block_share=self.block_share,
             now=now,
-            correction=state.correction,
+            mean_keep_ratio=state.mean_keep_ratio,
+            correction=self.correction,
         )
         return [state.plan.first()]
 

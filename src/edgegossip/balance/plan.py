@@ -36,7 +36,8 @@ class EpochPlan:
         params: Where training has got to, [num_params].
         outputs: As in `Trained`.
         pass_samples: Samples that the pass visits in all; 0 before the first block.
-        correction: Multiplies what the epoch has changed; see `EdgeGossip`.
+        mean_keep_ratio: Of all who train; None if it is not known, and nothing corrected.
+        correction: Exponent of the correction; see `EdgeGossip`.
         num_trained: As in `Trained`.
     """
 
@@ -54,7 +55,8 @@ class EpochPlan:
     num_steps: int = 0
     total_loss: float = 0.0
     pass_samples: float = 0.0
-    correction: float = 1.0
+    mean_keep_ratio: float | None = None
+    correction: float = 0.0
     num_trained: int | None = None
 
     @classmethod
@@ -67,7 +69,8 @@ class EpochPlan:
         throughput: float,
         block_share: float,
         now: Seconds,
-        correction: float = 1.0,
+        mean_keep_ratio: float | None = None,
+        correction: float = 0.0,
     ) -> EpochPlan:
         """Plan `train` for this predicted `throughput`, in training samples' worth a second."""
         assert isinstance(train.work, Epochs)
@@ -82,6 +85,7 @@ class EpochPlan:
             block_share=block_share,
             params=train.params,
             outputs={},
+            mean_keep_ratio=mean_keep_ratio,
             correction=correction,
         )
 
@@ -143,9 +147,15 @@ class EpochPlan:
         )
 
     def _corrected_params(self) -> Tensor:
-        if self.correction == 1.0:
+        if self.mean_keep_ratio is None:
             return self.params
-        params = torch.lerp(self.train.params, self.params, self.correction)
+        # Not what was planned: after a moment's slow-down that may be far from it.
+        assert isinstance(self.train.work, Epochs)
+        kept = self.done / (self.train.work.share * self.epoch_cost)
+        factor = (self.mean_keep_ratio / kept) ** self.correction
+        if factor == 1.0:
+            return self.params
+        params = torch.lerp(self.train.params, self.params, factor)
         if self.num_trained is not None:
             # A variance beyond what was measured could be negative.
             params[self.num_trained :] = self.params[self.num_trained :]

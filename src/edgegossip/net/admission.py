@@ -32,8 +32,8 @@ class Admission:
 
     Attributes:
         max_bytes: The same, for a transport that need not collect more.
-        dropped: How much was dropped, by sender and reason. The sender is None for what comes
-            from no worker of this run.
+        dropped: How much was dropped, or is missing, which counts what was dropped again, by
+            sender and reason. The sender is None for what comes from no worker of this run.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class Post:
         if envelope.number <= peer.received:
             return []  # sent again by one that was resumed
         if number := envelope.number - peer.received - 1:
-            detail = "never arrived, or was dropped here"
+            detail = "it never arrived, or was refused"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
         found = self.peers.find(sender) if self.peers.has_begun else []

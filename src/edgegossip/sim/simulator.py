@@ -378,8 +378,8 @@ class Simulator(Generic[State]):
             self._push(self.now, rank, event)
 
 
-# Not of bound methods, which would make each simulator, and all of its models, a part of a
-# reference cycle: those of one study piled up until the memory was full.
+# Not bound methods, which would put each simulator, and its models, into a reference cycle:
+# those of a study piled up until the memory was full. Subclasses cannot override these.
 _RESOLVE: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Start: Simulator._start,
     Training: Simulator._finish_training,
