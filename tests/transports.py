@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 from abc import ABC, abstractmethod
@@ -120,6 +121,8 @@ class InMemory(Network):
 class OverZenoh(Network):
     """Sessions of this process, which meet on loopback as those of one machine would."""
 
+    run = "test"
+
     def __init__(self, num_workers: int = 3) -> None:
         super().__init__(num_workers)
         self.endpoints = [f"tcp/127.0.0.1:{port}" for port in free_ports(num_workers)]
@@ -130,7 +133,7 @@ class OverZenoh(Network):
 
     def transport(self, rank: Rank, incarnation: Incarnation) -> Transport:
         return ZenohTransport(
-            run="test",
+            run=self.run,
             rank=rank,
             num_workers=self.num_workers,
             address=self.address(rank),
@@ -144,6 +147,16 @@ class BetweenMachines(OverZenoh):
     def address(self, rank: Rank) -> Address:
         port = self.endpoints[rank].rpartition(":")[2]
         return Address(listen=(f"tcp/0.0.0.0:{port}",), connect=tuple(self.endpoints[:rank]))
+
+
+class InLocalNetwork(OverZenoh):
+    """As those of machines would that know no address of each other."""
+
+    # Tests that run beside this one are found as well.
+    run = f"test-{os.getpid()}"
+
+    def address(self, rank: Rank) -> Address:
+        return Address(multicast=True)
 
 
 NETWORKS: list[Callable[[], Network]] = [InMemory, OverZenoh, BetweenMachines]

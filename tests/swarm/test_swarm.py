@@ -22,6 +22,7 @@ from tests.worlds import TARGETS, Recorder, Watched, make_world
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip, ChocoState
+from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
@@ -67,6 +68,16 @@ OVERSHOOTING = (ADPSGD, ChocoGossip, QuasiGlobalGossip, PushSum)
 FAR = 10.0
 
 
+def is_corrected(algorithm: Algorithm[Any]) -> bool:
+    """What epochs have changed is multiplied."""
+    return (
+        isinstance(algorithm, EdgeGossip)
+        and isinstance(algorithm.inner, EpochGossip)
+        and algorithm.spread == "exact"
+        and algorithm.correction > 0
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """What one seed draws."""
@@ -84,8 +95,7 @@ class World:
         algorithm: Algorithm[Any] = self.algorithm
         if checks is not None:
             inner = getattr(algorithm, "inner", algorithm)
-            is_corrected = getattr(algorithm, "correction", 0.0) > 0
-            overshoots = isinstance(inner, OVERSHOOTING) or is_corrected
+            overshoots = isinstance(inner, OVERSHOOTING) or is_corrected(algorithm)
             checks.overshoot = FAR if overshoots else 0.0
             algorithm = Watched(algorithm, before=checks.before, after=checks.after)
         simulator = make_world(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 import zenoh
-from tests.transports import End, Network, OverZenoh, Recorder, free_ports
+from tests.transports import End, InLocalNetwork, OverZenoh, Recorder, free_ports
 
 from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank
 from edgegossip.net.address import Address
-from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh_transport import ZenohTransport
 
 
@@ -240,20 +237,6 @@ def test_names_of_runs_are_plain(run: str) -> None:
 def test_ranks_are_of_the_run() -> None:
     with pytest.raises(ValueError, match=r"rank must be in 0\.\.2, got 3"):
         ZenohTransport(run="test", rank=3, num_workers=3, address=Address(multicast=True))
-
-
-class InLocalNetwork(Network):
-    """As machines that know no address of each other."""
-
-    def transport(self, rank: Rank, incarnation: Incarnation) -> ZenohTransport:
-        return ZenohTransport(
-            # Tests that run beside this one are found as well.
-            run=f"test-{os.getpid()}",
-            rank=rank,
-            num_workers=self.num_workers,
-            address=Address(multicast=True),
-            incarnation=incarnation,
-        )
 
 
 def carries_multicast() -> bool:
