@@ -30,12 +30,25 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.schema import MessageSpec
 from edgegossip.net.host import Host
-from edgegossip.net.settings import HostSettings
+from edgegossip.net.settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
 
 SIZE = 4
 SETTINGS = HostSettings(run=b"test run", meet_seconds=20.0, quiet_seconds=0.01)
 Moment = tuple[Seconds, Event]
+
+
+@dataclass
+class Steady(Forecaster):
+    """Forecasts the same each time."""
+
+    throughput: float
+
+    def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
+        pass
+
+    def forecast(self, now: Seconds) -> Predicted:
+        return Predicted(self.throughput)
 
 
 @dataclass

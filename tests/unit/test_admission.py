@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.fuzz import Fuzzer, admission, frames, is_as_described, make_frame
+from benchmarks.corpus import frames
+from benchmarks.fuzz import Fuzzer, admission, is_as_described, make_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -100,7 +101,7 @@ def test_what_does_not_is_dropped_and_counted(data: bytearray, reason: str) -> N
 @pytest.mark.parametrize("sender", [0, 3, -1, 10**30])
 def test_only_the_other_workers_of_the_run_are_heard(sender: int) -> None:
     checks = make()
-    data = frame(sender=sender) if 0 <= sender < 2**64 else frame()
+    data = frame(sender=sender) if 0 <= sender < 2**63 else frame()
     assert checks.admit(sender, data, own_round=5) is None
     assert checks.dropped == {(None, "not from another worker of this run"): 1}
 

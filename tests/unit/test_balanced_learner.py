@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.unit.test_learner import DATA, SHARD, learner, seeded, start
 from torch import nn
 
-from edgegossip.balance.selection import Candidates, Choice, Selection
+from edgegossip.balance.selection import Candidates, Choice, Focused, Ranked, Selection
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.core.snapshot import assemble, dismantle
@@ -65,6 +65,30 @@ def test_assigned_data_is_trained_on_from_then_on() -> None:
     assert some.train(start(some), Epochs(), {}).num_samples == 33
     some.assign((1,))
     assert some.train(start(some), Epochs(), {}).num_samples == 3
+
+
+def test_it_says_how_much_was_chosen_for_its_loss() -> None:
+    accuracy_aware = AccuracyAware(selection=Focused())
+    some = learner(accuracy_aware=accuracy_aware)
+    assert some.train(start(some), Epochs(), {}).focus == 0  # nothing was trained on before
+    focus = some.train(start(some), Epochs(), {}).focus
+    assert 0 < focus < 1
+    other = learner(accuracy_aware=accuracy_aware)
+    other.load_state_dict(some.state_dict())
+    assert other.batches.sampler.focus == focus
+    ranked = learner(accuracy_aware=AccuracyAware(selection=Ranked()))
+    assert ranked.train(start(ranked), Epochs(), {}).focus == 1
+    assert learner().train(start(learner()), Epochs(), {}).focus == 0
+
+
+def test_a_learner_without_data_has_a_state_too() -> None:
+    nothing = torch.empty(0, dtype=torch.int64)
+    some, other = (learner(shard=nothing, shards=SHARDS) for _ in range(2))
+    other.load_state_dict(some.state_dict())
+    some.assign((1,))
+    some.train(start(some), Epochs(), {})
+    other.load_state_dict(some.state_dict())
+    assert other.num_samples == 3
 
 
 def test_data_that_cannot_be_reached_is_not_assigned() -> None:

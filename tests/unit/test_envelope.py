@@ -7,7 +7,8 @@ import struct
 
 import pytest
 import torch
-from benchmarks.fuzz import forge, frames, mutate
+from benchmarks.corpus import frames
+from benchmarks.fuzz import forge, mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from edgegossip.core.codec import num_bytes
 from edgegossip.core.protocol import Message
 from edgegossip.net.envelope import NUM_BYTES, Envelope, pack, unpack
 
-ENVELOPE = Envelope(b"run 0001", sender=3, sender_life=2**63, receiver_life=0, number=2**64 - 1)
+ENVELOPE = Envelope(b"run 0001", sender=3, sender_life=2**62, receiver_life=0, number=2**63 - 1)
 MESSAGE = Message("push", 7, {"x": torch.arange(5.0), "w": torch.tensor(0.5).double()})
 FRAME = b"".join(pack(ENVELOPE, MESSAGE))
 SENT = frames()
@@ -43,12 +44,20 @@ def test_tensors_are_neither_copied_when_packed_nor_when_unpacked_and_stay_align
 
 
 @pytest.mark.parametrize(
-    "fields", [{"run": b"short"}, {"sender": -1}, {"number": 2**64}, {"sender_life": -1}]
+    "fields", [{"run": b"short"}, {"sender": -1}, {"number": 2**63}, {"sender_life": -1}]
 )
 def test_an_envelope_has_limits(fields: dict[str, int]) -> None:
     given = {"run": b"run 0001", "sender": 3, "sender_life": 1, "receiver_life": 1, "number": 1}
     with pytest.raises(ValueError, match=next(iter(fields))):
         Envelope(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def test_no_number_is_read_that_does_not_fit_into_a_tensor() -> None:
+    frame = bytearray(FRAME)
+    struct.pack_into("<Q", frame, NUM_BYTES - 16, 2**63)
+    forge(frame)
+    with pytest.raises(ValueError, match=r"number must be in 0..2\*\*63 - 1"):
+        unpack(frame)
 
 
 def test_every_flipped_bit_is_noticed() -> None:

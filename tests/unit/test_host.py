@@ -12,13 +12,31 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
-from tests.parity import SETTINGS, SIZE, run_all, simulate
+from tests.parity import SETTINGS, SIZE, Steady, run_all, simulate
 from tests.worlds import NUM_PARAMS, ManySamples
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Algorithm, Payload, Rank, TrainingResult, Work
+from edgegossip.core.protocol import (
+    Algorithm,
+    Assign,
+    Assigned,
+    Effect,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Payload,
+    Predict,
+    Predicted,
+    Rank,
+    Seconds,
+    Started,
+    TrainingResult,
+    Work,
+    WorkerState,
+)
 from edgegossip.core.topology import complete
 from edgegossip.net.host import Host
 from edgegossip.net.memory import MemoryNetwork
@@ -294,6 +312,59 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
     assert run_all(resumed) == ["finished"] * NUM_WORKERS
     for host, state in zip(resumed, states, strict=True):
         assert torch.equal(host.state.params, state.params)
+
+
+class Asking:
+    """Asks one question, and has finished when it is answered."""
+
+    schema, role = EPOCHS.schema, EPOCHS.role
+
+    def __init__(self, question: Effect) -> None:
+        self.question = question
+        self.is_asking: Callable[[], None] = lambda: None
+
+    def init(self, rank: Rank, params: torch.Tensor) -> WorkerState:
+        return WorkerState(rank=rank, params=params)
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                self.is_asking()
+                return [self.question]
+            case Predicted() | Evaluated() | Assigned():
+                return [Finish()]
+        return []
+
+
+@pytest.mark.parametrize(
+    "question", [Predict(), Evaluate(torch.zeros(1)), Assign((0, 1))], ids=type
+)
+def test_a_question_without_an_answer_is_asked_again(question: Effect) -> None:
+    kept: list[dict[str, Any]] = []
+
+    def save(content: dict[str, Any]) -> bool:
+        kept.append(copy.deepcopy(content))
+        return True
+
+    def make(**options: Any) -> Host[Any]:  # noqa: ANN401
+        return make_host(
+            algorithm,
+            0,
+            MemoryNetwork(),
+            forecaster=Steady(8.0),
+            evaluate=lambda params: (0.5, 0.25),
+            save=save,
+            settings=replace(SETTINGS, meet_seconds=0.01, max_seconds=20.0),
+            **options,
+        )
+
+    algorithm = Asking(question)
+    first = make()
+    # It is woken before it has the answer, and keeps a checkpoint if it can.
+    algorithm.is_asking = lambda: first._items.put(None)
+    assert first.run() == "finished"
+    assert make(checkpoint=kept[0]).run() == "finished"
+    assert len(kept[0]["work"]["asked"]) == (0 if isinstance(question, Assign) else 1)
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])

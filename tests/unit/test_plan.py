@@ -150,6 +150,12 @@ def test_whatever_happens_it_ends_and_adds_up(
     assert epoch.seconds <= plan.deadline + 1.5 * block / min(before, after)
 
 
+@pytest.mark.parametrize("num_due", [359, 353, 358, 8, 3])
+def test_at_even_speed_a_small_last_batch_is_not_left_out(num_due: int) -> None:
+    plan = plan_of(num_due / NUM_SAMPLES, block_share=0.125)
+    assert sum(carry_out(plan, lambda now: 10.0).blocks) == num_due
+
+
 def test_the_result_is_one_training_from_start_to_end() -> None:
     plan = plan_of(block_share=0.5, now=7.0)
     first = plan.first()
@@ -188,6 +194,16 @@ def test_the_correction_goes_by_what_was_done_whatever_was_forecast() -> None:
     before, after = torch.zeros(1), torch.ones(1)
     plan.account(Trained(after, before, 900, 90, 90.0, 0.0, cost=900.0))
     assert plan.result(90.0).params.item() == pytest.approx((0.75 / 0.9) ** 0.5)
+
+
+@pytest.mark.parametrize("focus", [0.0, 0.5, 1.0])
+def test_what_was_chosen_for_its_loss_is_not_corrected(focus: float) -> None:
+    plan = replace(plan_of(0.5, block_share=1.0), mean_keep_ratio=0.75, correction=0.5)
+    after = torch.ones(1)
+    plan.account(Trained(after, torch.zeros(1), 500, 50, 50.0, 0.0, cost=500.0, focus=focus))
+    result = plan.result(50.0)
+    assert result.focus == focus
+    assert result.params.item() == pytest.approx(1.5 ** (0.5 * (1 - focus)))
 
 
 def test_the_look_counts_as_done_and_takes_from_the_samples() -> None:

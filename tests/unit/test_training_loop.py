@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.parity import Steady
 from torch import Tensor, nn
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.errors import NetworkError, TrainingError
-from edgegossip.core.protocol import Algorithm, Rank
+from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.core.topology import complete
 from edgegossip.experiments.training_loop import TrainingLoop
 from edgegossip.net.memory import MemoryNetwork
@@ -120,6 +123,36 @@ def average(models: dict[Rank, nn.Module]) -> None:
                 mean = (own + other) / 2
                 own.copy_(mean)
                 other.copy_(mean)
+
+
+class AsMeasured(Steady):
+    """Forecasts what the last piece of work has taken."""
+
+    def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
+        self.throughput = cost / (end - start)
+
+
+def test_blocks_of_an_epoch_are_counted_in_the_batches_that_were_done() -> None:
+    """One of the caller's batches is more than a whole block was to be."""
+    algorithm = EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=5))
+    transport = MemoryNetwork().transport(0)
+    loop = TrainingLoop(
+        nn.Linear(DIM, 1),
+        algorithm,
+        0,
+        1,
+        transport,
+        num_samples=400,
+        forecaster=AsMeasured(16_000.0),
+    )
+    num_samples = 0
+    with loop:
+        while not loop.is_over:
+            time.sleep(0.004)
+            num_samples += 64
+            loop.step(1.0, 64)
+    # By the clock, which is not exact.
+    assert 5 * 200 <= num_samples <= 5 * 800
 
 
 def test_one_that_learns_nothing_itself_learns_from_an_asynchronous_neighbor() -> None:

@@ -54,8 +54,8 @@ class EdgeGossip:
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
       forecast anew, and the rest adjusted so that the epoch still ends when it was to end.
-      What it has changed is multiplied by :math:`(\bar r / r_i)^\beta`, with the share that
-      was done and the mean (`exact` only), lest averages lean to the data of the fastest.
+      What it has changed is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the
+      share done, the mean (`exact` only) and `Trained.focus`, lest the data of the fastest win.
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
       share :math:`r_i` of the data; forecasts are made anew when such a pass is over.
 

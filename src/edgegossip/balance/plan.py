@@ -39,6 +39,7 @@ class EpochPlan:
         mean_keep_ratio: Of all who train; None if it is not known, and nothing corrected.
         correction: Exponent of the correction; see `EdgeGossip`.
         num_trained: As in `Trained`.
+        focus: As in `Trained`, of the newest block.
     """
 
     train: Train
@@ -58,6 +59,7 @@ class EpochPlan:
     mean_keep_ratio: float | None = None
     correction: float = 0.0
     num_trained: int | None = None
+    focus: float = 0.0
 
     @classmethod
     def begin(
@@ -106,12 +108,12 @@ class EpochPlan:
         self.num_steps += event.num_steps
         self.total_loss += event.loss * event.num_steps
         self.params, self.outputs = event.params, event.outputs
-        self.num_trained = event.num_trained
+        self.num_trained, self.focus = event.num_trained, event.focus
 
     @property
     def is_done(self) -> bool:
-        """Less than half a batch is left of what was planned."""
-        return self.cost - self.done < self._half_batch
+        """Less than a sample is left of what was planned."""
+        return self.cost - self.done < 1
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
         """The next block at this predicted speed; None if the time is over.
@@ -125,8 +127,8 @@ class EpochPlan:
         if abs(affordable - left) > TOLERANCE * self.cost:
             left = affordable
             self.cost = self.done + left
-        if left < self._half_batch:
-            return None
+            if left < self._half_batch:
+                return None
         block = self.block_share * max(left, self.cost / MOST_BLOCKS)
         amount = left if left < 1.5 * block else block
         share = min(1.0, amount / self.pass_samples)
@@ -144,6 +146,7 @@ class EpochPlan:
             self.outputs,
             self.done,
             self.num_trained,
+            self.focus,
         )
 
     def _corrected_params(self) -> Tensor:
@@ -152,7 +155,7 @@ class EpochPlan:
         # Not what was planned: after a moment's slow-down that may be far from it.
         assert isinstance(self.train.work, Epochs)
         kept = self.done / (self.train.work.share * self.epoch_cost)
-        factor = (self.mean_keep_ratio / kept) ** self.correction
+        factor = (self.mean_keep_ratio / kept) ** (self.correction * (1 - self.focus))
         if factor == 1.0:
             return self.params
         params = torch.lerp(self.train.params, self.params, factor)

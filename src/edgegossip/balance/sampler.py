@@ -73,6 +73,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
 
     Attributes:
         weights: [num_samples] what to multiply each sample's loss by in the present epoch.
+        focus: Share of the present epoch that was chosen for its high loss, in [0, 1].
 
     Raises:
         ValueError: If a number is out of range, or the selection needs `aggregated`.
@@ -131,6 +132,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._num_visits = torch.zeros(num_samples, dtype=torch.int64)
         self._sample_losses = torch.full((num_samples,), torch.nan)
         self.weights = torch.ones(num_samples)
+        self.focus = 0.0
 
     # What the model thinks of the aggregated points.
 
@@ -220,6 +222,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             num_samples,
             generator(*self._key, "batches", self.epoch),
         )
+        self.focus = choice.focus
         self.weights.fill_(1)
         if choice.weights is not None:
             self.weights[choice.order] = choice.weights
@@ -282,6 +285,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             "num_visits": self._num_visits,
             "sample_losses": self._sample_losses,
             "weights": self.weights,
+            "focus": self.focus,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -292,3 +296,4 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._num_visits.copy_(state["num_visits"])
         self._sample_losses.copy_(state["sample_losses"])
         self.weights.copy_(state["weights"])
+        self.focus = state["focus"]

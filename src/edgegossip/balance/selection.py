@@ -46,10 +46,12 @@ class Choice:
     Attributes:
         order: [num_samples] positions, in the order of visiting.
         weights: [num_samples] weight of each sample's loss, mean about 1; None for all 1.
+        focus: Share that was chosen for its high loss, in [0, 1]; as in `Trained`.
     """
 
     order: Tensor
     weights: Tensor | None = None
+    focus: float = 0.0
 
 
 class Selection(Protocol):
@@ -91,7 +93,7 @@ class Ranked(Selection):
     ) -> Choice:
         rank = candidates.losses.argsort(descending=True, stable=True).argsort()
         order = rank[candidates.subset_of].argsort(stable=True)
-        return Choice(order[:num_samples])
+        return Choice(order[:num_samples], focus=1.0)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class RankedShuffled(Selection):
         self, candidates: Candidates, num_samples: int, random: torch.Generator
     ) -> Choice:
         order = Ranked().choose(candidates, num_samples, random).order
-        return Choice(_shuffled(order, random))
+        return Choice(_shuffled(order, random), focus=1.0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class RankedPerClass(Selection):
             members = (labels == label).nonzero()[:, 0]
             quantile[members] = (torch.arange(len(members)) + 0.5) / len(members)
         order = ranked[quantile.argsort(stable=True)[:num_samples]]
-        return Choice(_shuffled(order, random))
+        return Choice(_shuffled(order, random), focus=1.0)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Sampled(Selection):
         exponential = torch.empty_like(losses).exponential_(generator=random)
         # Minus the logarithm of an exponential variable is a Gumbel one.
         keys = losses.log() / self.temperature - exponential.log()
-        return Choice(_shuffled(keys.topk(num_samples).indices, random))
+        return Choice(_shuffled(keys.topk(num_samples).indices, random), focus=1.0)
 
 
 @dataclass(frozen=True)
@@ -298,11 +300,12 @@ class Focused(Selection):
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
     ) -> Choice:
-        num_focused = round(self.focus(candidates) * num_samples)
+        focus = self.focus(candidates)
+        num_focused = round(focus * num_samples)
         focused = self._revisit(candidates, num_focused, random)
         others = torch.randperm(candidates.num_samples, generator=random)
         others = others[: num_samples - num_focused]
-        return Choice(_shuffled(torch.cat([focused, others]), random))
+        return Choice(_shuffled(torch.cat([focused, others]), random), focus=focus)
 
     def focus(self, candidates: Candidates) -> float:
         """Share of the epoch that goes to high losses, in [0, 1]: 0 before any training."""

@@ -122,6 +122,7 @@ class Trained:
             paid to choose them.
         num_trained: Of the entries of `params`, those that were trained, the first ones; the
             others are running statistics. None for all.
+        focus: Share of the samples, in [0, 1], that were chosen for their high loss.
     """
 
     params: Tensor
@@ -133,6 +134,7 @@ class Trained:
     outputs: Payload = field(default_factory=dict)
     cost: float = 0.0
     num_trained: int | None = None
+    focus: float = 0.0
 
     @property
     def delta(self) -> Tensor:
@@ -163,12 +165,7 @@ class Predicted:
 
 @dataclass(slots=True)
 class Assigned:
-    """The worker now has the data asked for by `Assign`.
-
-    Attributes:
-        num_samples: Training samples that it has from now on.
-        epoch_cost: As in `Started`.
-    """
+    """The worker now has the data asked for by `Assign`; sizes are as in `Started`."""
 
     num_samples: int
     epoch_cost: float
@@ -385,7 +382,7 @@ class Trainer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TrainingResult:
-    """What `Trainer.train` did: see `Trained` for the meaning of the fields."""
+    """What `Trainer.train` did: see `Trained`. `cost` None is what `Trainer.cost` had said."""
 
     params: Tensor
     num_samples: int
@@ -393,8 +390,11 @@ class TrainingResult:
     loss: float
     outputs: Payload = field(default_factory=dict)
     num_trained: int | None = None
+    focus: float = 0.0
+    cost: float | None = None
 
     def event(self, before: Tensor, seconds: Seconds, cost: float) -> Trained:
-        """What the worker is told of it."""
+        """What the worker is told of it; `cost` is what `Trainer.cost` had said."""
+        cost = cost if self.cost is None else self.cost
         facts = (self.num_samples, self.num_steps, seconds, self.loss, self.outputs, cost)
-        return Trained(self.params, before, *facts, self.num_trained)
+        return Trained(self.params, before, *facts, self.num_trained, self.focus)

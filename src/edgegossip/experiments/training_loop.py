@@ -201,6 +201,7 @@ class _Piece:
             len(self.losses),
             sum(self.losses) / len(self.losses),
             num_trained=model.trained.numel(),
+            cost=float(self.num_samples),  # a batch may end beyond what was asked for
         )
 
 

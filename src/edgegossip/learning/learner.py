@@ -198,6 +198,7 @@ class Learner(Trainer):
             len(losses),
             loss,
             num_trained=self.model.trained.numel(),
+            focus=self.batches.sampler.focus,
         )
 
     def cancel(self) -> None:
@@ -249,7 +250,7 @@ class Learner(Trainer):
             "params": self.model.params,
             "assigned": self._assigned,
             "optimizer": self._optimizer.state_dict(),
-            "batches": self.batches.state_dict(),
+            "batches": self.batches.state_dict() if self.num_samples else None,
             "augmentation": self._random.get_state(),
             "dropout": self._dropout.get_state(),
             "num_steps": self._num_steps,
@@ -262,7 +263,8 @@ class Learner(Trainer):
         if state["assigned"] is not None:
             self.assign(tuple(state["assigned"]))
         self._optimizer.load_state_dict(state["optimizer"])
-        self.batches.load_state_dict(state["batches"])
+        if state["batches"] is not None:
+            self.batches.load_state_dict(state["batches"])
         self._random.set_state(state["augmentation"])
         self._dropout.set_state(state["dropout"])
         self._num_steps = state["num_steps"]

@@ -175,6 +175,7 @@ class Host(Generic[State]):
             # What it knows is too old; its parameters are better than the initial ones.
             self.state = self._algorithm.init(self.rank, self.state.estimate)
             self._alarms, self._has_finished, self._pending = Alarms(), False, []
+            self._work.forget_questions()
             peers.live_anew(new_life())
         if not peers.is_resumed:
             now, began_at = self._settings.clock(), peers.began_at
@@ -185,6 +186,7 @@ class Host(Generic[State]):
         self.post.tell_all()
         if peers.is_resumed:
             self.post.send_again()
+            self._work.ask_again()
         else:
             if has_rejoined:
                 self._report_change("recovered")
@@ -192,6 +194,7 @@ class Host(Generic[State]):
             events.append(self._work.started(has_rejoined, has_data))
         events += self._pending
         self._pending = []
+        self._changed_at = self.now
         for event in events:
             self._handle(event)
 
@@ -227,7 +230,7 @@ class Host(Generic[State]):
         for index, chore in enumerate(self._chores):
             if self.now >= self._due[index]:
                 self._due[index] = chore(self.now)
-        if self.now >= self._checkpoint_at and not self._work.is_training:
+        if self.now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
         for event in self.peers.overdue(self._settings.clock()):
             self._handle(event)
@@ -241,7 +244,7 @@ class Host(Generic[State]):
     def _wake_at(self) -> Seconds:
         at = min([self._alarms.next_at, self._settings.max_seconds, *self._due])
         at = min(at, self.peers.lose_at - self._zero)
-        if not self._work.is_training:
+        if not self._work.is_busy:
             at = min(at, self._checkpoint_at)
         if self._waiting_since is not None:
             at = min(at, self._waiting_since + self._patience.deadline)
@@ -250,14 +253,14 @@ class Host(Generic[State]):
         return at
 
     def _why_end(self) -> str | None:
-        if self._should_stop and not self._work.is_training:
+        if self._should_stop and not self._work.is_busy:
             if self.peers.has_begun and self._save is not None:
                 self.post.phase = Phase.LEAVING
                 self._keep()
             return "interrupted"
         if self.now >= self._settings.max_seconds:
             return "time limit"
-        if not self._has_finished or self._work.is_training:
+        if not self._has_finished or self._work.is_busy:
             return None
         quiet = self.now - self._changed_at
         if quiet > 2 * self._settings.quiet_seconds and self.post.is_over:
@@ -283,12 +286,8 @@ class Host(Generic[State]):
                     self._send(effect.receiver, effect.message)
                 case SetTimer(name, at):
                     self._alarms.set(name, at)
-                case Evaluate():
-                    self._work.evaluate(effect)
-                case Predict():
-                    self._items.put(self._work.predict())
-                case Assign():
-                    self._work.assign(effect)
+                case Evaluate() | Predict() | Assign():
+                    self._work.ask(effect)
                 case Finish():
                     self._finish()
         self._watch_for_waiting()
@@ -336,7 +335,7 @@ class Host(Generic[State]):
     def _watch_for_waiting(self) -> None:
         """Only a message can wake a worker that neither works nor has set a timer."""
         is_waiting = (
-            not self._work.is_training
+            not self._work.is_busy
             and self.post.phase == Phase.RUNNING
             and self._alarms.next_at == math.inf
         )
@@ -364,11 +363,10 @@ class Host(Generic[State]):
     def _keep(self) -> None:
         """Keep everything that the rest of the run depends on, while nothing trains."""
         assert self._save is not None
-        has_data = self._algorithm.role(self.rank).has_data
         checkpoint = {
             "now": self.now,
             "state": self.state,
-            "trainer": self._work.state_dict() if has_data else None,
+            "work": self._work.state_dict(),
             "pending": [*self._pending],
             "alarms": self._alarms.state_dict(),
             "has_finished": self._has_finished,
@@ -382,8 +380,7 @@ class Host(Generic[State]):
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
         self.state = checkpoint["state"]
-        if checkpoint["trainer"] is not None:
-            self._work.load_state_dict(checkpoint["trainer"])
+        self._work.load_state_dict(checkpoint["work"])
         self._pending = list(checkpoint["pending"])
         self._alarms.load_state_dict(checkpoint["alarms"])
         self._has_finished = checkpoint["has_finished"]

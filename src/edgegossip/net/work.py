@@ -18,6 +18,7 @@ from edgegossip.core.protocol import (
     Evaluate,
     Evaluated,
     Event,
+    Predict,
     Predicted,
     Rank,
     Seconds,
@@ -31,6 +32,7 @@ from edgegossip.net.background import Background
 from edgegossip.net.settings import Forecaster
 
 _LEAVE_OFF: Seconds = 10.0
+_QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
 Judge = Callable[[Tensor], tuple[float, float]]
 
 
@@ -63,13 +65,14 @@ class Work:
         evaluate: Judge | None,
         clock: Callable[[], Seconds],
     ) -> None:
-        self.is_training = False
+        self.is_busy = False  # training, or taking over data
         self._rank = rank
         self._trainer = trainer
         self._items = items
         self._forecaster = forecaster
         self._evaluate = evaluate
         self._clock = clock
+        self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
         self._bench = Background(f"train {rank}")
         self._judge: Background | None = None
 
@@ -82,9 +85,9 @@ class Work:
 
     def train(self, effect: Train, now: Seconds) -> None:
         """Begin to train; ends with `Trained`."""
-        if self.is_training:
+        if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
-        self.is_training = True
+        self.is_busy = True
         cost = self._trainer.cost(effect.work, effect.inputs)
 
         def job() -> Callable[[Seconds], Event]:
@@ -96,14 +99,36 @@ class Work:
     def _trained(
         self, result: TrainingResult, before: Tensor, start: Seconds, cost: float, now: Seconds
     ) -> Trained:
-        self.is_training = False
+        self.is_busy = False
+        trained = result.event(before, now - start, cost)
         if self._forecaster is not None:
             end = self._clock()
-            self._forecaster.trained(end - (now - start), end, cost)
-        return result.event(before, now - start, cost)
+            self._forecaster.trained(end - trained.seconds, end, trained.cost)
+        return trained
 
-    def evaluate(self, effect: Evaluate) -> None:
-        """Begin to evaluate; ends with `Evaluated`."""
+    def ask(self, effect: Evaluate | Predict | Assign) -> None:
+        """Begin to find out; ends with `Evaluated`, `Predicted` or `Assigned`."""
+        self._asked.append(effect)
+        match effect:
+            case Evaluate():
+                self._evaluate_beside(effect)
+            case Predict():
+                predicted = self._predict()
+                self._items.put(Done(lambda now: predicted))
+            case Assign():
+                self._assign(effect)
+
+    def ask_again(self) -> None:
+        """Ask what had no answer yet when the checkpoint was kept."""
+        asked, self._asked = self._asked, []
+        for effect in asked:
+            self.ask(effect)
+
+    def forget_questions(self) -> None:
+        """Nobody waits for the answers any more."""
+        self._asked = []
+
+    def _evaluate_beside(self, effect: Evaluate) -> None:
         evaluate = self._evaluate
         if evaluate is None:
             raise LocalProtocolError(
@@ -117,26 +142,29 @@ class Work:
 
         self._beside(self._judge, job)
 
-    def predict(self) -> Predicted:
-        """Forecast the throughput of the work that begins now."""
+    def _predict(self) -> Predicted:
         if self._forecaster is None:
             raise LocalProtocolError(f"worker {self._rank} asked to Predict without a monitor")
         return self._forecaster.forecast(self._clock())
 
-    def assign(self, effect: Assign) -> None:
-        """Begin to take over data; ends with `Assigned`."""
-        if self.is_training:
+    def _assign(self, effect: Assign) -> None:
+        if self.is_busy:
             raise LocalProtocolError(
                 f"worker {self._rank} asked for other data while it trains"
             )
+        self.is_busy = True
         trainer = self._trainer
 
         def job() -> Callable[[Seconds], Event]:
             trainer.assign(effect.ranks)
             cost = trainer.cost(Epochs(), {})
-            return lambda now: Assigned(trainer.num_samples, cost)
+            return partial(self._assigned, Assigned(trainer.num_samples, cost))
 
         self._beside(self._bench, job)
+
+    def _assigned(self, event: Assigned, now: Seconds) -> Assigned:
+        self.is_busy = False
+        return event
 
     def take(self, done: Done, now: Seconds) -> Event:
         """The event that `done` is about.
@@ -147,7 +175,10 @@ class Work:
         if done.error is not None:
             raise done.error
         assert done.event is not None
-        return done.event(now)
+        event = done.event(now)
+        if question := _QUESTIONS.get(type(event)):
+            self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
+        return event
 
     def _beside(self, bench: Background, job: Callable[[], Callable[[Seconds], Event]]) -> None:
         def work() -> None:
@@ -165,9 +196,10 @@ class Work:
             background.close(_LEAVE_OFF)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The trainer's; nothing may be training."""
-        return self._trainer.state_dict()
+        """The trainer's, and what has no answer yet; nothing may be training."""
+        return {"trainer": self._trainer.state_dict(), "asked": [*self._asked]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict`."""
-        self._trainer.load_state_dict(state)
+        """Go back to a `state_dict`; see `ask_again`."""
+        self._trainer.load_state_dict(state["trainer"])
+        self._asked = list(state["asked"])
