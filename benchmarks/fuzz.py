@@ -1,13 +1,13 @@
 """Damaged and forged messages: none may crash a worker, hang it, or pass for one that was sent.
 
-    python benchmarks/fuzz.py           a table
-    python benchmarks/fuzz.py --json    one JSON object
+    python -m benchmarks.fuzz           a table
+    python -m benchmarks.fuzz --json    one JSON object
 
 Frames of six messages are changed at random: bits flipped, bytes cut out, put in, swapped or
 repeated, two frames joined, numbers made extreme, fields of the header replaced. A third stays
 so, the others get a right checksum, as a forger would give them. A quarter of all is whole
-frames of messages in which something is wrong. Each goes to `Admission.admit`, and what is
-behind its envelope to `codec.decode`.
+frames of messages in which something is wrong. Each goes to `Post.take`, as in a worker in the
+midst of a run, and what is behind its envelope to `codec.decode`.
 
 errors: exceptions other than the `ValueError` that `decode` promises.
 wrongly accepted: of those with their old checksum, what is not byte for byte a frame that was
@@ -20,6 +20,7 @@ import argparse
 import json
 import logging
 import math
+import queue
 import random
 import resource
 import time
@@ -29,62 +30,34 @@ from typing import Any
 
 import torch
 import xxhash
+from benchmarks.corpus import (
+    NUM_WORKERS,
+    OWN_LIFE,
+    OWN_ROUND,
+    PARAMS,
+    RUN,
+    SCHEMA,
+    SENDER,
+    SENDER_LIFE,
+    SENT,
+    Described,
+    frames,
+)
 from torch import Tensor
 
 from edgegossip.core import codec
 from edgegossip.core.protocol import Message
-from edgegossip.core.schema import MessageSpec, TensorSpec
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import NUM_BYTES, Envelope, pack
-
-RUN, SENDER, OWN_ROUND = b"run 0001", 2, 40
-_PARAMS = torch.linspace(-1, 1, 50)
-_TWO = torch.tensor([80.0, 2.5], dtype=torch.float64)
-SENT = [
-    Message("params", 41, {"params": _PARAMS}),
-    Message("params", 40, {"params": _PARAMS, "forecast": _TWO}),
-    Message("push", 7, {"params": _PARAMS, "weight": torch.tensor(0.5, dtype=torch.float64)}),
-    Message("chunk", 39, {"chunk": _PARAMS[:17]}),
-    Message("spare-joined", 0),
-    Message(
-        "sparse",
-        40,
-        {
-            "values": _PARAMS[:9].bfloat16(),
-            "indices": torch.arange(9),
-            "signs": torch.tensor([True, False, True]),
-            "scale": torch.tensor([0.5], dtype=torch.float16),
-        },
-    ),
-]
-_WHOLE = {"params": TensorSpec.like(_PARAMS)}
-_FORECAST = {"forecast": TensorSpec(torch.float64, (2,), minimum=0)}
-SCHEMA = {
-    "params": MessageSpec(_WHOLE, optional=_FORECAST, max_ahead=1),
-    "push": MessageSpec({**_WHOLE, "weight": TensorSpec(torch.float64, (), minimum=0)}),
-    "chunk": MessageSpec({"chunk": TensorSpec(torch.float32, (None,), max_numel=17)}),
-    "spare-joined": MessageSpec(),
-    "sparse": MessageSpec(
-        {
-            "values": TensorSpec(torch.bfloat16, (9,)),
-            "indices": TensorSpec(torch.int64, (9,), minimum=0, maximum=49),
-            "signs": TensorSpec(torch.bool, (3,)),
-            "scale": TensorSpec(torch.float16, (1,)),
-        }
-    ),
-}
-
-
-def frames() -> list[bytes]:
-    """What was sent."""
-    return [
-        b"".join(pack(Envelope(RUN, SENDER, 11, 12, number), message))
-        for number, message in enumerate(SENT)
-    ]
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.peers import Peers
+from edgegossip.net.post import Frame, Post
+from edgegossip.net.settings import HostSettings
+from edgegossip.net.status import STATUS, Phase
 
 
 def admission() -> Admission:
-    return Admission(run=RUN, rank=0, num_workers=4, schema=SCHEMA)
+    return Admission(run=RUN, rank=0, num_workers=NUM_WORKERS, schema=SCHEMA)
 
 
 # Damage.
@@ -214,17 +187,18 @@ def lie(draw: random.Random) -> bytearray:
     """A frame by the package's own hand, in which something may be wrong."""
     message = draw.choice(SENT)
     kind, round, payload = message.kind, message.round, dict(message.payload)
-    envelope = [RUN, SENDER, *(draw.randrange(2**64) for _ in range(3))]
+    lives = draw.choice([(SENDER_LIFE, OWN_LIFE), (draw.randrange(2**63), OWN_LIFE)])
+    envelope = [RUN, SENDER, *lives, draw.randrange(2**63)]
     match draw.randrange(6):
         case 0:
             envelope[0] = draw.choice((RUN, b"run 0002"))
-            envelope[1] = draw.choice((0, 1, 2, 3, 4, 2**63))
+            envelope[1] = draw.choice((0, 1, 2, 3, 4, 2**63 - 1))
         case 1:
             kind = draw.choice([*SCHEMA, "", "net/status", "x" * 1000])
         case 2:
             round = draw.choice((-1, 0, 40, 41, 42, 2**62, -(10**18)))
         case 3:
-            payload[draw.choice(["params", "forecast", "chunk", "more"])] = _PARAMS
+            payload[draw.choice(["params", "forecast", "chunk", "more"])] = PARAMS
         case 4 if payload:
             payload.pop(draw.choice([*payload]))
         case 5 if payload:
@@ -279,7 +253,14 @@ def _is_like(message: Message, sent: Message) -> bool:
             return False
         if name == "indices" and (tensor > 49).any():
             return False
+        if message.kind == STATUS and not is_of_a_status(name, tensor):
+            return False
     return True
+
+
+def is_of_a_status(name: str, value: Tensor) -> bool:
+    most = {"phase": 3.0, "elapsed": 1e9}.get(name, math.inf)
+    return bool((value >= (name == "life")).all() and (value <= most).all())
 
 
 # The measurement.
@@ -302,7 +283,19 @@ class Fuzzer:
 
     def __init__(self, seed: int) -> None:
         self.sent = frames()
-        self.admission = admission()
+        peers = Peers(0, NUM_WORKERS, OWN_LIFE)
+        peers.has_begun, peers[SENDER].is_reachable = True, True
+        self.post = Post(
+            Described(),  # type: ignore[arg-type]
+            PARAMS,
+            MemoryNetwork().transport(0),
+            queue.SimpleQueue(),
+            peers,
+            HostSettings(run=RUN),
+        )
+        self.post.open()
+        self.post.phase = Phase.RUNNING
+        self.admission = self.post.admission
         self.draw = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.examples: list[str] = []
@@ -328,6 +321,11 @@ class Fuzzer:
             self.counts["accepted"] += 1
             if not is_right:
                 self._note("wrongly_accepted", message, original)
+            sender = self.post.peers[SENDER]
+            sender.turn_to(SENDER_LIFE)
+            sender.received = 0
+            self.post.take(Frame(SENDER, memoryview(frame)), OWN_ROUND, 0.0)
+            self.post.tell(SENDER, again=True)
         try:
             codec.decode(memoryview(frame)[NUM_BYTES:])
             self.counts["decoded"] += 1
@@ -356,7 +354,11 @@ def measure(num_messages: int, seed: int) -> dict[str, Any]:
         "wrongly_accepted": counts["wrongly_accepted"],
         "accepted": counts["accepted"],
         "decoded": counts["decoded"],
-        "dropped": {reason: n for (_, reason), n in fuzzer.admission.dropped.most_common()},
+        "dropped": {
+            reason: n
+            for (_, reason), n in fuzzer.admission.dropped.most_common()
+            if reason != "missing"  # whatever number a forger makes up
+        },
         "slowest_cpu_seconds": fuzzer.slowest,
         "seconds": seconds,
         "grown_bytes": 1024 * grown,

@@ -33,7 +33,7 @@ class Envelope:
         number: Of the message.
 
     Raises:
-        ValueError: If `run` is not 8 bytes, or a number is not in 0 .. 2**64 - 1.
+        ValueError: If `run` is not 8 bytes, or a number is not in 0 .. 2**63 - 1.
     """
 
     run: bytes
@@ -46,8 +46,8 @@ class Envelope:
         if len(self.run) != 8:
             raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
         for name in ("sender", "sender_life", "receiver_life", "number"):
-            if not 0 <= getattr(self, name) < 2**64:
-                raise ValueError(f"{name} must be in 0..2**64 - 1, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < 2**63:
+                raise ValueError(f"{name} must be in 0..2**63 - 1, got {getattr(self, name)}")
 
 
 _values = attrgetter(*(each.name for each in fields(Envelope)))

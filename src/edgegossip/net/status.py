@@ -13,6 +13,8 @@ from edgegossip.core.protocol import Message, Seconds
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 STATUS = "net/status"
+MAX_ELAPSED: Seconds = 1e9
+"""Thirty years: with any number of seconds, clocks would lose their fractions."""
 Life: TypeAlias = int
 """Of a rank: drawn anew when it starts with nothing; a resumed worker goes on with its own."""
 
@@ -87,7 +89,7 @@ def spec(num_workers: int) -> MessageSpec:
             "phase": phase,
             "life": TensorSpec(torch.int64, (), minimum=1),
             "begun_with": number,
-            "elapsed": TensorSpec(torch.float64, (), minimum=0.0),
+            "elapsed": TensorSpec(torch.float64, (), minimum=0.0, maximum=MAX_ELAPSED),
             "is_resumed": TensorSpec(torch.bool, ()),
             "oldest": number,
             "kept": number,

@@ -1,0 +1,76 @@
+"""What the fuzzing is done with: messages that were sent, and what describes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.protocol import Message
+from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.status import STATUS, Phase, Status, spec
+
+RUN, SENDER, OWN_ROUND, NUM_WORKERS = b"run 0001", 2, 40, 4
+SENDER_LIFE, OWN_LIFE = 11, 12
+PARAMS = torch.linspace(-1, 1, 50)
+_TWO = torch.tensor([80.0, 2.5], dtype=torch.float64)
+SENT = [
+    Message("params", 41, {"params": PARAMS}),
+    Message("params", 40, {"params": PARAMS, "forecast": _TWO}),
+    Message("push", 7, {"params": PARAMS, "weight": torch.tensor(0.5, dtype=torch.float64)}),
+    Message("chunk", 39, {"chunk": PARAMS[:17]}),
+    Message("spare-joined", 0),
+    Message(
+        "sparse",
+        40,
+        {
+            "values": PARAMS[:9].bfloat16(),
+            "indices": torch.arange(9),
+            "signs": torch.tensor([True, False, True]),
+            "scale": torch.tensor([0.5], dtype=torch.float16),
+        },
+    ),
+    Status(
+        phase=Phase.WAITING,
+        life=SENDER_LIFE,
+        begun_with=OWN_LIFE,
+        elapsed=7.5,
+        is_resumed=False,
+        oldest=1,
+        kept=0,
+        sent=(5, 6, 0, 8),
+        received=(4, 5, 0, 7),
+    ).message(),
+]
+_WHOLE = {"params": TensorSpec.like(PARAMS)}
+_FORECAST = {"forecast": TensorSpec(torch.float64, (2,), minimum=0)}
+SCHEMA = {
+    "params": MessageSpec(_WHOLE, optional=_FORECAST, max_ahead=1),
+    "push": MessageSpec({**_WHOLE, "weight": TensorSpec(torch.float64, (), minimum=0)}),
+    "chunk": MessageSpec({"chunk": TensorSpec(torch.float32, (None,), max_numel=17)}),
+    "spare-joined": MessageSpec(),
+    "sparse": MessageSpec(
+        {
+            "values": TensorSpec(torch.bfloat16, (9,)),
+            "indices": TensorSpec(torch.int64, (9,), minimum=0, maximum=49),
+            "signs": TensorSpec(torch.bool, (3,)),
+            "scale": TensorSpec(torch.float16, (1,)),
+        }
+    ),
+    STATUS: spec(NUM_WORKERS),
+}
+
+
+def frames() -> list[bytes]:
+    """What was sent."""
+    return [
+        b"".join(pack(Envelope(RUN, SENDER, SENDER_LIFE, OWN_LIFE, number), message))
+        for number, message in enumerate(SENT, 1)
+    ]
+
+
+class Described:
+    """What a `Post` asks of an algorithm."""
+
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        return SCHEMA
