@@ -26,12 +26,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -49,6 +51,8 @@ from benchmarks.crew import (
 )
 
 LONGEST_PAUSE = 6.0
+MAX_DISTANCE = 0.1  # of the models at the end, relative
+MAX_GROWTH = 1.0  # MB a minute, the median of the processes
 BEFORE_CUT, AFTER_CUT = 10.0, 35.0
 
 
@@ -135,6 +139,16 @@ class Memory:
         return slopes
 
 
+def num_strays(sessions: Collection[int]) -> int:
+    """Processes of these sessions, one for each worker, that still run."""
+    strays = 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            is_one = os.getsid(process.pid) in sessions
+            strays += is_one and process.status() != psutil.STATUS_ZOMBIE
+    return strays
+
+
 def soak(arguments: Sequence[str], minutes: float, seed: int) -> dict[str, Any]:
     """Disturb a run for so long, leave it alone for two minutes, and see what is left."""
     seconds, memory = 60 * minutes, Memory()
@@ -153,7 +167,7 @@ def soak(arguments: Sequence[str], minutes: float, seed: int) -> dict[str, Any]:
         hanging = workers.join(seconds + 60)
         strange, estimates = workers.unexplained, workers.estimates
         trained = [workers.num_trained(rank) for rank in range(NUM_WORKERS)]
-        pids = [*memory.megabytes, *(p.pid for p in workers.processes.values())]
+        stray = num_strays({*memory.megabytes, *(p.pid for p in workers.processes.values())})
     growth = memory.growth()
     return {
         "minutes": minutes,
@@ -165,9 +179,14 @@ def soak(arguments: Sequence[str], minutes: float, seed: int) -> dict[str, Any]:
         "mb_per_minute_largest": max(growth, default=None),
         "largest_mb": max(mb for each in memory.megabytes.values() for _, mb in each),
         "hanging": hanging,
-        "stray_processes": sum(psutil.pid_exists(pid) for pid in pids),
+        "stray_processes": stray,
         "unexplained_lines": strange,
-        "is_kept": not (hanging or strange) and len(estimates) == NUM_WORKERS,
+        "is_kept": (
+            not (hanging or strange or stray)
+            and len(estimates) == NUM_WORKERS
+            and relative_distance(estimates) <= MAX_DISTANCE
+            and (not growth or statistics.median(growth) <= MAX_GROWTH)
+        ),
     }
 
 

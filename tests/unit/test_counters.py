@@ -66,6 +66,13 @@ def test_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SystemCounters().read().machine.network == 60
 
 
+def test_a_core_that_is_switched_off_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = SystemCounters()
+    few = psutil.cpu_times(percpu=True)[:-1]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: few)
+    assert counters.read().machine.cores >= 0
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
 def test_only_cores_that_we_may_use_count() -> None:
     everything = os.sched_getaffinity(0)

@@ -27,20 +27,25 @@ from edgegossip.core.protocol import (
     Evaluated,
     Event,
     Finish,
+    Message,
     Payload,
     Predict,
     Predicted,
     Rank,
+    Received,
     Seconds,
     Started,
     TrainingResult,
     Work,
+    WorkerLost,
     WorkerState,
 )
 from edgegossip.core.topology import complete
+from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.host import Host
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.patience import Patience
+from edgegossip.net.post import Frame
 from edgegossip.net.status import STATUS
 
 EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=6)
@@ -406,15 +411,35 @@ def test_what_never_arrives_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("never arrived") == 1
 
 
-def test_what_floods_a_host_is_refused_and_counted() -> None:
-    settings = replace(SETTINGS, max_waiting_bytes=1000)
+@pytest.mark.parametrize("size", [0, 100])
+def test_what_floods_a_host_is_refused_and_counted(size: int) -> None:
+    settings = replace(SETTINGS, max_waiting_bytes=100_000)
     host = make_host(EPOCHS, 0, MemoryNetwork(), settings=settings)
-    for _ in range(20):
-        host.post.received(1, memoryview(bytearray(100)))
-    taken = [host._items.get() for _ in range(20)]
-    for item in taken:
-        host.post.take(item, 0, 0.0)
-    assert host.post.refusals["worker 1: more than can wait to be handled"] == 10
+    for _ in range(2):
+        for _ in range(1000):
+            host.post.received(1, memoryview(bytearray(size)))
+        num_items = host._items.qsize()
+        assert 100 <= num_items <= 200
+        for _ in range(num_items):
+            host.post.take(host._items.get(), 0, 0.0)
+    refusals = host.post.refusals
+    assert refusals["worker 1: more than can wait to be handled"] == 2 * (1001 - num_items)
+    assert refusals["worker 1: no message"] == 2 * (num_items - 1)
+
+
+def test_a_late_frame_of_one_that_cannot_be_reached_does_not_bring_it_back() -> None:
+    post = make_host(EPOCHS, 0, MemoryNetwork(), settings=SETTINGS).post
+    peers = post.peers
+    peers.appeared(1, 5)
+    peers[1].turn_to(7)
+    peers.begin()
+    peers[1].known_life, peers[1].is_lost = 7, False
+    assert [type(event) for event in peers.disappeared(1, 5, 0.0)] == [WorkerLost]
+    envelope = Envelope(SETTINGS.run, 1, sender_life=7, receiver_life=peers.life, number=1)
+    params = Message("params", 0, {"params": torch.zeros(NUM_PARAMS)})
+    late = memoryview(bytearray().join(pack(envelope, params)))
+    assert [type(event) for event in post.take(Frame(1, late), 0, 1.0)] == [Received]
+    assert peers[1].is_lost
 
 
 def test_work_under_way_at_the_time_limit_is_cancelled_and_over_when_the_run_is() -> None:

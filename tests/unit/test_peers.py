@@ -188,11 +188,11 @@ def test_nothing_is_under_way_when_all_counts_agree() -> None:
     assert peers.is_nothing_under_way
 
 
-def test_the_run_began_when_the_first_did() -> None:
-    peers = Peers(0, 3, OWN)
+def test_the_run_began_when_most_say_that_it_did() -> None:
+    peers = Peers(0, 4, OWN)
     assert peers.began_at is None
-    for rank, elapsed in ((1, 2.0), (2, 2.5)):
-        counts = {"sent": (0, 0, 0), "received": (0, 0, 0)}
+    for rank, elapsed in ((1, 2.0), (2, 2.5), (3, 1e9)):
+        counts = {"sent": (0, 0, 0, 0), "received": (0, 0, 0, 0)}
         peers.appeared(rank, incarnation=1)
         peers.told(rank, status(phase=Phase.RUNNING, elapsed=elapsed, **counts), 10.0)
     assert peers.began_at == 7.5

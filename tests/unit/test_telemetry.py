@@ -189,11 +189,11 @@ def test_a_redis_that_dies_mid_run_disturbs_nobody(
                 journal.append(sample(minute))
         assert time.monotonic() - start < 5
         [record] = caplog.records
-        assert "telemetry is not stored, training goes on: Redis at 127.0.0.1:" in (
+        assert "telemetry is not stored, training goes on: Redis at redis://127.0.0.1:" in (
             record.message
         )
         assert len(journal._unstored) == 24 * 60
-        with pytest.raises(NetworkError, match=r"Redis at 127\.0\.0\.1"):
+        with pytest.raises(NetworkError, match=r"Redis at redis://127\.0\.0\.1"):
             store.read(0)
         store.close()
 

@@ -348,6 +348,33 @@ def test_folders_of_which_none_has_come_to_its_end_are_no_run(crew: Crew) -> Non
         Gathering(SHORT, crew.out).finish()
 
 
+def test_the_model_of_one_that_failed_is_not_averaged_in(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(state: Any, event: Event) -> None:  # noqa: ANN401
+        if state.rank == 1 and state.round == 2:
+            raise TrainingError("the loss became nan")
+
+    before_each_event(monkeypatch, fail)
+    crew.all(SHORT)
+    results = Gathering(SHORT, crew.out).finish()
+    assert results.reason == "failed"
+    assert len(results.worker_accuracies) == NUM_WORKERS - 1
+
+
+def test_an_end_counts_no_more_once_a_worker_goes_on(crew: Crew) -> None:
+    folder = crew.folder(0)
+    crew.start(ENDLESS, *range(NUM_WORKERS), settings=replace(WITHIN, max_seconds=0.3))
+    crew.join(*range(NUM_WORKERS))
+    ends = [folder / "summary.json", folder / "params.safetensors"]
+    assert all(end.exists() for end in ends)
+    ends[0].write_text(ends[0].read_text().replace("time limit", "interrupted"))
+    # As far as one comes that is killed at once.
+    worker_module._make(folder, {})
+    assert not any(end.exists() for end in ends)
+    assert Gathering(ENDLESS, crew.out).finish().reason == "time limit"
+
+
 @pytest.mark.slow
 def test_one_that_comes_back_with_a_checkpoint_rejoins_those_who_went_on(
     crew: Crew, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from contextlib import suppress
@@ -75,8 +76,13 @@ def default_folder(name: str) -> Path:
 
 
 def repeatable(command: str, arguments: list[str]) -> str:
-    """The command less the options that do not matter for its results."""
-    return shlex.join(["edgegossip", command, *without(arguments, "out", "threads", "resume")])
+    """The command less the options that do not matter for its results, and less passwords.
+
+    >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
+    'edgegossip worker quickstart --telemetry redis://box:6379/0'
+    """
+    kept = without(arguments, "out", "threads", "resume")
+    return re.sub(r"://[^/@\s]*@", "://", shlex.join(["edgegossip", command, *kept]))
 
 
 def without(arguments: list[str], *options: str) -> list[str]:

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgegossip.core.errors import NetworkError, UsageError
+from edgegossip.net.telemetry import without_password
 
 _STYLES = {"ok": "green", "missing": "yellow", "failed": "red"}
 _LOCAL_REDIS = "redis://localhost:6379"
@@ -133,9 +134,9 @@ def _redis(url: str | None) -> Finding:
     try:
         with redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3) as server:
             version = server.info("server")["redis_version"]
-        return Finding("Redis", "ok", f"{version} at {url}", asked)
+        return Finding("Redis", "ok", f"{version} at {without_password(url)}", asked)
     except (redis.RedisError, ValueError) as error:
-        advice = f"{url}: {error}; start one, or say --redis URL"
+        advice = f"{without_password(url)}: {error}; start one, or say --redis URL"
         return Finding("Redis", "failed" if asked else "missing", advice, asked)
 
 

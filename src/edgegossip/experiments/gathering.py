@@ -221,7 +221,12 @@ class Gathering:
         while self.measure_next():
             pass
         summaries = {w.rank: s for w in self.workers if (s := w.summary) is not None}
-        ends = [rank for rank in self._evaluated_ranks() if rank in summaries]
+        # What is left of one that failed may be no model.
+        ends = [
+            rank
+            for rank in self._evaluated_ranks()
+            if rank in summaries and summaries[rank]["reason"] != "failed"
+        ]
         if not ends:
             raise RunFolderError(
                 f"no worker in {self._out / WORKERS} has come to its end, so there is no model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,8 +85,10 @@ def join(
     predictor = PerformancePredictor(seconds_alone=seconds_per_sample(experiment, rank))
     if profile is not None:
         predictor.fit(Profile.read(profile))
-    journal = Journal(open_telemetry(telemetry, run), rank)
-    with Monitor(predictor, journal=journal) as monitor:
+    with (
+        closing(open_telemetry(telemetry, run)) as store,
+        Monitor(predictor, journal=Journal(store, rank)) as monitor,
+    ):
         return take_part(
             experiment,
             rank,

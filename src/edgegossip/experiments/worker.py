@@ -280,9 +280,11 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Make the folder, unless it is there."""
+    """Make the folder; in one that is there, an earlier end counts no more."""
     path = out / "experiment.json"
     if path.exists():
+        for end in ("summary.json", "params.safetensors"):
+            (out / end).unlink(missing_ok=True)
         return
     make_folder(out)
     write_json(path, header)

@@ -97,7 +97,8 @@ class SystemCounters:
 
     def _busy(self) -> Seconds:
         times = psutil.cpu_times(percpu=True)
-        return sum(map(_core_seconds, (times[core] for core in self._cores)))
+        # A core may have been switched off since.
+        return sum(_core_seconds(times[core]) for core in self._cores if core < len(times))
 
     def _own(self) -> Usage:
         if self._num_readings % _READINGS_PER_LOOK == 0:

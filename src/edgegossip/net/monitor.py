@@ -121,7 +121,7 @@ class Monitor:
         try:
             self._history.read()
             self._is_failing = False
-        except (psutil.Error, OSError) as error:
+        except (psutil.Error, OSError, LookupError, NotImplementedError) as error:
             if not self._is_failing:
                 _log.warning("cannot read what this machine is busy with: %s", error)
             self._is_failing = True

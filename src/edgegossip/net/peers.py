@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any
 
 from edgegossip.core.metrics import payload_num_bytes
@@ -208,9 +209,12 @@ class Peers:
 
     @property
     def began_at(self) -> Seconds | None:
-        """When the first of those who are here began, on the own clock; None if none has."""
+        """When those who are here began, on the own clock; None if none has.
+
+        The median of what they say, so that one alone cannot make the run older.
+        """
         begun = [r for r, status in self._here().items() if status.phase >= Phase.RUNNING]
-        return min((self[rank].began_at for rank in begun), default=None)
+        return median_low(self[rank].began_at for rank in begun) if begun else None
 
     @property
     def must_rejoin(self) -> bool:

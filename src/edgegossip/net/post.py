@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,9 @@ class Disappeared:
     incarnation: Incarnation
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """The transport refused something."""
+    """The transport refused something, once or more often."""
 
     rank: Rank | None
     reason: str
@@ -62,6 +63,7 @@ class Left:
     handed_over: Seconds
 
 
+_OVERHEAD = 512  # of a frame that waits, in bytes, however short it is
 Item = Frame | Appeared | Disappeared | Refused
 ITEMS = (Frame, Appeared, Disappeared, Refused)
 
@@ -109,6 +111,7 @@ class Post:
         self._lock = threading.Lock()
         self._num_waiting = 0
         self._max_waiting = settings.max_waiting_bytes
+        self._refused: Counter[Refused] = Counter()
 
     def open(self) -> None:
         self._transport.open(self, self.admission.max_bytes)
@@ -120,9 +123,10 @@ class Post:
     # What the transport says, from its threads.
 
     def received(self, sender: Rank, frame: memoryview) -> None:
+        num_bytes = len(frame) + _OVERHEAD
         with self._lock:
-            is_too_much = self._num_waiting + len(frame) > self._max_waiting
-            self._num_waiting += 0 if is_too_much else len(frame)
+            is_too_much = self._num_waiting + num_bytes > self._max_waiting
+            self._num_waiting += 0 if is_too_much else num_bytes
         if is_too_much:
             self.refused(sender, "more than can wait to be handled")
         else:
@@ -135,7 +139,12 @@ class Post:
         self._items.put(Disappeared(rank, incarnation))
 
     def refused(self, rank: Rank | None, reason: str) -> None:
-        self._items.put(Refused(rank, reason))
+        refused = Refused(rank, reason)
+        with self._lock:
+            self._refused[refused] += 1
+            is_first = self._refused[refused] == 1
+        if is_first:  # the others will be counted with it
+            self._items.put(refused)
 
     # What the host makes of it.
 
@@ -144,7 +153,7 @@ class Post:
         match item:
             case Frame(sender, data):
                 with self._lock:
-                    self._num_waiting -= len(data)
+                    self._num_waiting -= len(data) + _OVERHEAD
                 return self._open_frame(sender, data, own_round, now)
             case Appeared(rank, incarnation):
                 self.peers.appeared(rank, incarnation)
@@ -154,7 +163,9 @@ class Post:
             case Disappeared(rank, incarnation):
                 return self.peers.disappeared(rank, incarnation, self._clock())
             case Refused(rank, reason):
-                self.admission.refused(rank, reason)
+                with self._lock:
+                    number = self._refused.pop(item)
+                self.admission.refused(rank, reason, number=number)
         return []
 
     def _open_frame(
@@ -175,7 +186,8 @@ class Post:
             detail = "it never arrived, or was refused"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
-        found = self.peers.find(sender) if self.peers.has_begun else []
+        is_there = self.peers.has_begun and peer.is_reachable  # and not what it had left behind
+        found = self.peers.find(sender) if is_there else []
         return [*found, Received(sender, message)]
 
     def _read_status(self, sender: Rank, message: Message) -> list[Event]:

@@ -218,7 +218,7 @@ class RedisTelemetry:
 
     def __init__(self, url: str, run: str, max_samples: int = MAX_SAMPLES) -> None:
         self._redis, self._error = _connect(url)
-        self._server = _server(url)
+        self._server = without_password(url)
         self._run = run
         self._max_samples = max_samples
 
@@ -267,15 +267,20 @@ def _connect(url: str) -> tuple[Redis, type[Exception]]:
         )
     except ValueError as error:
         raise NetworkError(
-            f"the address of Redis must look like redis://host:6379/0, not {_server(url)} "
-            f"({error})"
+            "the address of Redis must look like redis://host:6379/0, not "
+            f"{without_password(url)} ({error})"
         ) from None
     return client, redis.RedisError
 
 
-def _server(url: str) -> str:
-    """The address less the password, which has no place in messages."""
-    return url.partition("://")[2].rpartition("@")[2]
+def without_password(url: str) -> str:
+    """The address without user and password, which have no place in messages.
+
+    >>> without_password("redis://me:secret@box:6379/0")
+    'redis://box:6379/0'
+    """
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.rpartition("@")[2]
 
 
 def open_telemetry(where: str, run: str) -> TelemetryStore:

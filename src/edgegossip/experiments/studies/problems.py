@@ -78,7 +78,11 @@ class Problem:
 
     def plain(self) -> dict[str, object]:
         """What results depend on, in JSON."""
-        varied = {} if self.schedule == Constant() else {"schedule": describe(self.schedule)}
+        varied: dict[str, object] = {}
+        if self.schedule != Constant():
+            varied["schedule"] = describe(self.schedule)
+        if self.augmentation is not None:
+            varied["augmentation"] = describe(self.augmentation)
         return varied | {
             "problem": self.name,
             "num_train": self.num_train,
@@ -87,6 +91,8 @@ class Problem:
             "batch_size": self.settings.batch_size,
             "lr": self.settings.lr,
             "momentum": self.settings.momentum,
+            "weight_decay": self.settings.weight_decay,
+            "exchange_probability": self.settings.exchange_probability,
             "throughput": self.settings.throughput,
         }
 

@@ -14,6 +14,7 @@ from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Algorithm, Seconds
 from edgegossip.core.topology import complete
+from edgegossip.experiments.describe import describe
 from edgegossip.experiments.experiment import Experiment, throughput_bound
 from edgegossip.experiments.recipes.baselines import HOME_LINK, UNTIL_CUT_OFF
 from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
@@ -48,17 +49,31 @@ Runs: TypeAlias = Mapping[str, Contender]
 
 BASELINE = "epoch-gossip"
 MAX_WORK = 1.2
-LESS_WORK = (
-    f"The others run until they have processed {MAX_WORK:g} times as many samples as "
-    "EpochGossip, or for its time if that is shorter; all of them for the same virtual time."
-)
-"""What a report says of `MAX_WORK`."""
 
 
-def max_work(settings: StudySettings) -> float | None:
+def work_limit(settings: StudySettings, wanted: float | None = MAX_WORK) -> float | None:
     """What a study's races are limited to; see `Race`."""
     # In the short form they would be over before anybody gets anywhere.
-    return None if settings.short else MAX_WORK
+    return None if settings.short else wanted
+
+
+def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
+    """What a report says of that limit."""
+    if wanted is None:
+        return ()
+    return (
+        f"The others run until they have processed {wanted:g} times as many samples as "
+        "EpochGossip, or for its time if that is shorter; all of them for the same virtual "
+        "time.",
+    )
+
+
+def how_contenders_run() -> dict[str, Any]:
+    """What rows depend on besides the problem, in JSON: `EdgeGossip` as it is by default."""
+    edge_gossip = EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1))
+    described = describe(edge_gossip)
+    del described["inner"]
+    return {"accuracy_aware": describe(ACCURACY_AWARE), "edge_gossip": described}
 
 
 CONTROLS: Runs = {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
-from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits, Figure
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.studies.platforms import imbalanced
 from edgegossip.experiments.studies.problems import (
     CIFAR10_LENET5,
@@ -19,12 +18,14 @@ from edgegossip.experiments.studies.problems import (
 )
 from edgegossip.experiments.studies.race import (
     CONTENDERS,
-    LESS_WORK,
+    MAX_WORK,
     Contender,
     Race,
     Runs,
     Setup,
-    max_work,
+    how_contenders_run,
+    less_work,
+    work_limit,
 )
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, race_table, standings
@@ -33,8 +34,9 @@ from edgegossip.learning.accuracy_aware import PLAIN
 
 TARGET_GAP = 0.003
 IMBALANCES = (2.0, 4.0, 8.0)
+Controls: TypeAlias = Literal["none", "at-4", "all"]
 CONTROLLED = 4.0
-"""The imbalance at which the controls run too."""
+"""The imbalance at which the controls run by default."""
 
 EDGE_GOSSIP: Runs = {"edge-gossip": Contender()}
 EQUAL_TIME: Runs = {**EDGE_GOSSIP, "random": Contender(PLAIN)}
@@ -43,18 +45,25 @@ CONTROLLED_RUNS: Runs = {**CONTENDERS, "edge-gossip-gosgd": Contender(inner="gos
 DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
 
 
-def speedup(settings: StudySettings = DEFAULTS, *, all_controls: bool = False) -> Study:
+def speedup(
+    settings: StudySettings = DEFAULTS,
+    *,
+    controls: Controls = "at-4",
+    max_work: float | None = MAX_WORK,
+) -> Study:
     """Time to EpochGossip's best accuracy less 0.3 points, at imbalances 2, 4 and 8.
 
     Args:
         settings: What to change.
-        all_controls: Run random shares and GoSGD at each imbalance, not at 4 alone.
+        controls: At which imbalance to run random shares and GoSGD, too.
+        max_work: Samples that others than EpochGossip process, in multiples of its own; None
+            to give them all its time, in which they converge.
     """
     races = [
         race
         for problem in _problems(settings)
         for seed in settings.seeds
-        for race in [_race(problem, seed, settings, all_controls=all_controls)]
+        for race in [_race(problem, seed, settings, controls, max_work)]
     ]
     problems = {race.problem.name: race.problem for race in races}.values()
     return Study(
@@ -68,14 +77,15 @@ def speedup(settings: StudySettings = DEFAULTS, *, all_controls: bool = False) -
             "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
             "on speeds, and when its epochs end on other machines is simulated without "
             "training.",
-            LESS_WORK,
+            *less_work(max_work),
         ),
         settings={
             **settings.plain(),
-            "all_controls": all_controls,
+            "controls": controls,
+            "max_work": max_work,
             "target_gap": TARGET_GAP,
             "problems": [problem.plain() for problem in problems],
-            "accuracy_aware": describe(ACCURACY_AWARE),
+            **how_contenders_run(),
         },
         cells=tuple(cell for race in races for cell in race.cells(settings.data_dir)),
         exhibit=_exhibit,
@@ -94,11 +104,18 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
     )
 
 
-def _race(problem: Problem, seed: int, settings: StudySettings, *, all_controls: bool) -> Race:
+def _race(
+    problem: Problem,
+    seed: int,
+    settings: StudySettings,
+    controls: Controls,
+    wanted_work: float | None,
+) -> Race:
     def runs(imbalance: float) -> Runs:
         if problem is CIFAR10_RESNET20:
             return EQUAL_TIME  # it takes too long for more
-        return CONTROLLED_RUNS if all_controls or imbalance == CONTROLLED else EDGE_GOSSIP
+        has_controls = {"none": False, "at-4": imbalance == CONTROLLED, "all": True}[controls]
+        return CONTROLLED_RUNS if has_controls else EDGE_GOSSIP
 
     wanted = (CONTROLLED,) if problem is CIFAR10_RESNET20 else IMBALANCES
     return Race(
@@ -113,7 +130,7 @@ def _race(problem: Problem, seed: int, settings: StudySettings, *, all_controls:
             for imbalance in wanted
         ),
         seed=seed,
-        max_work=max_work(settings),
+        max_work=work_limit(settings, wanted_work),
     )
 
 
@@ -140,7 +157,7 @@ def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
         panels=panels,
     )
     note = (
-        "Medians over the seeds; a dash: never, or it has no epochs. The target is "
+        "Medians over the seeds; a dash: not in its time, or it has no epochs. The target is "
         "EpochGossip's best accuracy less 0.3 percentage points, looked at after each of its "
         "epochs; the others after each of theirs, GoSGD twice in such a time. The bound is "
         "what not waiting alone can bring, in samples per second: sum(v) / (E v_min). At equal "

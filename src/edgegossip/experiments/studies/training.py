@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from edgegossip.balance.aggregation import aggregator
-from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits, Figure
 from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.studies.platforms import fast_and_slow
@@ -22,12 +21,13 @@ from edgegossip.experiments.studies.problems import (
 from edgegossip.experiments.studies.race import (
     CONTENDERS,
     CONTROLS,
-    LESS_WORK,
     Contender,
     Race,
     Runs,
     Setup,
-    max_work,
+    how_contenders_run,
+    less_work,
+    work_limit,
 )
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, curves, race_table, standings
@@ -218,7 +218,7 @@ def _races(problem: Problem, setups: tuple[Setup, ...], settings: StudySettings)
             problem=problem,
             setups=setups,
             seed=seed,
-            max_work=max_work(settings),
+            max_work=work_limit(settings),
         )
         for seed in settings.seeds
     ]
@@ -274,11 +274,11 @@ def _study(
         name=name,
         title=title,
         printed=printed,
-        scaled_down=() if settings.short else (*differences, LESS_WORK),
+        scaled_down=() if settings.short else (*differences, *less_work()),
         settings={
             **settings.plain(),
             "problems": [problem.plain() for problem in problems],
-            "accuracy_aware": describe(ACCURACY_AWARE),
+            **how_contenders_run(),
         },
         cells=tuple(cell for race in races for cell in race.cells(settings.data_dir)),
         exhibit=exhibit,
