@@ -193,8 +193,7 @@ class Synchronous(ABC, Generic[S]):
 
     def _mix_and_go_on(self, state: S, now: Seconds) -> list[Effect]:
         arrived = state.inbox.pop(state.round, {})
-        # Rank order, not arrival order: float sums come out bit-identical everywhere. What is
-        # no neighbor of this round has no business here.
+        # Rank order, not arrival order: float sums come out bit-identical everywhere.
         neighbors = self.topology.in_neighbors(state.rank, state.round)
         self.mix(state, {j: arrived[j] for j in neighbors if j in arrived})
         state.is_exchanging = False
@@ -205,7 +204,9 @@ class Synchronous(ABC, Generic[S]):
         # While it catches up, it waits for no neighbor that joined later and does the same.
         if state.catch_up is None and state.first_round.get(sender) == math.inf:
             self._wait_for(state, sender, message.round)
-        if message.round >= state.round:
+        neighbors = self.topology.in_neighbors(state.rank, message.round)
+        # What is no neighbor of that round has no business here.
+        if message.round >= state.round and sender in neighbors:
             state.inbox.setdefault(message.round, {})[sender] = message.payload
         return self._go_on(state, now)
 
