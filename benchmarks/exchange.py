@@ -7,7 +7,8 @@ Milliseconds on loopback, the median over repetitions in which the three take tu
 order:
 
 - ours: message, envelope with checksum, pieces, zenoh, all checks of what arrives;
-- zenoh: a bare script; the raw vector in pieces of 256 KiB, nothing is checked;
+- zenoh: a bare script with zenoh's own settings; the raw vector in pieces of 256 KiB,
+  unchecked;
 - gloo: `torch.distributed` isend and recv.
 
 All average by the same call. The last two keep the buffer that they receive into; ours is a

@@ -81,6 +81,18 @@ def test_it_says_how_much_was_chosen_for_its_loss() -> None:
     assert learner().train(start(learner()), Epochs(), {}).focus == 0
 
 
+def test_data_that_comes_back_is_visited_in_another_order() -> None:
+    some, same = learner(shards=SHARDS), learner(shards=SHARDS)
+    for each in (some, same):
+        each.assign((0, 1))
+        each.assign((0,))
+    one, again, other = (
+        [batch.positions.tolist() for batch in each.batches.take(Epochs())]
+        for each in (some, same, learner(shards=SHARDS))
+    )
+    assert one == again != other
+
+
 def test_a_learner_without_data_has_a_state_too() -> None:
     nothing = torch.empty(0, dtype=torch.int64)
     some, other = (learner(shard=nothing, shards=SHARDS) for _ in range(2))

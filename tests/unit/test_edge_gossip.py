@@ -229,7 +229,8 @@ def test_by_steps_a_forecast_is_made_once_a_pass() -> None:
             r"spares names worker 3; ranks are 0\.\.2",
         ),
         ({"reachable": {0: (1, 5)}}, r"reachable names worker 5; ranks are 0\.\.2"),
-        ({"spares": (1,)}, "spares wait for on_failure='reassign'"),
+        ({"spares": (1,)}, "are for on_failure='reassign'"),
+        ({"reachable": {0: (1,)}}, "are for on_failure='reassign'"),
         ({"spread": "gossip", "on_failure": "halt"}, "needs all forecasts"),
     ],
 )

@@ -126,8 +126,8 @@ class EdgeGossip:
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
         require_known(self.num_workers, self.spares, self.reachable)
-        if self.spares and self.on_failure != "reassign":
-            raise ValueError("spares wait for on_failure='reassign'; set it, or name no spares")
+        if (self.spares or self.reachable) and self.on_failure != "reassign":
+            raise ValueError("spares and reachable are for on_failure='reassign'; set it, too")
         if self.on_failure != "continue" and self.spread == "gossip":
             raise ValueError(
                 f"on_failure={self.on_failure!r} needs all forecasts; choose spread='exact'"

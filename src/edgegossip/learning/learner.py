@@ -102,6 +102,7 @@ class Learner(Trainer):
         self._num_steps = 0
         self._is_cancelled = False
         self._assigned: tuple[Rank, ...] | None = None
+        self._num_assigned = 0
         self._take_shard(shard)
 
     @property
@@ -133,6 +134,7 @@ class Learner(Trainer):
                 f"of {sorted(self._shards)}"
             )
         self._assigned = ranks
+        self._num_assigned += 1
         self._take_shard(torch.cat([self._shards[rank] for rank in sorted(set(ranks))]))
 
     def _take_shard(self, shard: Tensor) -> None:
@@ -156,8 +158,10 @@ class Learner(Trainer):
             loss_of = AggregatedLosses(
                 self.model.module, self._loss, self._dataset, aggregated, self._torch_device
             )
+        # With data that comes back, the order of its first passes does not.
+        key = (*self._key, self._num_assigned) if self._num_assigned else self._key
         return self._accuracy_aware.make_stream(
-            aggregated, len(shard), self._batch_size, self._key, loss_of
+            aggregated, len(shard), self._batch_size, key, loss_of
         )
 
     def cost(self, work: Work, inputs: Payload) -> float:
@@ -249,6 +253,7 @@ class Learner(Trainer):
         return {
             "params": self.model.params,
             "assigned": self._assigned,
+            "num_assigned": self._num_assigned,
             "optimizer": self._optimizer.state_dict(),
             "batches": self.batches.state_dict() if self.num_samples else None,
             "augmentation": self._random.get_state(),
@@ -262,6 +267,7 @@ class Learner(Trainer):
         self.model.params.copy_(state["params"])
         if state["assigned"] is not None:
             self.assign(tuple(state["assigned"]))
+            self._num_assigned = state["num_assigned"]
         self._optimizer.load_state_dict(state["optimizer"])
         if state["batches"] is not None:
             self.batches.load_state_dict(state["batches"])

@@ -10,7 +10,7 @@ from typing import Any
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.exhibits import Panel, Series, Table, Unit
 from edgegossip.experiments.recipes.sparse_push import DENSE
-from edgegossip.experiments.studies.standings import median
+from edgegossip.experiments.studies.standings import median, time_to
 from edgegossip.experiments.study import Row
 from edgegossip.experiments.traffic import Traffic
 
@@ -74,7 +74,7 @@ def _placing(row: Row, dense: Row | None) -> Placing:
     time = reference = None
     if dense is not None:
         target = max(dense["accuracies"]) - TARGET_GAP
-        time, reference = _time_to(row, target), _time_to(dense, target)
+        time, reference = time_to(row, target), time_to(dense, target)
     mean = _mean(row["worker_accuracies"])
     return Placing(
         group=row["group"],
@@ -95,11 +95,6 @@ def _placing(row: Row, dense: Row | None) -> Placing:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _time_to(row: Row, target: float) -> Seconds | None:
-    pairs = zip(row["times"], row["accuracies"], strict=True)
-    return next((time for time, accuracy in pairs if accuracy >= target), None)
 
 
 COLUMNS: tuple[tuple[str, Unit, Callable[[Placing], float | None], float], ...] = (

@@ -93,7 +93,7 @@ def standings(rows: Iterable[Row], target_gap: float) -> list[Standing]:
 def _standing(
     row: Row, baseline: Row, setup: str, times: Mapping[str, float], target: float
 ) -> Standing:
-    time, reference = _time_to(row, target), _time_to(baseline, target)
+    time, reference = time_to(row, target), time_to(baseline, target)
     ends, end = baseline["equal_epochs_time"], row["equal_epochs_time"]
     # A little later, when the models that were sent have been averaged and measured.
     settled = 0.2 * times["round_seconds"]
@@ -116,7 +116,8 @@ def _standing(
     )
 
 
-def _time_to(row: Row, target: float) -> Seconds | None:
+def time_to(row: Row, target: float) -> Seconds | None:
+    """When a run first had an accuracy of `target`; None if it never had."""
     pairs = zip(row["times"], row["accuracies"], strict=True)
     return next((time for time, accuracy in pairs if accuracy >= target), None)
 
