@@ -232,6 +232,17 @@ def test_worker_that_comes_back_gives_nothing_before_it_has_taken_over_a_model()
     assert kinds(worker.trains_to(7.0)) == ["Send", "Train"]
 
 
+def test_what_was_learnt_from_initial_parameters_is_not_added_to_a_model() -> None:
+    worker = Worker(many())
+    worker.on(Started(has_rejoined=True))
+    initial = worker.state.params
+    worker.hears(2, "model", 40, value=10.0)
+    worker.on(trained(9.0, initial))
+    assert worker.value == 10.0
+    worker.trains_to(12.0)
+    assert worker.value == 12.0
+
+
 def test_request_brings_a_model_to_one_that_has_none() -> None:
     worker = Worker(many())
     worker.on(Started(has_rejoined=True))

@@ -86,6 +86,19 @@ def test_chunk_of_a_lost_worker_stays_as_it_is() -> None:
     assert state.params.tolist() == [1.5, 1, 8, 8, 4]
 
 
+def test_one_that_comes_back_between_the_exchanges_passes_on_no_average() -> None:
+    state = ALGORITHM.init(0, torch.zeros(5))
+    ALGORITHM.handle(state, Started(has_rejoined=True), 0.0)
+    whole = {"params": torch.arange(5.0)}
+    for sender in (1, 2):
+        back = Received(sender, Message("catch-up", 1, whole))
+        effects = ALGORITHM.handle(state, back, 0.0)
+    pushes = [e for e in effects if isinstance(e, Send) and e.message.kind == "params"]
+    assert [(push.message.round, push.message.payload["chunk"].numel()) for push in pushes] == [
+        (1, 0)
+    ] * 2
+
+
 def test_chunks_that_do_not_fit_are_worth_as_much_as_none() -> None:
     state, _ = after_training()
     for event in (

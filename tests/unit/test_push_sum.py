@@ -10,8 +10,10 @@ import torch
 from tests.effects import kinds, only
 from tests.push_sum import CAREFUL, Worker, acknowledged, pushed, sends
 
+from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum_state import HARDLY_ANY
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.protocol import (
     Finish,
     Send,
@@ -28,6 +30,7 @@ from edgegossip.core.topology import (
     complete,
     directed_ring,
     from_edges_by_round,
+    ring,
 )
 
 # A round.
@@ -236,6 +239,33 @@ def test_loss_of_the_receiver_may_be_what_finishes_a_worker() -> None:
     assert worker.state.weight == 1.5
 
 
+def test_one_to_which_nobody_sends_any_more_keeps_its_estimate() -> None:
+    """It gives half of its weight away each round, to the end."""
+    worker = Worker(StochasticGradientPush(topology=directed_ring(3), num_rounds=400))
+    worker.on(Started())
+    worker.on(WorkerLost(0))
+    given = 0.0
+    for _ in range(400):
+        [push, *_] = worker.trains_to(4.0)
+        assert isinstance(push, Send)
+        given += float(push.message.payload["mass"][0]) / 2
+    assert worker.state.round == 400
+    assert worker.value == pytest.approx(4.0)
+    # What was made on the way weighs next to nothing.
+    assert given + worker.state.weight == pytest.approx(1.0, abs=10 * HARDLY_ANY)
+
+
+def test_rounds_that_wait_for_nobody_follow_each_other_however_many() -> None:
+    algorithm = DifferencePush(
+        topology=ring(1), num_rounds=1, final_rounds=5000, compressor=Identity()
+    )
+    worker = Worker(algorithm)
+    worker.state = algorithm.init(0, torch.zeros(2))
+    worker.on(Started())
+    assert kinds(worker.trains_to(1.0)) == ["Finish"]
+    assert worker.state.round == 5001
+
+
 # Workers that come back.
 
 
@@ -298,6 +328,21 @@ def test_push_may_overtake_what_opens_its_session() -> None:
     assert worker.hears(1, value=4.0, session=7.0) == []
     effects = worker.on(pushed(1, 5.0, 0.0, session=7.0, kind="catch-up"))
     assert sends(effects) == [(0, "acknowledged", 2)]
+
+
+def test_only_the_newest_session_is_waited_for() -> None:
+    worker = Worker(CAREFUL)
+    for session in range(1, 100):
+        worker.hears(1, value=4.0, session=float(session))
+    assert [*worker.state.inlets[0].held] == [(99.0, 1)]
+
+
+def test_a_stranger_has_no_mass_to_give() -> None:
+    worker = Worker()
+    worker.on(pushed(0, 100.0, sender=2))
+    worker.on(pushed(0, 100.0, 0.5, sender=2, session=7.0, kind="catch-up"))
+    assert not worker.state.inlets
+    assert not worker.state.arrived
 
 
 def test_older_session_does_not_return() -> None:

@@ -42,6 +42,7 @@ class ADPSGDState(WorkerState):
         deferred: Requests that wait until it has its own answer, by sender.
         answers: The last answer to each neighbor, to be given again if it was lost.
         has_averaged: The parameters have changed since training began.
+        has_taken_over: They are a neighbor's since; what is being trained is worth nothing.
         is_new: It has come back, and has nothing to give before it has heard from a neighbor.
         lost: Workers that cannot be reached, as keys.
     """
@@ -50,6 +51,7 @@ class ADPSGDState(WorkerState):
     deferred: dict[Rank, Message] = field(default_factory=dict)
     answers: dict[Rank, Message] = field(default_factory=dict)
     has_averaged: bool = False
+    has_taken_over: bool = False
     is_new: bool = False
     lost: dict[Rank, None] = field(default_factory=dict)
 
@@ -153,10 +155,12 @@ class ADPSGD:
                 state.is_new = event.has_rejoined and self._can_reach_any(state)
                 return [Train(state.params, Steps(self.local_steps))]
             case Trained():
-                # What an exchange has changed meanwhile stays.
-                has_stayed = not state.has_averaged
-                state.params = event.params if has_stayed else state.params + event.delta
-                state.has_averaged = False
+                if not state.has_averaged:
+                    state.params = event.params
+                elif not state.has_taken_over:
+                    # What an exchange has changed meanwhile stays.
+                    state.params = state.params + event.delta
+                state.has_averaged = state.has_taken_over = False
                 state.round += 1
                 return [*self._ask(state, now), *self._go_on(state)]
             case Received(message=Message(kind="request")):
@@ -266,7 +270,8 @@ class ADPSGD:
         """Begin anew with a neighbor's parameters, unless it has already done so."""
         if state.is_new:
             state.params = message.payload["params"]
-            state.has_averaged, state.is_new = True, False
+            state.has_averaged = state.has_taken_over = True
+            state.is_new = False
 
     def _lose(self, state: ADPSGDState, rank: Rank) -> list[Effect]:
         state.lost[rank] = None

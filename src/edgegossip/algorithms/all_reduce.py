@@ -14,8 +14,19 @@ from edgegossip.core.protocol import Payload, Rank, Steps, Work
 from edgegossip.core.schema import TensorSpec
 
 
+@dataclass(slots=True, kw_only=True)
+class AllReduceState(RoundState):
+    """State of one worker.
+
+    Attributes:
+        averaged_in: The exchange in which it last averaged its own chunk; -1 for none.
+    """
+
+    averaged_in: int = -1
+
+
 @dataclass(frozen=True, kw_only=True)
-class AllReduce(RoundBased[RoundState]):
+class AllReduce(RoundBased[AllReduceState]):
     r"""Average all workers' parameters exactly after every block of local steps.
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j
@@ -30,7 +41,8 @@ class AllReduce(RoundBased[RoundState]):
     is single-machine SGD on the union of the workers' batches, because the update is linear
     in the gradients. It is not with optimizers that are not, such as Adam.
 
-    If a worker is lost, its chunk stays as each worker has it until it is averaged again; a
+    If a worker is lost, its chunk stays as each worker has it until it is averaged again: one
+    that comes back between the two exchanges has averaged nothing, and sends an empty chunk. A
     chunk of another's length is worth as much as none.
 
     Args:
@@ -68,22 +80,24 @@ class AllReduce(RoundBased[RoundState]):
     def num_workers(self) -> int:
         return self.topology.num_workers
 
-    def init(self, rank: Rank, params: Tensor) -> RoundState:
-        return RoundState(rank=rank, params=params)
+    def init(self, rank: Rank, params: Tensor) -> AllReduceState:
+        return AllReduceState(rank=rank, params=params)
 
-    def work(self, state: RoundState) -> Work | None:
+    def work(self, state: AllReduceState) -> Work | None:
         return None if state.round % 2 else Steps(self.local_steps)
 
-    def outgoing(self, state: RoundState, receiver: Rank) -> Payload:
+    def outgoing(self, state: AllReduceState, receiver: Rank) -> Payload:
         chunks = state.params.tensor_split(self.num_workers)
-        is_scattering = state.round % 2 == 0
-        return {"chunk": chunks[receiver if is_scattering else state.rank]}
+        if state.round % 2 == 0:
+            return {"chunk": chunks[receiver]}
+        own, has_averaged = chunks[state.rank], state.averaged_in == state.round - 1
+        return {"chunk": own if has_averaged else own[:0]}
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
         largest = params.tensor_split(self.num_workers)[0]
         return {"chunk": TensorSpec(params.dtype, (None,), max_numel=largest.numel())}
 
-    def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
+    def mix(self, state: AllReduceState, inbox: Mapping[Rank, Payload]) -> None:
         chunks = list(state.params.tensor_split(self.num_workers))
         is_scattering = state.round % 2 == 0
         own = chunks[state.rank]
@@ -96,6 +110,7 @@ class AllReduce(RoundBased[RoundState]):
         if is_scattering:
             copies = {state.rank: own} | arrived
             chunks[state.rank] = torch.stack([copies[j] for j in sorted(copies)]).mean(0)
+            state.averaged_in = state.round
         else:
             for j, chunk in arrived.items():
                 chunks[j] = chunk

@@ -90,7 +90,8 @@ class Inlet:
     Attributes:
         session: The one that is under way; minus infinity before the first.
         next_round: The first round that has not been let through.
-        held: Messages that came too early, by session and round.
+        held: Messages that came too early, by session and round: of the session under way and
+            the newest.
         has_restarted: The sender's clock may have begun anew.
     """
 
@@ -119,6 +120,9 @@ class Inlet:
             self.has_restarted = False
             if message.round < self.next_round:
                 return []
+        if session > self.session:
+            # One after the next means that the next was given up.
+            self.held = {k: m for k, m in self.held.items() if k[0] in (self.session, session)}
         self.held[session, message.round] = message
         return self._release(next_round)
 

@@ -69,6 +69,10 @@ class PushSum(Synchronous[P], Generic[P]):
     it had merged it after all, and was only cut off, that mass exists twice: numerator and
     weight alike, which biases no estimate beyond the range of the workers' own.
 
+    A worker to which nobody sends any more gives away all that it has. Before its weight drowns
+    in rounding, at :math:`2^{-60}`, numerator and weight are both multiplied by :math:`2^{30}`:
+    the estimate stays, and mass of no more than :math:`2^{-30}` is made each time.
+
     A worker that crashed has lost its mass. When it comes back, every worker that sends to it
     gives it half of what it has, with its round; if there is none, it starts from the initial
     parameters, which weigh next to nothing.
@@ -78,8 +82,8 @@ class PushSum(Synchronous[P], Generic[P]):
         num_rounds: Rounds of train-then-push.
         local_steps: SGD steps in a round, at least 1.
         resend_after: Seconds without an acknowledgment after which a message is sent again.
-            None if links lose nothing: then nothing is acknowledged, and mass is lost with the
-            messages that a broken link takes with it.
+            None if links lose nothing: then nothing is acknowledged, and with a message that
+            is lost all later ones of its link wait for ever, with their mass.
         timeout: Seconds that a worker waits for its neighbors in one round before it goes on
             with what has arrived; what comes later is merged later. None waits for as long as
             it takes.
@@ -227,6 +231,8 @@ class PushSum(Synchronous[P], Generic[P]):
                 effects += self._dispatch(state, j, state.round, message, mass, now)
         state.before_exchange = state.params, weight
         self._merge(state, given, sign=-1)
+        if state.weight < HARDLY_ANY**2:
+            state.params, state.weight = state.params / HARDLY_ANY, state.weight / HARDLY_ANY
         return effects
 
     def announce(self, state: P, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
@@ -284,6 +290,9 @@ class PushSum(Synchronous[P], Generic[P]):
     # Getting.
 
     def _accept(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+        if sender not in self.topology.all_in_neighbors(state.rank):
+            return []  # a stranger has no mass to give
+
         def next_round(first: int) -> int:
             return self._next_round(sender, state.rank, first)
 

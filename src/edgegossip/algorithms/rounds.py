@@ -148,7 +148,7 @@ class Synchronous(ABC, Generic[S]):
                 return self._begin_round(state, now)
             case Trained():
                 self.learn(state, event)
-                return self._exchange(state, now)
+                return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
             case Received(message=Message(kind="catch-up")):
                 return self._receive_catch_up(state, event.sender, event.message, now)
             case Received():
@@ -169,10 +169,16 @@ class Synchronous(ABC, Generic[S]):
     # One round.
 
     def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
-        if state.round >= self.num_exchanges:
-            return self.end(state)
-        work = self.work(state)
-        return self._exchange(state, now) if work is None else [Train(state.estimate, work)]
+        """Begin the next round, and those after it that need neither training nor waiting."""
+        effects: list[Effect] = []
+        while state.round < self.num_exchanges:
+            if (work := self.work(state)) is not None:
+                return [*effects, Train(state.estimate, work)]
+            effects += self._exchange(state, now)
+            if not self._is_complete(state):
+                return effects
+            self._mix(state)
+        return [*effects, *self.end(state)]
 
     def _exchange(self, state: S, now: Seconds) -> list[Effect]:
         state.is_exchanging = True
@@ -180,25 +186,30 @@ class Synchronous(ABC, Generic[S]):
         effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
         if self.timeout is not None:
             effects.append(SetTimer("round", now + self.timeout))
-        return effects + self._mix_if_complete(state, now)
+        return effects
+
+    def _is_complete(self, state: S) -> bool:
+        """It exchanges, and all who are to be waited for have been heard."""
+        arrived = state.inbox.get(state.round, {})
+        return state.is_exchanging and all(
+            j in arrived or state.first_round.get(j, 0) > state.round
+            for j in self.topology.in_neighbors(state.rank, state.round)
+        )
 
     def _mix_if_complete(self, state: S, now: Seconds) -> list[Effect]:
-        if not state.is_exchanging:
-            return []
-        arrived = state.inbox.get(state.round, {})
-        for j in self.topology.in_neighbors(state.rank, state.round):
-            if j not in arrived and state.first_round.get(j, 0) <= state.round:
-                return []
-        return self._mix_and_go_on(state, now)
+        return self._mix_and_go_on(state, now) if self._is_complete(state) else []
 
     def _mix_and_go_on(self, state: S, now: Seconds) -> list[Effect]:
+        self._mix(state)
+        return self._begin_round(state, now)
+
+    def _mix(self, state: S) -> None:
         arrived = state.inbox.pop(state.round, {})
         # Rank order, not arrival order: float sums come out bit-identical everywhere.
         neighbors = self.topology.in_neighbors(state.rank, state.round)
         self.mix(state, {j: arrived[j] for j in neighbors if j in arrived})
         state.is_exchanging = False
         state.round += 1
-        return self._begin_round(state, now)
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         # While it catches up, it waits for no neighbor that joined later and does the same.

@@ -28,7 +28,7 @@ class Experiment:
         platforms: The hardware of each worker; their number is the number of workers.
         links: Between the workers.
         faults: What goes wrong.
-        seed: Of everything random in the run.
+        seed: Of everything random in the run but faults and algorithms, which have their own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model;
