@@ -10,8 +10,7 @@ from tests.algorithms import NUM_ROUNDS, NUM_WORKERS, SYNCHRONOUS
 from tests.worlds import INITIAL, NUM_PARAMS, Recorder, final_params, make_world, mix_only
 from torch import Tensor
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.rounds import RoundState
+from edgegossip.algorithms.all_reduce import AllReduce, AllReduceState
 from edgegossip.core.protocol import (
     Effect,
     Message,
@@ -28,7 +27,7 @@ from edgegossip.core.topology import Topology, complete, ring, star
 ALGORITHM = AllReduce(topology=complete(3), num_rounds=2)
 
 
-def after_training() -> tuple[RoundState, list[Effect]]:
+def after_training() -> tuple[AllReduceState, list[Effect]]:
     state = ALGORITHM.init(0, torch.zeros(5))
     ALGORITHM.handle(state, Started(), 0.0)
     params = torch.arange(5.0)

@@ -21,6 +21,7 @@ from tests.small_runs import (
 from edgegossip.core.errors import Interrupted, RunFolderError
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison
+from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.experiments.runner import run
 from edgegossip.report.folder import read_folder
 
@@ -87,6 +88,12 @@ def test_the_dense_run_must_be_there_and_send_after_each_step() -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["lr/0.1", "..", "", "edge[random]", "figures"])
+def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="which is also the name of its folder"):
+        Comparison(experiments={name: quick("gossip")}, baseline=name)
+
+
 def test_a_comparison_stopped_in_its_second_run_goes_on_there(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     compare(comparison(), out=whole, num_threads=0)
@@ -94,6 +101,11 @@ def test_a_comparison_stopped_in_its_second_run_goes_on_there(tmp_path: Path) ->
         compare(comparison(), out=stopped, num_threads=0)
     first = {p: p.read_bytes() for p in (stopped / "epoch-gossip").iterdir()}
     assert json.loads((stopped / "summary.json").read_text())["runs"].keys() == {"epoch-gossip"}
+    summary = stopped / "gosgd" / "summary.json"
+    assert json.loads(summary.read_text())["reason"] == "interrupted"
+    header = json.loads((stopped / "gosgd" / "experiment.json").read_text())
+    assert RunFolder(stopped / "gosgd", header, resume=True).finished_results() is None
+    assert not summary.exists()  # nor its numbers, if what goes on is killed
     results = compare(comparison(), out=stopped, num_threads=0, resume=True)
     assert {p: p.read_bytes() for p in (stopped / "epoch-gossip").iterdir()} == first
     for name in results:

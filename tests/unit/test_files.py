@@ -83,6 +83,13 @@ def test_a_checkpoint_without_tensors_comes_back(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "checkpoint") == [1, 2]
 
 
+def test_much_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
+    """Safetensors would refuse a header of 100 MB."""
+    text = "a" * 100_500_000
+    save_checkpoint(tmp_path / "checkpoint", {"x": text, "y": torch.ones(1)})
+    assert load_checkpoint(tmp_path / "checkpoint")["x"] == text
+
+
 def test_what_cannot_be_kept_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     save_checkpoint(path, [1])

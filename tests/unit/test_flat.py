@@ -32,6 +32,16 @@ def test_the_vector_holds_what_the_model_held() -> None:
         assert torch.equal(tensor, before[name])
 
 
+def test_parts_of_larger_tensors_are_laid_out_without_gaps() -> None:
+    module = nn.Module()
+    module.part = nn.Parameter(torch.arange(20.0).view(4, 5)[:, :3].detach())
+    module.last = nn.Parameter(torch.full((2,), -1.0))
+    module.register_buffer("spread", torch.ones(1).expand(3))
+    flat = FlatModel(module)
+    rows = torch.arange(20.0).view(4, 5)[:, :3].flatten()
+    assert flat.params.tolist() == [*rows.tolist(), -1.0, -1.0, 1.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("has_buffers", [True, False])
 def test_a_flat_model_computes_the_same(has_buffers: bool) -> None:
     plain, x = seeded_model().eval(), pictures()

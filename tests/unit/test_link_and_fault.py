@@ -50,6 +50,7 @@ def test_a_link_out_of_range_is_refused(numbers: dict[str, float], message: str)
         Crash(at=math.nan, rank=0),
         Partition(start=2.0, end=1.0, group=(0,)),
         Partition(start=-1.0, end=1.0, group=(0,)),
+        Partition(start=math.inf, end=math.inf, group=(0,)),
         Drop(probability=1.5),
         Drop(probability=-0.1),
         Drop(probability=math.nan),
@@ -65,9 +66,10 @@ def test_a_fault_out_of_range_is_refused(fault: Fault) -> None:
         Faults(script=(fault,))
 
 
-def test_a_negative_detection_time_is_refused() -> None:
-    with pytest.raises(ValueError, match="detection_time must be >= 0"):
-        Faults(detection_time=-1.0)
+@pytest.mark.parametrize("detection_time", [-1.0, math.inf, math.nan])
+def test_a_detection_time_out_of_range_is_refused(detection_time: float) -> None:
+    with pytest.raises(ValueError, match=r"detection_time must be in \[0, inf\)"):
+        Faults(detection_time=detection_time)
 
 
 def test_a_partition_separates_the_group_from_the_others_only() -> None:

@@ -7,6 +7,7 @@ import gzip
 import os
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,24 @@ def test_npz_with_an_unfit_array_is_refused(
         arrays["y_train"] = np.zeros(0, np.int64)
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(DataError, match=message):
+        npz(tmp_path / "mine.npz")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no array",
+        b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, "
+        b"'shape': (100000000000000, 300), }".ljust(128)
+        + b"\n",
+    ],
+    ids=["text", "immense"],
+)
+def test_npz_with_something_that_is_no_array_is_refused(tmp_path: Path, content: bytes) -> None:
+    np.savez(tmp_path / "mine.npz", **{k: a for k, a in own_arrays().items() if k != "x_train"})
+    with zipfile.ZipFile(tmp_path / "mine.npz", "a") as archive:
+        archive.writestr("x_train.npy", content)
+    with pytest.raises(DataError, match="is damaged or holds pickled objects"):
         npz(tmp_path / "mine.npz")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,14 @@ from edgegossip.report.page import write_report
 from edgegossip.report.timeline import legible_window
 
 # Where the time went.
+
+NOTHING = {
+    "epochs": 0.0,
+    "accuracy": 0.0,
+    "bytes_sent": 0,
+    "samples_processed": 0,
+    "consensus_distance": None,
+}
 
 
 def test_barrier_makes_fast_workers_wait_and_no_barrier_does_not() -> None:
@@ -63,6 +72,52 @@ def test_work_cut_off_by_a_crash_is_not_called_waiting() -> None:
     assert shares["crashed"] == pytest.approx(0.1)
     assert shares["training"] == pytest.approx(0.2)
     assert shares["waiting"] == pytest.approx(0.5)
+
+
+def test_a_worker_that_crashes_after_it_has_finished_was_not_waiting() -> None:
+    events = [
+        {"type": "trained", "time": 4.0, "start": 0.0, "rank": 0, "num_samples": 1},
+        {"type": "finished", "time": 5.0, "rank": 0},
+        {"type": "crashed", "time": 8.0, "rank": 0},
+        {"type": "evaluated", "time": 10.0} | NOTHING,
+    ]
+    [worker, *_] = activities(log_of(events))
+    assert worker.shares == pytest.approx(
+        {
+            "training": 0.4,
+            "waiting": 0.1,
+            "finished": 0.3,
+            "crashed": 0.2,
+            "sending": 0.0,
+            "unfinished": 0.0,
+        }
+    )
+
+
+def test_a_worker_that_comes_back_has_not_finished_again() -> None:
+    events = [
+        {"type": "trained", "time": 2.0, "start": 0.0, "rank": 0, "num_samples": 1},
+        {"type": "finished", "time": 2.0, "rank": 0},
+        {"type": "crashed", "time": 3.0, "rank": 0},
+        {"type": "recovered", "time": 4.0, "rank": 0},
+        {"type": "trained", "time": 5.0, "start": 4.0, "rank": 0, "num_samples": 1},
+        {"type": "evaluated", "time": 10.0} | NOTHING,
+    ]
+    [worker, *_] = activities(log_of(events))
+    assert worker.shares["finished"] == pytest.approx(0.1)
+    assert worker.shares["unfinished"] == pytest.approx(0.5)
+
+
+def test_a_crash_ends_what_was_on_the_uplink() -> None:
+    sent = {"type": "sent", "rank": 0, "kind": "params", "round": 0, "start": 1.0, "end": 100.0}
+    events = [
+        sent | {"time": 1.0},
+        {"type": "crashed", "time": 5.0, "rank": 0},
+        {"type": "recovered", "time": 10.0, "rank": 0},
+        {"type": "evaluated", "time": 100.0} | NOTHING,
+    ]
+    [worker, *_] = activities(log_of(events))
+    assert worker.shares["sending"] == pytest.approx(0.04)
 
 
 def test_worker_that_never_came_back_is_crashed_to_the_end() -> None:
@@ -166,6 +221,19 @@ def test_summary_that_was_never_written_is_made_from_the_events(tmp_path: Path) 
     assert run.summary.final_accuracy == last["accuracy"]
     assert run.summary.bytes_sent == last["bytes_sent"]
     assert run.summary.worker_accuracy_min is None
+
+
+def test_a_target_that_the_own_summary_knows_nothing_of_is_looked_up(tmp_path: Path) -> None:
+    comparison(tmp_path)
+    path = tmp_path / "summary.json"
+    overall = json.loads(path.read_text())
+    reached = {run.name: run.summary.time_to_target for run in read_folder(tmp_path).runs}
+    name = next(n for n, time in reached.items() if time is not None)
+    del overall["runs"][name]
+    path.write_text(json.dumps(overall))
+    (tmp_path / name / "summary.json").write_text(json.dumps({"time_to_target": None}))
+    again = {run.name: run.summary.time_to_target for run in read_folder(tmp_path).runs}
+    assert again == reached
 
 
 def test_interrupted_comparison_shows_the_runs_there_are(tmp_path: Path) -> None:

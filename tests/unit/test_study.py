@@ -146,6 +146,16 @@ def test_a_folder_of_another_study_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "study.json").read_bytes() == before
 
 
+def test_a_damaged_study_is_an_error_for_people(tmp_path: Path) -> None:
+    works = {"a": Counter(1.0)}
+    run_study(study_of(works), out=tmp_path)
+    content = json.loads((tmp_path / "study.json").read_text())
+    del content["cells"]["a"]["row"]
+    (tmp_path / "study.json").write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match=r"is damaged .*; choose another --out"):
+        run_study(study_of(works), out=tmp_path, resume=True)
+
+
 def test_a_part_of_a_study_can_be_done_alone(tmp_path: Path) -> None:
     works = {"mnist/1": Counter(1.0), "har/1": Counter(2.0), "har/2": Counter(3.0)}
     assert list(run_study(study_of(works).only("har"), out=tmp_path)) == ["har/1", "har/2"]

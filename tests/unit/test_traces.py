@@ -19,7 +19,11 @@ PHONES = [
 ]
 JOB = "ResNet-18 (batch size 64)"
 GPUS = {
-    "v100": {f"('{JOB}', 1)": {"null": 10.0}, "('LM (batch size 5)', 1)": {"null": 3.0}},
+    "v100": {
+        f"('{JOB}', 1)": {"null": 10.0},
+        f"('{JOB}', 4)": {"null": 35.0},
+        "('LM (batch size 5)', 1)": {"null": 3.0},
+    },
     "k80": {f"('{JOB}', 1)": {"null": 2.5}},
     "k80_unconsolidated": {f"('{JOB}', 1)": {"null": 99.0}},
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from edgegossip.cli.options import Options
@@ -136,7 +137,7 @@ def print_table(results: dict[str, Results]) -> None:
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(
-            name,
+            escape(name),
             units.percent(result.final_accuracy, 2),
             units.percent(min(result.worker_accuracies), 2),
             units.data_size(result.history[-1].bytes_sent),

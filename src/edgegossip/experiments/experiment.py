@@ -131,6 +131,12 @@ class Comparison:
     bytes_reference: str | None = None
 
     def __post_init__(self) -> None:
+        for name in self.experiments:
+            if not _RUN_NAME.fullmatch(name):
+                raise ValueError(
+                    f"a run cannot be called {name!r}, which is also the name of its folder; "
+                    "use letters, digits, spaces and -_.,=%+ only"
+                )
         for role in ("baseline", "bytes_reference"):
             name = getattr(self, role)
             if name is not None and name not in self.experiments:
@@ -146,6 +152,9 @@ class Comparison:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
+
+
+_RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")
 
 
 def throughput_bound(platforms: tuple[Platform, ...]) -> float:

@@ -93,13 +93,21 @@ def save_checkpoint(path: Path, tree: object) -> None:
         RunFolderError: If it cannot be written.
     """
     plain, tensors = dismantle(tree)
-    text = json.dumps(plain)
-    metadata = {"plain": text, "digest": _digest(text, tensors)}
-    write_atomically(path, safetensors.torch.save(tensors, metadata=metadata))
+    # Not into the header, whose size is limited.
+    text = bytearray(json.dumps(plain).encode())
+    tensors[_PLAIN] = torch.frombuffer(text, dtype=torch.uint8)
+    try:
+        content = safetensors.torch.save(tensors, metadata={"digest": _digest(tensors)})
+    except safetensors.SafetensorError as error:
+        raise RunFolderError(f"{path} cannot be written ({error})") from error
+    write_atomically(path, content)
 
 
-def _digest(text: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
+_PLAIN = "plain"
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -116,9 +124,9 @@ def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["digest"] != _digest(metadata["plain"], tensors):
+        if metadata["digest"] != _digest(tensors):
             raise ValueError("its content has changed since it was written")
-        return assemble(json.loads(metadata["plain"]), tensors)
+        return assemble(json.loads(tensors.pop(_PLAIN).numpy().tobytes()), tensors)
     except FileNotFoundError:
         raise RunFolderError(
             f"{path} is not there; --resume needs the --out folder of an interrupted run"

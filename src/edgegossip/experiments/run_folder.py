@@ -90,11 +90,15 @@ class RunFolder:
         return checkpoint
 
     def finished_results(self) -> Results | None:
-        """The results, if this folder is resumed and its run was over."""
+        """The results, if this folder is resumed and its run was over; else forget them."""
         if not self._resume or not (self.path / "summary.json").exists():
             return None
         results = load_results(self.path)
-        return results if results.reason in ("finished", "time limit") else None
+        if results.reason in ("finished", "time limit"):
+            return results
+        # It goes on, and what came out before is no summary of what will be in the log.
+        (self.path / "summary.json").unlink()
+        return None
 
 
 def require_folder(path: Path) -> None:

@@ -228,11 +228,16 @@ class _Record:
                     f"{before.get(name)!r:.60}, now {now.get(name)!r:.60}; resume with the "
                     "same settings, or choose another --out"
                 )
-        for name, cell in kept["cells"].items():
-            self.rows[name] = cell["row"]
-            self._groups[name] = cell["group"]
-            self._wall_seconds[name] = cell["wall_seconds"]
-        self._wall_started = kept["wall_started"]
+        try:
+            for name, cell in kept["cells"].items():
+                self.rows[name] = cell["row"]
+                self._groups[name] = cell["group"]
+                self._wall_seconds[name] = cell["wall_seconds"]
+            self._wall_started = kept["wall_started"]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise RunFolderError(
+                f"{self._path} is damaged ({error!r}); choose another --out"
+            ) from error
 
     def do(self, cell: Cell, session: Session) -> None:
         """Do the work of `cell`, and keep its row, or why there is none."""

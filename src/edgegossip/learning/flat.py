@@ -88,6 +88,8 @@ def _view(flat: Tensor, like: Tensor, offset: int) -> Tensor:
 def _move(tensor: Tensor, flat: Tensor, offset: int, channels_last: bool) -> Tensor:
     if tensor.ndim == 4 and channels_last:
         tensor = tensor.contiguous(memory_format=torch.channels_last)
+    if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        tensor = tensor.contiguous()  # what is a part of a larger one has gaps
     view = _view(flat, tensor, offset)
     view.copy_(tensor)
     return view

@@ -105,7 +105,10 @@ def read_npz(
             missing = [key for key in keys if key not in archive]
             if missing:
                 raise DataError(f"{path} lacks {missing}; it holds {sorted(archive)}")
-            return {key: archive[key] for key in (*keys, *optional_keys) if key in archive}
+            arrays = {key: archive[key] for key in (*keys, *optional_keys) if key in archive}
+            if strange := [k for k, a in arrays.items() if not isinstance(a, np.ndarray)]:
+                raise ValueError(f"{strange} are no arrays")
+            return arrays
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (
@@ -114,6 +117,7 @@ def read_npz(
         ValueError,
         NotImplementedError,
         RuntimeError,
+        MemoryError,
         zipfile.BadZipFile,
         zlib.error,
     ) as error:

@@ -295,8 +295,8 @@ def _int64(array: NDArray[Any], where: str) -> Tensor:
 
 
 def _num_classes(train: ArraySplit) -> int:
-    # An empty split is left to `Dataset` to refuse.
-    return int(train.y.max()) + 1 if len(train) else 1
+    # Splits without labels are left to `Dataset` to refuse.
+    return int(train.y.max()) + 1 if train.y.numel() else 1
 
 
 def _standardized(name: str, train: ArraySplit, test: ArraySplit, num_classes: int) -> Dataset:

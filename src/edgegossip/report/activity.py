@@ -27,7 +27,7 @@ class Activity:
         crashed: When it was down.
         unfinished: Before a crash or an early end, from the last thing in the log on: work
             that is cut off is not in the log, so nobody knows whether it trained or waited.
-        present: From the start until it finished, or the end of the run.
+        present: From the start, or its return from a crash, until it finished or the run ended.
         shares: Share of the run's virtual time of each kind. A moment counts once, for the
             first of crashed, training, sending, unfinished, waiting; the rest is finished.
     """
@@ -112,7 +112,6 @@ def clipped(spans: Iterable[Span] | Spans, end: Seconds) -> Spans:
 
 
 def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
-    present_until = duration if worker.finished is None else worker.finished
     # The last outage has no recovery if the worker stayed away.
     recoveries = [*worker.recoveries, duration][: len(worker.crashes)]
     layers = {
@@ -120,7 +119,7 @@ def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
         "training": clipped(worker.training, duration),
         "sending": clipped(worker.sending, duration),
         "unfinished": clipped(_cut_off(worker, duration), duration),
-        "waiting": clipped([(0.0, present_until)], duration),
+        "waiting": clipped(_present(worker, duration), duration),
     }
     shares: dict[str, float] = {}
     covered = np.empty((0, 2))
@@ -139,9 +138,19 @@ def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
     )
 
 
+def _present(worker: WorkerLog, duration: Seconds) -> list[Span]:
+    """All the time but that between finishing and a crash, and after finishing for good."""
+    until = duration if worker.finished is None else worker.finished
+    starts = [0.0, *(end for _, end in worker.rests)]
+    return list(zip(starts, [*(start for start, _ in worker.rests), until], strict=True))
+
+
 def _cut_off(worker: WorkerLog, duration: Seconds) -> list[Span]:
     """From the last thing in the log to each crash, and to the end if it did not finish."""
-    stops = [*worker.crashes, *([duration] if worker.finished is None else [])]
+    at_rest = {end for _, end in worker.rests}
+    stops = [stop for stop in worker.crashes if stop not in at_rest]
+    is_away = len(worker.crashes) > len(worker.recoveries)
+    stops += [duration] if worker.finished is None and not is_away else []
     ends = np.array(
         [0.0, *(end for _, end in (*worker.training, *worker.sending)), *worker.recoveries]
     )

@@ -171,7 +171,7 @@ def _summary(
     """Take the numbers given, and from the events those that are not."""
     numbers = _from_events(log, target)
     for field in fields(Summary):
-        if field.name in given:
+        if given.get(field.name) is not None:
             numbers[field.name] = _number(path, given, field.name)
     return Summary(**numbers)
 

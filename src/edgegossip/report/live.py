@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from edgegossip.experiments.progress import Status
@@ -23,7 +24,7 @@ def cells(status: Status) -> list[str]:
     """One row of the live table."""
     evaluation, left = status.evaluation, status.seconds_left
     return [
-        status.name,
+        escape(status.name),
         f"{status.share:.0%}",
         units.seconds(status.time),
         f"{evaluation.epochs:.1f}" if evaluation else "",

@@ -56,7 +56,8 @@ class WorkerLog:
         sending: When its uplink was busy.
         crashes: When it crashed.
         recoveries: When it came back.
-        finished: When it had no work left; None if it never said so.
+        rests: From when it had finished to when it crashed all the same.
+        finished: When it had no work left; None if it never said so, or not since a crash.
         num_samples: Processed in all.
         num_rounds: After which it sent its parameters; 0 for algorithms without rounds.
         round_samples: Processed in those rounds.
@@ -66,10 +67,19 @@ class WorkerLog:
     sending: list[Span] = field(default_factory=list)
     crashes: list[Seconds] = field(default_factory=list)
     recoveries: list[Seconds] = field(default_factory=list)
+    rests: list[Span] = field(default_factory=list)
     finished: Seconds | None = None
     num_samples: int = 0
     num_rounds: int = 0
     round_samples: int = 0
+
+    def crash(self, now: Seconds) -> None:
+        """It is away, with what was still on its uplink; if it comes back, it goes on."""
+        self.crashes.append(now)
+        self.sending = [(start, min(end, now)) for start, end in self.sending if start < now]
+        if self.finished is not None:
+            self.rests.append((self.finished, now))
+            self.finished = None
 
 
 @dataclass(slots=True)
@@ -115,7 +125,7 @@ class RunLog:
             case "evaluated":
                 self.evaluations.append(_evaluation(event))
             case "crashed":
-                self._worker(event).crashes.append(float(event["time"]))
+                self._worker(event).crash(float(event["time"]))
             case "recovered":
                 self._worker(event).recoveries.append(float(event["time"]))
             case "finished":

@@ -90,8 +90,8 @@ class Faults:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.detection_time >= 0:
-            raise ValueError(f"detection_time must be >= 0, got {self.detection_time}")
+        if not 0 <= self.detection_time < math.inf:
+            raise ValueError(f"detection_time must be in [0, inf), got {self.detection_time}")
         for fault in self.script:
             _check(fault)
 
@@ -160,8 +160,10 @@ def _check(fault: Fault) -> None:
     match fault:
         case Crash() | Recover() if not 0 <= fault.at < math.inf:
             raise ValueError(f"{fault} must be at a time >= 0")
-        case Partition() | Drop() | Delay() if not 0 <= fault.start <= fault.end:
-            raise ValueError(f"{fault} must end after it starts, at a time >= 0")
+        case Partition() | Drop() | Delay() if not (
+            0 <= fault.start <= fault.end and fault.start < math.inf
+        ):
+            raise ValueError(f"{fault} must start at a time >= 0, and end after that")
         case Drop() if not 0 <= fault.probability <= 1:
             raise ValueError(f"drop probability must be in [0, 1], got {fault.probability}")
         case Delay() if not 0 <= fault.seconds < math.inf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -19,12 +20,14 @@ class Membership:
 
     Attributes:
         is_online: By rank.
+        offline_since: When those who are not have crashed, by rank.
         partitions: All of the run's partitions.
         believed_lost: Pairs (who believes, who is believed lost) in order, and whether the lost
             one has restarted since.
     """
 
     is_online: list[bool]
+    offline_since: dict[Rank, Seconds] = field(default_factory=dict)
     partitions: tuple[Partition, ...] = ()
     believed_lost: dict[tuple[Rank, Rank], bool] = field(default_factory=dict)
 
@@ -38,14 +41,16 @@ class Membership:
             for p in self.partitions
         )
 
-    def crash(self, rank: Rank) -> None:
+    def crash(self, rank: Rank, now: Seconds) -> None:
         self.is_online[rank] = False
+        self.offline_since[rank] = now
         known = self.believed_lost.items()
         self.believed_lost = {pair: back for pair, back in known if pair[0] != rank}
 
     def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
         """Bring `rank` back; it is told who is lost, the others that it has joined."""
         self.is_online[rank] = True
+        del self.offline_since[rank]
         yield from self.detect(now, of=rank)
         for other, is_online in enumerate(self.is_online):
             if other == rank or not is_online:
@@ -58,13 +63,18 @@ class Membership:
                 del self.believed_lost[other, rank]
                 yield other, WorkerJoined(rank, has_restarted=True)
 
-    def changes(self, now: Seconds) -> Iterator[Notice]:
+    def changes(self, now: Seconds, lasting: Seconds) -> Iterator[Notice]:
         """Tell everyone what is new: who cannot be reached any more, who can be again."""
-        yield from self.detect(now)
+        yield from self.detect(now, lasting)
         yield from self.heal(now)
 
-    def detect(self, now: Seconds, of: Rank | None = None) -> Iterator[Notice]:
-        """Tell every worker (or only worker `of`) whom it cannot reach and does not know of."""
+    def detect(
+        self, now: Seconds, lasting: Seconds = 0.0, of: Rank | None = None
+    ) -> Iterator[Notice]:
+        """Tell every worker (or only worker `of`) whom it cannot reach and does not know of.
+
+        Only of what has lasted for at least `lasting` seconds.
+        """
         everyone = range(len(self.is_online))
         is_divided = any(p.start <= now < p.end for p in self.partitions)
         # Of thousands of workers few are offline at a time, so not all pairs are looked at.
@@ -73,10 +83,18 @@ class Membership:
             if not self.is_online[one]:
                 continue
             for other in everyone if is_divided else offline:
-                is_lost = not self.is_online[other] or self.are_separated(one, other, now)
-                if other != one and is_lost and (one, other) not in self.believed_lost:
+                is_lost = other != one and self._is_lost(one, other, now, lasting)
+                if is_lost and (one, other) not in self.believed_lost:
                     self.believed_lost[one, other] = False
                     yield one, WorkerLost(other)
+
+    def _is_lost(self, one: Rank, other: Rank, now: Seconds, lasting: Seconds) -> bool:
+        if self.offline_since.get(other, math.inf) + lasting <= now:
+            return True
+        return any(
+            p.start + lasting <= now < p.end and p.separates(one, other)
+            for p in self.partitions
+        )
 
     def heal(self, now: Seconds) -> Iterator[Notice]:
         """Tell the workers who believe another lost that can be reached again."""

@@ -347,7 +347,7 @@ class Simulator(Generic[State]):
             return
         record = self._records[rank]
         self._num_open -= (not record.has_finished) + (record.training is not None)
-        self._membership.crash(rank)
+        self._membership.crash(rank, self.now)
         self._machines.stop(rank)
         self._records[rank] = WorkerRecord()
         forget_crashed(self._queue, rank, self.now)
@@ -371,7 +371,7 @@ class Simulator(Generic[State]):
         self._tell(notice for notice in notices if notice[0] != rank)
 
     def _detect(self, rank: Rank, detection: Detection) -> None:
-        self._tell(self._membership.changes(self.now))
+        self._tell(self._membership.changes(self.now, self._faults.detection_time))
 
     def _tell(self, notices: Iterable[Notice]) -> None:
         for rank, event in notices:

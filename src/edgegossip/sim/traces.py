@@ -80,7 +80,12 @@ def gpus(
     measured = _read(path, hint)
     try:
         by_gpu = {
-            gpu: {ast.literal_eval(name)[0]: speeds["null"] for name, speeds in jobs.items()}
+            gpu: {
+                job: speeds["null"]
+                for name, speeds in jobs.items()
+                for job, num_gpus in [ast.literal_eval(name)]
+                if num_gpus == 1
+            }
             for gpu, jobs in sorted(measured.items())
             if "unconsolidated" not in gpu
         }
