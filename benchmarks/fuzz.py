@@ -6,8 +6,9 @@
 Frames of six messages are changed at random: bits flipped, bytes cut out, put in, swapped or
 repeated, two frames joined, numbers made extreme, fields of the header replaced. A third stays
 so, the others get a right checksum, as a forger would give them. A quarter of all is whole
-frames of messages in which something is wrong. Each goes to `Post.take`, as in a worker in the
-midst of a run, and what is behind its envelope to `codec.decode`.
+frames of messages in which something is wrong. Each goes to `Admission.admit`, what passes to
+`Post.take`, as in a worker in the midst of a run, and what is behind its envelope to
+`codec.decode`.
 
 errors: exceptions other than the `ValueError` that `decode` promises.
 wrongly accepted: of those with their old checksum, what is not byte for byte a frame that was

@@ -104,8 +104,10 @@ def test_a_comparison_stopped_in_its_second_run_goes_on_there(tmp_path: Path) ->
     summary = stopped / "gosgd" / "summary.json"
     assert json.loads(summary.read_text())["reason"] == "interrupted"
     header = json.loads((stopped / "gosgd" / "experiment.json").read_text())
-    assert RunFolder(stopped / "gosgd", header, resume=True).finished_results() is None
-    assert not summary.exists()  # nor its numbers, if what goes on is killed
+    folder = RunFolder(stopped / "gosgd", header, resume=True)
+    assert folder.finished_results() is None
+    assert folder.checkpoint() is not None
+    assert not summary.exists()  # no old numbers stay if what goes on is killed
     results = compare(comparison(), out=stopped, num_threads=0, resume=True)
     assert {p: p.read_bytes() for p in (stopped / "epoch-gossip").iterdir()} == first
     for name in results:

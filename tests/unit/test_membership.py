@@ -105,6 +105,15 @@ def test_each_is_noticed_only_when_it_was_away_for_long_enough() -> None:
     assert said(list(membership.changes(1.9, lasting=1.0))) == [(2, "WorkerLost", 1)]
 
 
+def test_partitions_that_follow_each_other_are_one() -> None:
+    first = Partition(start=0.0, end=2.5, group=(0,))
+    membership = members(3, first, Partition(start=2.5, end=5.0, group=(0, 1)))
+    assert said(list(membership.changes(2.6, lasting=2.6))) == [
+        (0, "WorkerLost", 2),
+        (2, "WorkerLost", 0),
+    ]
+
+
 def test_a_partition_is_noticed_only_when_it_has_lasted_long_enough() -> None:
     membership = members(3, Partition(start=0.5, end=9.0, group=(2,)))
     membership.crash(0, 0.0)

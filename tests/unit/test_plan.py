@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -154,6 +155,18 @@ def test_whatever_happens_it_ends_and_adds_up(
 def test_at_even_speed_a_small_last_batch_is_not_left_out(num_due: int) -> None:
     plan = plan_of(num_due / NUM_SAMPLES, block_share=0.125)
     assert sum(carry_out(plan, lambda now: 10.0).blocks) == num_due
+
+
+def test_at_uneven_speed_it_ends_on_time_on_average() -> None:
+    """Less than half a batch that the pass has not got is not worth another pass."""
+    late = []
+    for seed in range(300):
+        draw = random.Random(seed)
+        plan = plan_of(draw.choice((0.3, 0.5, 0.8, 1.0)), block_share=0.125)
+        epoch = carry_out(plan, lambda now, draw=draw: 10.0 * draw.uniform(0.95, 1.05))  # type: ignore[misc]
+        late.append(epoch.seconds - plan.deadline)
+    a_batch = BATCH_SIZE / 10.0
+    assert abs(sum(late) / len(late)) < 0.2 * a_batch
 
 
 def test_the_result_is_one_training_from_start_to_end() -> None:

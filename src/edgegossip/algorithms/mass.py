@@ -120,9 +120,11 @@ class Inlet:
             self.has_restarted = False
             if message.round < self.next_round:
                 return []
-        if session > self.session:
-            # One after the next means that the next was given up.
-            self.held = {k: m for k, m in self.held.items() if k[0] in (self.session, session)}
+        newest = max([session, *(held for held, _ in self.held)])
+        if session not in (self.session, newest):
+            return []  # given up, for there is a newer one
+        known = self.held.items()
+        self.held = {key: m for key, m in known if key[0] in (self.session, newest)}
         self.held[session, message.round] = message
         return self._release(next_round)
 

@@ -40,6 +40,7 @@ class EpochPlan:
         correction: Exponent of the correction; see `EdgeGossip`.
         num_trained: As in `Trained`.
         focus: As in `Trained`, of the newest block.
+        has_changed: What is to be done is no longer what was planned, nor whole batches.
     """
 
     train: Train
@@ -60,6 +61,7 @@ class EpochPlan:
     correction: float = 0.0
     num_trained: int | None = None
     focus: float = 0.0
+    has_changed: bool = False
 
     @classmethod
     def begin(
@@ -112,8 +114,8 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """Less than a sample is left of what was planned."""
-        return self.cost - self.done < 1
+        """Nothing is left of what was planned that is worth a batch."""
+        return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
         """The next block at this predicted speed; None if the time is over.
@@ -126,9 +128,9 @@ class EpochPlan:
         affordable = throughput * max(0.0, self.deadline - now)
         if abs(affordable - left) > TOLERANCE * self.cost:
             left = affordable
-            self.cost = self.done + left
-            if left < self._half_batch:
-                return None
+            self.cost, self.has_changed = self.done + left, True
+        if left < self._least:
+            return None
         block = self.block_share * max(left, self.cost / MOST_BLOCKS)
         amount = left if left < 1.5 * block else block
         share = min(1.0, amount / self.pass_samples)
@@ -165,8 +167,10 @@ class EpochPlan:
         return params
 
     @property
-    def _half_batch(self) -> float:
-        return 0.5 * self.num_samples / self.num_steps
+    def _least(self) -> float:
+        # As planned, the last batch may be small. For less than half of one that the pass has
+        # not got, another pass would begin.
+        return 0.5 * self.num_samples / self.num_steps if self.has_changed else 1.0
 
     def _train(self, work: Epochs) -> Train:
         return replace(self.train, params=self.params, work=work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from contextlib import suppress
@@ -24,6 +23,7 @@ from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.study import STUDY
+from edgegossip.net.telemetry import without_password
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
@@ -83,7 +83,8 @@ def repeatable(command: str, arguments: list[str]) -> str:
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
     """
     kept = without(arguments, "out", "threads", "resume")
-    return re.sub(r"://[^/@\s]*@", "://", shlex.join(["edgegossip", command, *kept]))
+    shown = (without_password(each) if "://" in each else each for each in kept)
+    return shlex.join(["edgegossip", command, *shown])
 
 
 def without(arguments: list[str], *options: str) -> list[str]:

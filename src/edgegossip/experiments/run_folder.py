@@ -84,21 +84,21 @@ class RunFolder:
 
     def checkpoint(self) -> dict[str, Any] | None:
         """What to go on from: None where nothing was kept yet."""
-        if not self._resume or not self._checkpoint.exists():
+        if not self._resume:
             return None
-        checkpoint: dict[str, Any] = load_checkpoint(self._checkpoint)
+        checkpoint: dict[str, Any] | None = None
+        if self._checkpoint.exists():
+            checkpoint = load_checkpoint(self._checkpoint)
+        # What came out before is no summary of what will be in the log.
+        (self.path / "summary.json").unlink(missing_ok=True)
         return checkpoint
 
     def finished_results(self) -> Results | None:
-        """The results, if this folder is resumed and its run was over; else forget them."""
+        """The results, if this folder is resumed and its run was over."""
         if not self._resume or not (self.path / "summary.json").exists():
             return None
         results = load_results(self.path)
-        if results.reason in ("finished", "time limit"):
-            return results
-        # It goes on, and what came out before is no summary of what will be in the log.
-        (self.path / "summary.json").unlink()
-        return None
+        return results if results.reason in ("finished", "time limit") else None
 
 
 def require_folder(path: Path) -> None:

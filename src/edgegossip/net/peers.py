@@ -211,7 +211,7 @@ class Peers:
     def began_at(self) -> Seconds | None:
         """When those who are here began, on the own clock; None if none has.
 
-        The median of what they say, so that one alone cannot make the run older.
+        The median of what they say, so that one of three or more cannot make the run older.
         """
         begun = [r for r, status in self._here().items() if status.phase >= Phase.RUNNING]
         return median_low(self[rank].began_at for rank in begun) if begun else None

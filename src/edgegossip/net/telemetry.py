@@ -274,13 +274,15 @@ def _connect(url: str) -> tuple[Redis, type[Exception]]:
 
 
 def without_password(url: str) -> str:
-    """The address without user and password, which have no place in messages.
+    """The address without user, password and options, which have no place in messages.
 
-    >>> without_password("redis://me:secret@box:6379/0")
+    >>> without_password("redis://me:secret@box:6379/0?password=secret")
     'redis://box:6379/0'
+    >>> without_password("me:secret@box:6379")
+    'box:6379'
     """
-    scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2]
+    before, separator, after = url.partition("?")[0].rpartition("://")
+    return before + separator + after.rpartition("@")[2]
 
 
 def open_telemetry(where: str, run: str) -> TelemetryStore:

@@ -89,12 +89,17 @@ class Membership:
                     yield one, WorkerLost(other)
 
     def _is_lost(self, one: Rank, other: Rank, now: Seconds, lasting: Seconds) -> bool:
-        if self.offline_since.get(other, math.inf) + lasting <= now:
-            return True
-        return any(
-            p.start + lasting <= now < p.end and p.separates(one, other)
-            for p in self.partitions
-        )
+        since = self.offline_since.get(other, math.inf)
+        return min(since, self._separated_since(one, other, now)) + lasting <= now
+
+    def _separated_since(self, one: Rank, other: Rank, now: Seconds) -> Seconds:
+        """Since when there has always been a partition between them; infinity for none."""
+        since, until = math.inf, -math.inf
+        for p in sorted(self.partitions, key=lambda p: p.start):
+            if p.start <= now and p.separates(one, other):
+                since = p.start if p.start > until else since
+                until = max(until, p.end)
+        return since if now < until else math.inf
 
     def heal(self, now: Seconds) -> Iterator[Notice]:
         """Tell the workers who believe another lost that can be reached again."""

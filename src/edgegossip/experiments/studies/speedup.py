@@ -59,11 +59,12 @@ def speedup(
         max_work: Samples that others than EpochGossip process, in multiples of its own; None
             to give them all its time, in which they converge.
     """
+    limit = work_limit(settings, max_work)
     races = [
         race
         for problem in _problems(settings)
         for seed in settings.seeds
-        for race in [_race(problem, seed, settings, controls, max_work)]
+        for race in [_race(problem, seed, controls, limit)]
     ]
     problems = {race.problem.name: race.problem for race in races}.values()
     return Study(
@@ -77,12 +78,12 @@ def speedup(
             "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
             "on speeds, and when its epochs end on other machines is simulated without "
             "training.",
-            *less_work(max_work),
+            *less_work(limit),
         ),
         settings={
             **settings.plain(),
             "controls": controls,
-            "max_work": max_work,
+            "max_work": limit,
             "target_gap": TARGET_GAP,
             "problems": [problem.plain() for problem in problems],
             **how_contenders_run(),
@@ -107,9 +108,8 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
 def _race(
     problem: Problem,
     seed: int,
-    settings: StudySettings,
     controls: Controls,
-    wanted_work: float | None,
+    max_work: float | None,
 ) -> Race:
     def runs(imbalance: float) -> Runs:
         if problem is CIFAR10_RESNET20:
@@ -130,7 +130,7 @@ def _race(
             for imbalance in wanted
         ),
         seed=seed,
-        max_work=work_limit(settings, wanted_work),
+        max_work=max_work,
     )
 
 
