@@ -138,6 +138,7 @@ class OverZenoh(Network):
             num_workers=self.num_workers,
             address=self.address(rank),
             incarnation=incarnation,
+            insecure=True,  # of use to those who meet by multicast
         )
 
 

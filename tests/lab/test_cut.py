@@ -42,6 +42,7 @@ transport = ZenohTransport(
     address=Address(
         listen=(endpoints[rank],), connect=tuple(endpoints[other] for other in others)
     ),
+    insecure=True,
 )
 transport.open(Listener())
 for other in others:

@@ -194,6 +194,13 @@ def test_labels_are_read_from_targets_without_touching_a_sample() -> None:
     assert listed.num_reads == 0
 
 
+def test_labels_are_those_that_are_trained_on_and_not_what_they_are_made_of() -> None:
+    listed = WithTargets([torch.zeros(2)] * 3, [0, 2, 1])
+    listed.target_transform = abs  # type: ignore[attr-defined]
+    assert TorchSplit(listed).labels.tolist() == [0, 2, 1]
+    assert listed.num_reads == 3
+
+
 def test_labels_without_targets_are_read_once() -> None:
     listed = Listed([torch.zeros(2)] * 3, [0, 2, 1])
     split = TorchSplit(listed)
@@ -261,3 +268,8 @@ def test_equal_generators_augment_alike() -> None:
 def test_negative_padding_is_refused() -> None:
     with pytest.raises(ValueError, match="padding must be >= 0, got -1"):
         flip_and_crop(pictures(1), torch.Generator(), padding=-1)
+
+
+def test_only_pictures_are_flipped_and_cropped() -> None:
+    with pytest.raises(ValueError, match=r"must be \[batch, channels.*got \[5, 9\]"):
+        flip_and_crop(torch.zeros(5, 9), torch.Generator())

@@ -14,6 +14,7 @@ from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.mixing import MetropolisHastings, mixing_matrix
+from edgegossip.core.protocol import Started, Trained
 from edgegossip.core.topology import Topology, complete, directed_ring, ring, star
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.platform import Platform
@@ -114,6 +115,20 @@ def test_unlike_local_momentum_it_drives_workers_no_further_apart_than_gossip() 
     torch.testing.assert_close(after, gossip, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(after.mean(0), OPTIMA.mean(0), atol=1e-3, rtol=1e-3)
     assert consensus_distance(local) > 3 * consensus_distance(after)
+
+
+def test_running_statistics_have_no_momentum() -> None:
+    """A variance that falls from 1 would be driven beyond 0."""
+    algorithm = quasi_global(complete(1), momentum=0.9)
+    state = algorithm.init(0, torch.tensor([0.0, 1.0]))
+    algorithm.handle(state, Started(), 0.0)
+    for _ in range(8):
+        before = state.params
+        after = torch.tensor([before[0] + 1.0, 0.9 * before[1] + 0.1 * 0.05])
+        event = Trained(after, before, 1, 1, seconds=1.0, loss=0.0, num_trained=1)
+        algorithm.handle(state, event, 0.0)
+        assert state.params[1] == after[1]
+    assert state.params[0] > 8 * 1.0
 
 
 def test_it_is_faster_than_gossip() -> None:

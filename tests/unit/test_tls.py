@@ -161,10 +161,10 @@ def test_without_certificates_no_endpoint_can_be_encrypted() -> None:
 
 
 def test_files_are_looked_at_before_anything_is_opened(folder: Path) -> None:
-    assert load_tls(folder, 1, ENCRYPTED, insecure=False) == TLS.from_folder(folder, 1)
-    assert load_tls(None, 1, LOCAL, insecure=False) is None
+    assert load_tls(folder, 1) == load_tls(str(folder), 1) == TLS.from_folder(folder, 1)
+    assert load_tls(None, 1) is None
     with pytest.raises(NetworkError, match=r"worker-7\.pem is not there.*issue --rank 7"):
-        load_tls(folder, 7, ENCRYPTED, insecure=False)
+        load_tls(folder, 7)
 
 
 # What zenoh is told.

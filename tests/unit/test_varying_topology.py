@@ -133,3 +133,8 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, int], message: str)
 def test_an_availability_that_is_no_chance_is_refused(availability: float) -> None:
     with pytest.raises(ValueError, match=r"availability must be in \(0, 1\], got"):
         intermittent(ring(4), availability, period=2, seed=0)
+
+
+def test_a_period_that_does_not_fit_that_of_the_base_is_refused() -> None:
+    with pytest.raises(ValueError, match="period must be a multiple of that of one_peer_exp"):
+        intermittent(one_peer_exponential(8), availability=1.0, period=4, seed=0)

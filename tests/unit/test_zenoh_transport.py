@@ -221,7 +221,11 @@ def test_an_address_that_is_taken_or_not_of_this_machine_is_an_error(
     network.open(0)
     for endpoint in (network.endpoints[0], "tcp/192.0.2.1:7447"):
         transport = ZenohTransport(
-            run="test", rank=1, num_workers=3, address=Address(listen=(endpoint,))
+            run="test",
+            rank=1,
+            num_workers=3,
+            address=Address(listen=(endpoint,)),
+            insecure=True,
         )
         with pytest.raises(NetworkError, match=f"cannot listen at {endpoint}"):
             transport.open(Recorder())
@@ -232,6 +236,11 @@ def test_an_address_that_is_taken_or_not_of_this_machine_is_an_error(
 def test_names_of_runs_are_plain(run: str) -> None:
     with pytest.raises(ValueError, match="run may have letters"):
         ZenohTransport(run=run, rank=0, num_workers=1, address=Address(multicast=True))
+
+
+def test_beyond_this_machine_it_needs_certificates_or_to_be_told() -> None:
+    with pytest.raises(NetworkError, match="reaches beyond this machine"):
+        ZenohTransport(run="test", rank=0, num_workers=1, address=Address(multicast=True))
 
 
 def test_ranks_are_of_the_run() -> None:

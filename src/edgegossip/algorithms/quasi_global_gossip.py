@@ -99,6 +99,9 @@ class QuasiGlobalGossip(NeighborAveraging[QuasiGlobalState]):
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
         state.start = trained.before
         state.params = torch.sub(trained.params, state.velocity, alpha=self.momentum)
+        if trained.num_trained is not None:
+            # With momentum a running variance may become negative.
+            state.params[trained.num_trained :] = trained.params[trained.num_trained :]
 
     def mix(self, state: QuasiGlobalState, inbox: Mapping[Rank, Payload]) -> None:
         super().mix(state, inbox)

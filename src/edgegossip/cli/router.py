@@ -12,7 +12,7 @@ import tyro
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.net.address import Address
 from edgegossip.net.router import open_router
-from edgegossip.net.tls import load_tls
+from edgegossip.net.tls import load_tls, require_tls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ def router_command(arguments: list[str]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     options = tyro.cli(RouterOptions, prog="edgegossip router", args=arguments)
     address = Address(listen=options.listen, connect=options.connect)
-    tls = load_tls(options.tls, None, address, insecure=options.insecure)
+    tls = load_tls(options.tls, None)
+    require_tls(address, tls, insecure=options.insecure)
     stop = threading.Event()
     with (
         on_stop_signal(stop.set),

@@ -56,7 +56,7 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
     Args:
         base: Has all links; one that varies itself is taken round by round.
         availability: The chance of each link to be there in a round, in (0, 1].
-        period: Rounds drawn, at least 1.
+        period: Rounds drawn, at least 1; a multiple of the base's own.
         seed: Equal seeds give equal graphs.
 
     Raises:
@@ -70,6 +70,10 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
     _require_at_least_one(period=period)
     if not 0 < availability <= 1:
         raise ValueError(f"availability must be in (0, 1], got {availability}")
+    if period % base.period:
+        raise ValueError(
+            f"period must be a multiple of that of {base.name}, {base.period}, got {period}"
+        )
     draws = generator(seed, "intermittent")
     rounds = []
     for round in range(period):

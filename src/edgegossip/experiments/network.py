@@ -34,7 +34,7 @@ class Connection:
     """
 
     address: Address
-    tls: Path | None = None
+    tls: Path | str | None = None
     insecure: bool = False
 
 
@@ -72,7 +72,7 @@ def join(
         RunFolderError: If `out` cannot be written, or holds something else.
         TrainingError: If a loss is not finite.
     """
-    tls = load_tls(connection.tls, rank, connection.address, insecure=connection.insecure)
+    tls = load_tls(connection.tls, rank)
     keep_freed_memory()
     run = run_id(experiment, settings.name).hex()
     transport = ZenohTransport(
@@ -81,6 +81,7 @@ def join(
         num_workers=experiment.num_workers,
         address=connection.address,
         security=tls,
+        insecure=connection.insecure,
     )
     predictor = PerformancePredictor(seconds_alone=seconds_per_sample(experiment, rank))
     if profile is not None:

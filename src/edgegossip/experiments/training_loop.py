@@ -38,7 +38,8 @@ class TrainingLoop:
     Call `step` after each optimizer step. When the algorithm's present piece of work is done,
     the model is exchanged: a synchronous algorithm makes `step` wait for the others, an
     asynchronous one sends beside it. Afterwards the model has the parameters to go on from;
-    the optimizer keeps its state. Workers whose models start equal give the best start.
+    the optimizer keeps its state. Once `is_over` is true they are the final ones, and are
+    not to be trained on. Workers whose models start equal give the best start.
 
     Args:
         model: Trained by the caller; its parameters are laid into one vector, in place.

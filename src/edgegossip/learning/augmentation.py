@@ -28,6 +28,11 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     """
     if padding < 0:
         raise ValueError(f"padding must be >= 0, got {padding}")
+    if x.ndim != 4:
+        raise ValueError(
+            f"pictures must be [batch, channels, height, width], got {list(x.shape)}; other "
+            "samples need an augmentation of their own, or None"
+        )
     num_pictures, num_channels, height, width = x.shape
     top, left = torch.randint(2 * padding + 1, (2, num_pictures, 1), generator=generator)
     is_mirrored = torch.randint(2, (num_pictures, 1), generator=generator).bool()

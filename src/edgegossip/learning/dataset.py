@@ -65,7 +65,8 @@ class TorchSplit:
 
     Args:
         dataset: Yields tensors or NumPy arrays of one shape, with whole numbers as labels. With
-            an attribute `targets`, labels are read from there and not sample by sample.
+            an attribute `targets`, and no `target_transform`, labels are read from there and
+            not sample by sample.
     """
 
     def __init__(self, dataset: TorchDataset[Any]) -> None:
@@ -88,7 +89,7 @@ class TorchSplit:
     @cached_property
     def labels(self) -> Tensor:
         targets = getattr(self._dataset, "targets", None)
-        if targets is None:
+        if targets is None or getattr(self._dataset, "target_transform", None) is not None:
             targets = [self._dataset[index][1] for index in range(len(self))]
         labels = torch.as_tensor(targets)
         # Fractions are not cut off here but refused by `Dataset`.

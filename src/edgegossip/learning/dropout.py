@@ -47,7 +47,7 @@ class Dropout(nn.Module):
         if self.generator is None:
             raise TrainingError(
                 "a Dropout layer has no random generator to train with; "
-                "call replace_dropout(model, generator) first"
+                "call edgegossip.replace_dropout(model, generator) first"
             )
         kept = 1 - self.p
         mask = torch.empty_like(x).bernoulli_(kept, generator=self.generator)

@@ -44,12 +44,13 @@ class TLS:
     key: Path
 
     @classmethod
-    def from_folder(cls, folder: Path, rank: Rank | None) -> TLS:
+    def from_folder(cls, folder: Path | str, rank: Rank | None) -> TLS:
         """The files of worker `rank`, or of routers, where `edgegossip certs` puts them.
 
-        >>> TLS.from_folder(Path("certs"), 2).certificate.as_posix()
+        >>> TLS.from_folder("certs", 2).certificate.as_posix()
         'certs/worker-2.pem'
         """
+        folder = Path(folder)
         return cls(authority_paths(folder)[0], *holder_paths(folder, rank))
 
     def check(self, rank: Rank | None) -> datetime:
@@ -133,24 +134,20 @@ def _moment(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
-def load_tls(
-    folder: Path | None, rank: Rank | None, address: Address, *, insecure: bool
-) -> TLS | None:
-    """The files of worker `rank`, or of routers, found good for links at `address`.
+def load_tls(folder: Path | str | None, rank: Rank | None) -> TLS | None:
+    """The files of worker `rank`, or of routers, found good; see `require_tls`.
 
     Args:
         folder: Of the files; None for none.
         rank: The worker; None for a router.
-        address: Where it listens and connects to.
-        insecure: Whether somebody has said that plain connections are all right.
 
     Raises:
-        NetworkError: As `require_tls` and `TLS.check` say.
+        NetworkError: As `TLS.check` says.
     """
-    tls = None if folder is None else TLS.from_folder(folder, rank)
-    require_tls(address, tls, insecure=insecure)
-    if tls is not None:
-        tls.check(rank)
+    if folder is None:
+        return None
+    tls = TLS.from_folder(folder, rank)
+    tls.check(rank)
     return tls
 
 

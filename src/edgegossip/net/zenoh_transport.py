@@ -20,7 +20,7 @@ from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
 from edgegossip.net.strangers import log_refused_connections, report_strangers
-from edgegossip.net.tls import TLS, zenoh_security
+from edgegossip.net.tls import TLS, require_tls, zenoh_security
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 LEASE: Seconds = 1.5
@@ -46,12 +46,15 @@ class ZenohTransport:
         address: Where to listen and whom to call.
         incarnation: Of this process; drawn if it is not given.
         security: Certificates, without which links are neither encrypted nor checked.
+        insecure: Do without them beyond this machine.
         lease: A link is cut, and opened anew, when nothing has come for so long, or when a
             piece of 256 kB could not leave in that time. So a slow link needs more: the
             default is for 1.4 Mbit/s. Of two workers, the longer one is waited for.
 
     Raises:
         ValueError: If `run` has other characters, or `rank` is none of the run.
+        NetworkError: If `address` reaches beyond this machine without `security`, unless
+            `insecure`; if it has endpoints that do not go with `security`.
     """
 
     def __init__(
@@ -63,12 +66,14 @@ class ZenohTransport:
         address: Address,
         incarnation: Incarnation | None = None,
         security: TLS | None = None,
+        insecure: bool = False,
         lease: Seconds = LEASE,
     ) -> None:
         if not _RUN.fullmatch(run):
             raise ValueError(f"run may have letters, digits and '_.-' only, got {run!r}")
         if not 0 <= rank < num_workers:
             raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")
+        require_tls(address, security, insecure=insecure)
         self.rank = rank
         self.incarnation = secrets.randbits(63) if incarnation is None else incarnation
         self._prefix = f"edgegossip/{run}"
