@@ -17,7 +17,7 @@ import edgegossip as eg
 def skewed_digits(
     alpha: float = 0.1,
     num_workers: int = 8,
-    max_seconds: float = 5.0,
+    virtual_seconds: float = 5.0,
     seed: int = 0,
 ) -> eg.Comparison:
     """Digits dealt out unevenly; worker 1 crashes and comes back, some messages are lost.
@@ -25,7 +25,7 @@ def skewed_digits(
     Args:
         alpha: Of the Dirichlet partition; near 0 a worker sees few classes.
         num_workers: Workers, each on a platform of its own.
-        max_seconds: Virtual seconds that each algorithm gets.
+        virtual_seconds: What each algorithm gets.
         seed: Of everything random.
     """
     dataset = eg.digits()
@@ -38,8 +38,8 @@ def skewed_digits(
     )
     faults = eg.Faults(
         script=(
-            eg.Crash(at=0.4 * max_seconds, rank=1),
-            eg.Recover(at=0.6 * max_seconds, rank=1),
+            eg.Crash(at=0.4 * virtual_seconds, rank=1),
+            eg.Recover(at=0.6 * virtual_seconds, rank=1),
             eg.Drop(probability=0.01),
         ),
         detection_time=0.2,
@@ -58,7 +58,7 @@ def skewed_digits(
                 platforms=eg.uneven(num_workers),
                 faults=faults,
                 seed=seed,
-                max_seconds=max_seconds,
+                max_seconds=virtual_seconds,
             )
             for name, algorithm in algorithms.items()
         },

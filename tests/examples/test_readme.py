@@ -72,7 +72,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_own_recipe_example_is_compared_by_the_command_line() -> None:
     recipe = f"{ROOT / 'examples/own_recipe.py'}:skewed_digits"
-    options = ["--num-workers", "4", "--max-seconds", "0.5", "--out", "out"]
+    options = ["--num-workers", "4", "--virtual-seconds", "0.5", "--out", "out"]
     assert main(["compare", recipe, *options]) == 0
     runs = json.loads(Path("out/summary.json").read_text())["runs"]
     assert list(runs) == ["gossip", "gosgd"]

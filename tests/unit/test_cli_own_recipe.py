@@ -39,6 +39,9 @@ def negative() -> Experiment:
 def number():
     return 3
 
+def limited(max_seconds: float = 1.0) -> Experiment:
+    return single()
+
 def broken():
     raise KeyError("k")
 """
@@ -113,6 +116,11 @@ def test_compare_takes_all(own: str, capsys: pytest.CaptureFixture[str]) -> None
         (["run", "own.py:negative"], "num_rounds must be at least 1, got -1"),
         (["compare", "own.py:single"], "is a single run; use: edgegossip run own.py:single"),
         (["run", "own.py:single", "--only", "gosgd"], "is a single run, so leave out --only"),
+        (["launch", "own.py:limited"], "launch own.py:limited has an option --max-seconds"),
+        (
+            ["launch", "own.py:single", "-n", "2"],
+            "sets a recipe's argument num_workers, and",
+        ),
         (["run", "fails.py:single"], r"fails\.py, line 2: ZeroDivisionError"),
     ],
     ids=" ".join,

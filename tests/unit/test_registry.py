@@ -38,6 +38,11 @@ def test_an_unknown_recipe_is_answered_with_those_there_are() -> None:
         load_recipe("mine.py")
 
 
+def test_a_study_given_as_a_recipe_is_answered_with_the_command() -> None:
+    with pytest.raises(UsageError, match="is a study: edgegossip study edgegossip/fig8"):
+        load_recipe("edgegossip/fig8")
+
+
 def test_a_study_without_its_prefix_is_answered_with_its_name() -> None:
     with pytest.raises(UsageError, match=r"unknown study 'fig6'; .* mean 'edgegossip/fig6'"):
         load_study("fig6")

@@ -362,6 +362,14 @@ def test_the_model_of_one_that_failed_is_not_averaged_in(
     assert len(results.worker_accuracies) == NUM_WORKERS - 1
 
 
+def test_workers_of_other_settings_are_not_gathered(crew: Crew) -> None:
+    crew.all(SHORT)
+    slower = replace(SHORT, platforms=SHORT.platforms[::-1])
+    assert Gathering(slower, crew.out).finish().reason == "finished"  # those are imitations
+    with pytest.raises(RunFolderError, match="gather with the recipe and the options"):
+        Gathering(replace(SHORT, algorithm=LONG.algorithm), crew.out).finish()
+
+
 def test_an_end_counts_no_more_once_a_worker_goes_on(crew: Crew) -> None:
     folder = crew.folder(0)
     crew.start(ENDLESS, *range(NUM_WORKERS), settings=replace(WITHIN, max_seconds=0.3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -50,8 +50,15 @@ def parse(
         arguments: What was typed after `prog`.
 
     Raises:
-        UsageError: If a value is out of range. Options that are none end the process.
+        UsageError: If a value is out of range, or an argument of `make` is called like one of
+            our options. Options that are none end the process.
     """
+    ours = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    if taken := [name for name in inspect.signature(make).parameters if name in ours]:
+        raise UsageError(
+            f"{prog} has an option --{taken[0].replace('_', '-')} of its own; give that "
+            "argument of the recipe another name"
+        )
 
     def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
         return options, made

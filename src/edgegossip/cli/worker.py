@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.gathering import Gathering
 from edgegossip.experiments.launch import launch
 from edgegossip.experiments.network import Connection, join
+from edgegossip.experiments.registry import load_recipe
 from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.experiments.worker import WorkerSettings
 from edgegossip.net.address import Address
@@ -134,8 +136,15 @@ def worker_command(arguments: list[str]) -> int:
     return 0
 
 
+def _require_number(name: str) -> None:
+    if "num_workers" not in inspect.signature(load_recipe(name)).parameters:
+        raise UsageError(f"-n sets a recipe's argument num_workers, and {name} has none")
+
+
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
+    if "-n" in arguments[1:]:
+        _require_number(arguments[0])
     arguments = ["--num-workers" if each == "-n" else each for each in arguments]
     name, options, chosen = parse_recipe("launch", LaunchOptions, arguments)
     if options.resume and (options.out is None or not options.out.is_dir()):

@@ -22,6 +22,7 @@ from edgegossip.experiments.files import to_json, write_atomically
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder, read_json
 from edgegossip.experiments.snapshots import indices, read_params, schedule, snapshot_path
+from edgegossip.experiments.worker import require_worker_of
 from edgegossip.learning.task import Workload
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -213,8 +214,11 @@ class Gathering:
         """Measure what is left, and write the run folder.
 
         Raises:
-            RunFolderError: If no worker left a model, or the folder cannot be written.
+            RunFolderError: If no worker left a model, one was in another experiment, or the
+                folder cannot be written.
         """
+        for worker in self.workers:
+            require_worker_of(self._experiment, worker.path)
         self.read()
         for worker in self.workers:
             worker.has_ended = True

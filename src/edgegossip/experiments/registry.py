@@ -174,6 +174,8 @@ def load_recipe(name: str) -> Recipe:
         return _find(Path(file), function)
     if name.endswith(".py"):
         raise UsageError(f"say which function of {name} is the recipe: {name}:NAME")
+    if name in STUDIES:
+        raise UsageError(f"{name} is a study: edgegossip study {name}")
     if name not in RECIPES:
         raise UsageError(
             f"{unknown_name('recipe', name, RECIPES)}; for one of your own, give FILE.py:NAME"

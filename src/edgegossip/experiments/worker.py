@@ -77,7 +77,7 @@ class WorkerSettings:
 
 def run_id(experiment: Experiment, name: str = "") -> bytes:
     """8 bytes that are equal for workers of the same experiment, and for no others."""
-    content = {k: v for k, v in header(experiment, None).items() if k not in _SIMULATED}
+    content = _shared(header(experiment, None))
     return hashlib.sha256(json.dumps([content, name]).encode()).digest()[:8]
 
 
@@ -256,6 +256,26 @@ def _is_running(process: int) -> bool:
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def _shared(described: dict[str, Any]) -> dict[str, Any]:
+    """What all workers of a run have in common, of what `header` says."""
+    shared = {k: v for k, v in described.items() if k not in _SIMULATED}
+    return json.loads(json.dumps({**shared, "recipe": None}))  # type: ignore[no-any-return]
+
+
+def require_worker_of(experiment: Experiment, out: Path) -> None:
+    """Make sure that the worker whose folder is `out`, if there is one, took part in this.
+
+    Raises:
+        RunFolderError: If it was in another experiment.
+    """
+    path = out / "experiment.json"
+    if path.exists() and _shared(read_json(path)) != _shared(header(experiment, None)):
+        raise RunFolderError(
+            f"{out} holds a worker of another experiment; gather with the recipe and the "
+            "options that the workers had"
+        )
 
 
 def has_ended(out: Path, header: dict[str, Any]) -> bool:

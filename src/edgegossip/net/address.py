@@ -44,8 +44,8 @@ class Address:
     def __post_init__(self) -> None:
         if not (self.listen or self.connect or self.multicast):
             raise ValueError(
-                "no way to any other worker; give an endpoint to listen at, one to connect "
-                "to, or multicast"
+                "no way to any other worker; give an endpoint to listen at (--listen), one to "
+                "connect to (--connect), or --multicast"
             )
         for endpoint in self.listen:
             _check("listen", endpoint, 0)

@@ -165,7 +165,8 @@ class Host(Generic[State]):
             if peers.began_at is not None:
                 deadline = min(deadline, self.now + _STRAGGLERS)
         if peers.missing and not self._should_stop:
-            _LOG.warning("beginning without %s: absent, or of other settings", peers.missing)
+            what = "absent, or of other settings; their shares of the data go untrained"
+            _LOG.warning("beginning without %s: %s", peers.missing, what)
 
     def _begin(self) -> None:
         """Start, go on from the checkpoint, or rejoin those who have begun."""
