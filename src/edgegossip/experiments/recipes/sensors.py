@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgegossip.core.errors import DataError
 from edgegossip.experiments.experiment import Comparison
 from edgegossip.experiments.recipes.baselines import compare_baselines
 from edgegossip.experiments.recipes.settings import Settings, default_data_dir
@@ -35,7 +36,12 @@ def har_cnn(
             raw_ai_benchmark_list.json.gz in `data_dir`.
     """
     trace = phone_trace or data_dir / "raw_ai_benchmark_list.json.gz"
-    platforms = phones(trace, settings.num_workers, settings.throughput, settings.seed)
+    try:
+        platforms = phones(trace, settings.num_workers, settings.throughput, settings.seed)
+    except DataError as error:
+        raise DataError(
+            f"{error}; name it by --phone-trace, or its folder by --data-dir or EDGEGOSSIP_DATA"
+        ) from error
     return compare_baselines(
         har(data_dir),
         sensor_cnn,
