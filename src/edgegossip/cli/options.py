@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -38,6 +38,20 @@ class Options:
             raise ValueError("--resume needs --out DIR, the folder of what was interrupted")
 
 
+def argument_names(make: Callable[..., Any]) -> list[str]:
+    """What a recipe or a study has options for, those within its settings included.
+
+    >>> from edgegossip.experiments.registry import load_recipe
+    >>> "num_workers" in argument_names(load_recipe("quickstart"))
+    True
+    """
+    names: list[str] = []
+    for name, parameter in inspect.signature(make).parameters.items():
+        is_nested = is_dataclass(parameter.default)
+        names += [each.name for each in fields(parameter.default)] if is_nested else [name]
+    return names
+
+
 def parse(
     prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
 ) -> tuple[AnyOptions, Any]:
@@ -54,7 +68,7 @@ def parse(
             our options. Options that are none end the process.
     """
     ours = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    if taken := [name for name in inspect.signature(make).parameters if name in ours]:
+    if taken := [name for name in argument_names(make) if name in ours]:
         raise UsageError(
             f"{prog} has an option --{taken[0].replace('_', '-')} of its own; give that "
             "argument of the recipe another name"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgegossip.cli.commands import default_folder, print_table, repeatable, without
+from edgegossip.cli.options import argument_names
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.protocol import Rank, Seconds
@@ -137,7 +137,7 @@ def worker_command(arguments: list[str]) -> int:
 
 
 def _require_number(name: str) -> None:
-    if "num_workers" not in inspect.signature(load_recipe(name)).parameters:
+    if "num_workers" not in argument_names(load_recipe(name)):
         raise UsageError(f"-n sets a recipe's argument num_workers, and {name} has none")
 
 
