@@ -29,6 +29,11 @@ def test_help_and_list_import_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_doctor_needs_no_torch_to_say_that_it_is_missing() -> None:
+    code = "import sys, edgegossip.cli.doctor; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_the_list_has_a_line_for_each_recipe_and_study(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -120,11 +120,11 @@ class Inlet:
             self.has_restarted = False
             if message.round < self.next_round:
                 return []
-        newest = max([session, *(held for held, _ in self.held)])
-        if session not in (self.session, newest):
-            return []  # given up, for there is a newer one
-        known = self.held.items()
-        self.held = {key: m for key, m in known if key[0] in (self.session, newest)}
+        else:
+            if session < max((held for held, _ in self.held), default=session):
+                return []  # given up, for there is a newer one
+            known = self.held.items()
+            self.held = {key: m for key, m in known if key[0] in (self.session, session)}
         self.held[session, message.round] = message
         return self._release(next_round)
 

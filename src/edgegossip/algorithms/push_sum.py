@@ -198,7 +198,8 @@ class PushSum(Synchronous[P], Generic[P]):
                 self._take_back(state, event.rank)
             case WorkerJoined(has_restarted=True):
                 state.needy[event.rank] = None
-                self._inlet(state, event.rank).has_restarted = True
+                if self._hears(state, event.rank):
+                    self._inlet(state, event.rank).has_restarted = True
         return super().handle(state, event, now)
 
     def learn(self, state: P, trained: Trained) -> None:
@@ -290,7 +291,7 @@ class PushSum(Synchronous[P], Generic[P]):
     # Getting.
 
     def _accept(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        if sender not in self.topology.all_in_neighbors(state.rank):
+        if not self._hears(state, sender):
             return []  # a stranger has no mass to give
 
         def next_round(first: int) -> int:
@@ -348,6 +349,11 @@ class PushSum(Synchronous[P], Generic[P]):
             if receiver in self.topology.out_neighbors(sender, round):
                 return round
         return self.num_exchanges  # never: it must be a stranger
+
+    def _hears(self, state: P, sender: Rank) -> bool:
+        """There is a link from `sender`; all rounds are looked at but once."""
+        in_neighbors = self.topology.all_in_neighbors
+        return sender in state.inlets or sender in in_neighbors(state.rank)
 
     def _inlet(self, state: P, sender: Rank) -> Inlet:
         link = state.inlets.get(sender)

@@ -109,9 +109,8 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         Distributed Learning over Directed & Time-Varying Graphs with non-IID Datasets", 2021,
         arXiv:2102.05715. The update rule is reconstructed from the first author's later code;
         there, too, the local optimizer works on :math:`z` and the result is multiplied by
-        :math:`w`. Departures: any compressor, of the whole vector
-        and not of each layer unless it is a `PerLayer`; several local steps; lost messages and
-        workers.
+        :math:`w`. Departures: any compressor, of the whole vector and not of each layer unless
+        it is a `PerLayer`; several local steps; lost messages and workers.
     """
 
     def init(self, rank: Rank, params: Tensor) -> SparsePushState:

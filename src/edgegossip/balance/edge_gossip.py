@@ -275,7 +275,7 @@ class EdgeGossip:
             return []
         if self.spread == "gossip":
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
-            fastest = state.fastest.seconds
+            fastest, mean = state.fastest.seconds, None
             state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
         else:
             shares = self._shares(state)
@@ -283,7 +283,7 @@ class EdgeGossip:
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
-            state.mean_keep_ratio = self.max_keep_ratio * shares.mean_keep_ratio
+            mean = self.max_keep_ratio * shares.mean_keep_ratio
         state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
@@ -293,7 +293,7 @@ class EdgeGossip:
         if isinstance(state.waiting.work, Steps):
             state.pass_left = state.keep_ratio * state.epoch_cost
             return [*cancel, *self._train_steps(state)]
-        return [*cancel, *self._train_epoch(state, now)]
+        return [*cancel, self._train_epoch(state, mean, now)]
 
     def _train_steps(self, state: BalancedState) -> list[Effect]:
         train = state.take_waiting()
@@ -301,7 +301,7 @@ class EdgeGossip:
         num_steps = max(1, round(state.keep_ratio * train.work.num_steps))
         return [replace(train, work=Steps(num_steps, state.keep_ratio))]
 
-    def _train_epoch(self, state: BalancedState, now: Seconds) -> list[Effect]:
+    def _train_epoch(self, state: BalancedState, mean: float | None, now: Seconds) -> Effect:
         state.plan = EpochPlan.begin(
             state.take_waiting(),
             keep_ratio=state.keep_ratio,
@@ -309,10 +309,10 @@ class EdgeGossip:
             throughput=state.throughput,
             block_share=self.block_share,
             now=now,
-            mean_keep_ratio=state.mean_keep_ratio,
+            mean_keep_ratio=mean,
             correction=self.correction,
         )
-        return [state.plan.first()]
+        return state.plan.first()
 
     def _rest(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
         """A failed platform that nobody waits for does nothing, and keeps no run open."""

@@ -32,7 +32,6 @@ class BalancedState(WorkerState):
         waiting: Training that the inner algorithm asked for and that has not begun.
         plan: The epoch under way.
         keep_ratio: The own share of this epoch.
-        mean_keep_ratio: Of all who train in this epoch; None if it is not known.
         pass_left: Of an algorithm that trains by steps: what is left until the next forecast.
         forecasts: What each platform said last (`spread = "exact"`).
         fastest: The fastest heard of (`spread = "gossip"`).
@@ -50,7 +49,6 @@ class BalancedState(WorkerState):
     waiting: Train | None = None
     plan: EpochPlan | None = None
     keep_ratio: float = 1.0
-    mean_keep_ratio: float | None = None
     pass_left: float = 0.0
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)

@@ -83,7 +83,7 @@ class RunFolder:
         self._checkpoint.unlink(missing_ok=True)
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """What to go on from: None where nothing was kept yet."""
+        """What to go on from, None where nothing was kept yet; the old summary is dropped."""
         if not self._resume:
             return None
         checkpoint: dict[str, Any] | None = None

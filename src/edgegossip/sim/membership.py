@@ -21,7 +21,7 @@ class Membership:
     Attributes:
         is_online: By rank.
         offline_since: When those who are not have crashed, by rank.
-        partitions: All of the run's partitions.
+        partitions: All of the run's partitions, kept in the order of their starts.
         believed_lost: Pairs (who believes, who is believed lost) in order, and whether the lost
             one has restarted since.
     """
@@ -30,6 +30,9 @@ class Membership:
     offline_since: dict[Rank, Seconds] = field(default_factory=dict)
     partitions: tuple[Partition, ...] = ()
     believed_lost: dict[tuple[Rank, Rank], bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.partitions = tuple(sorted(self.partitions, key=lambda partition: partition.start))
 
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
@@ -95,7 +98,7 @@ class Membership:
     def _separated_since(self, one: Rank, other: Rank, now: Seconds) -> Seconds:
         """Since when there has always been a partition between them; infinity for none."""
         since, until = math.inf, -math.inf
-        for p in sorted(self.partitions, key=lambda p: p.start):
+        for p in self.partitions:
             if p.start <= now and p.separates(one, other):
                 since = p.start if p.start > until else since
                 until = max(until, p.end)
