@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import subprocess
 import sys
@@ -339,48 +338,6 @@ def test_only_what_workers_share_makes_the_run(tmp_path: Path) -> None:
     elsewhere = replace(SHORT, platforms=SHORT.platforms[::-1], evaluation_interval=0.5)
     assert run_id(SHORT) == run_id(elsewhere)
     assert len({run_id(SHORT), run_id(SHORT, "b"), run_id(replace(SHORT, seed=4))}) == 3
-
-
-def test_folders_of_which_none_has_come_to_its_end_are_no_run(crew: Crew) -> None:
-    crew.folder(0).mkdir(parents=True)
-    (crew.folder(0) / "events.jsonl").write_text(json.dumps({"type": "worker"}) + "\n")
-    with pytest.raises(RunFolderError, match=r"no worker in .* has come to its end"):
-        Gathering(SHORT, crew.out).finish()
-
-
-def test_the_model_of_one_that_failed_is_not_averaged_in(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(state: Any, event: Event) -> None:  # noqa: ANN401
-        if state.rank == 1 and state.round == 2:
-            raise TrainingError("the loss became nan")
-
-    before_each_event(monkeypatch, fail)
-    crew.all(SHORT)
-    results = Gathering(SHORT, crew.out).finish()
-    assert results.reason == "failed"
-    assert len(results.worker_accuracies) == NUM_WORKERS - 1
-
-
-def test_workers_of_other_settings_are_not_gathered(crew: Crew) -> None:
-    crew.all(SHORT)
-    slower = replace(SHORT, platforms=SHORT.platforms[::-1])
-    assert Gathering(slower, crew.out).finish().reason == "finished"  # those are imitations
-    with pytest.raises(RunFolderError, match="gather with the recipe and the options"):
-        Gathering(replace(SHORT, algorithm=LONG.algorithm), crew.out).finish()
-
-
-def test_an_end_counts_no_more_once_a_worker_goes_on(crew: Crew) -> None:
-    folder = crew.folder(0)
-    crew.start(ENDLESS, *range(NUM_WORKERS), settings=replace(WITHIN, max_seconds=0.3))
-    crew.join(*range(NUM_WORKERS))
-    ends = [folder / "summary.json", folder / "params.safetensors"]
-    assert all(end.exists() for end in ends)
-    ends[0].write_text(ends[0].read_text().replace("time limit", "interrupted"))
-    # As far as one comes that is killed at once.
-    worker_module._make(folder, {})
-    assert not any(end.exists() for end in ends)
-    assert Gathering(ENDLESS, crew.out).finish().reason == "time limit"
 
 
 @pytest.mark.slow
