@@ -131,6 +131,12 @@ def test_attributes_of_a_factor_spread_over_the_whole_point_and_differ_between_f
     assert not set(first) & set(second)
 
 
+def test_many_attributes_of_a_factor_spread_over_the_whole_point_too() -> None:
+    """With whole strides, six of ten would be the first six."""
+    columns = IncrementalSVD(attribute_share=0.6)._columns(0, 10)
+    assert columns.tolist() == [0, 1, 3, 5, 6, 8]
+
+
 def test_fingerprints_are_no_farther_apart_than_points() -> None:
     x, y = points(5, 3, 7, 6), points(5, 3, 7, 6, seed=1)
     apart = (Fingerprint()(x, 1, 0) - Fingerprint()(y, 1, 0)).abs().amax(dim=1)

@@ -179,8 +179,8 @@ class IncrementalSVD:
 
     def _columns(self, factor: int, num_attributes: int) -> NDArray[np.int64]:
         num_columns = max(1, round(self.attribute_share * num_attributes))
-        stride = num_attributes // num_columns
-        return (factor + stride * np.arange(num_columns)) % num_attributes
+        spread = np.arange(num_columns) * num_attributes // num_columns
+        return (factor + spread) % num_attributes
 
 
 @dataclass(frozen=True)

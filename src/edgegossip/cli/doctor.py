@@ -20,7 +20,7 @@ from rich.table import Table
 from edgegossip.core.errors import NetworkError, UsageError
 from edgegossip.net.address import without_password
 
-_STYLES = {"ok": "green", "missing": "yellow", "failed": "red"}
+_STYLES = {"ok": "green", "none": "dim", "missing": "yellow", "failed": "red"}
 _LOCAL_REDIS = "redis://localhost:6379"
 
 
@@ -57,7 +57,7 @@ class Finding:
 
     Args:
         what: Was looked at.
-        state: "ok", "missing" or "failed".
+        state: "ok", "none" (optional, and not here), "missing" or "failed".
         detail: What was found, or what to do.
         was_asked_for: Whether the command fails if this has.
     """
@@ -110,7 +110,7 @@ def _hardware() -> Iterator[Finding]:
 
 def _memory() -> Finding:
     if not (psutil := _optional("psutil")):
-        return Finding("memory", "missing", "to know: pip install psutil")
+        return Finding("memory", "none", "to know: pip install psutil")
     memory = psutil.virtual_memory()
     gib = 2**30
     return Finding(
@@ -120,7 +120,7 @@ def _memory() -> Finding:
 
 def _gpu(torch: Any) -> Finding:  # noqa: ANN401
     if not torch.cuda.is_available():
-        return Finding("GPU", "missing", "none that torch can use; trains on the cores")
+        return Finding("GPU", "none", "that torch can use; trains on the cores")
     names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
     return Finding("GPU", "ok", f"{', '.join(names)}; use it with --torch-device cuda")
 
@@ -129,7 +129,7 @@ def _redis(url: str | None) -> Finding:
     asked = url is not None
     if not (redis := _optional("redis")):
         advice = "only for telemetry in Redis: pip install 'edgegossip[redis]'"
-        return Finding("Redis", "missing", advice, asked)
+        return Finding("Redis", "missing" if asked else "none", advice, asked)
     url = url or _LOCAL_REDIS
     try:
         with redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3) as server:
@@ -137,7 +137,7 @@ def _redis(url: str | None) -> Finding:
         return Finding("Redis", "ok", f"{version} at {without_password(url)}", asked)
     except (redis.RedisError, ValueError) as error:
         advice = f"{without_password(url)}: {error}; start one, or say --redis URL"
-        return Finding("Redis", "failed" if asked else "missing", advice, asked)
+        return Finding("Redis", "failed" if asked else "none", advice, asked)
 
 
 def _network(options: Doctor) -> Iterator[Finding]:
