@@ -164,6 +164,19 @@ def test_a_part_of_a_study_can_be_done_alone(tmp_path: Path) -> None:
         study_of(works).only("mnits")
 
 
+def test_some_runs_of_a_study_can_be_done_and_the_others_later(tmp_path: Path) -> None:
+    works = {"har/gosgd": Counter(1.0), "har/random": Counter(2.0), "mnist/gosgd": Counter(3.0)}
+    study = study_of(works)
+    assert list(run_study(study.with_runs(["gosgd"]), out=tmp_path)) == [
+        "har/gosgd",
+        "mnist/gosgd",
+    ]
+    assert run_study(study, out=tmp_path, resume=True).keys() == works.keys()
+    assert [work.num_times for work in works.values()] == [1, 1, 1]
+    with pytest.raises(UsageError, match="'goSGD'; choose one of 'gosgd', 'random'"):
+        study.with_runs(["goSGD"])
+
+
 def test_cells_of_one_name_and_no_cells_are_refused() -> None:
     study = study_of({"a": Counter(1.0)})
     with pytest.raises(ValueError, match="two cells of test/values have the name 'a'; give"):

@@ -20,9 +20,12 @@ class StudyOptions(Options):
     Args:
         only: The one part of the study to do, e.g. a task of edgegossip/speedup; by default
             all.
+        runs: The runs to do, e.g. epoch-gossip edge-gossip; by default all. The others can be
+            done later with `--resume`.
     """
 
     only: str | None = None
+    runs: tuple[str, ...] = ()
 
 
 def study_command(arguments: list[str]) -> int:
@@ -56,4 +59,6 @@ def _parse(arguments: list[str]) -> tuple[StudyOptions, Study]:
         raise UsageError(f"study needs a name: one of {', '.join(STUDIES)}")
     name, *rest = arguments
     options, study = parse(f"edgegossip study {name}", StudyOptions, load_study(name), rest)
-    return options, study if options.only is None else study.only(options.only)
+    if options.only is not None:
+        study = study.only(options.only)
+    return options, study.with_runs(options.runs) if options.runs else study

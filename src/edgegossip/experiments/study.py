@@ -9,7 +9,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -72,7 +72,7 @@ class Cell:
     """A piece of a study's work that is done once and kept.
 
     Args:
-        name: Path of its folder within the study's.
+        name: Path of its folder within the study's; the last part says which run it is.
         group: What it is part of; `only` picks groups.
         work: Does it; one simulator run or some measurements.
         scaled_down: What is smaller in it than in the paper, a sentence; empty for nothing.
@@ -82,6 +82,11 @@ class Cell:
     group: str
     work: Callable[[Session], Row]
     scaled_down: str = ""
+
+    @property
+    def run(self) -> str:
+        """Which run it is, such as "edge-gossip"."""
+        return self.name.rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +134,19 @@ class Study:
             raise UsageError(unknown_name("part of this study", group, groups))
         cells = tuple(cell for cell in self.cells if cell.group == group)
         return replace(self, cells=cells, settings={**self.settings, "only": group})
+
+    def with_runs(self, runs: Sequence[str]) -> Study:
+        """The study with the cells whose names end in one of `runs`, such as "edge-gossip".
+
+        It is the same study, of which less is done: `run_study` can do the rest later.
+
+        Raises:
+            UsageError: If no cell ends in one of them.
+        """
+        known = dict.fromkeys(cell.run for cell in self.cells)
+        if unknown := next((name for name in runs if name not in known), None):
+            raise UsageError(unknown_name("run of this study", unknown, known))
+        return replace(self, cells=tuple(cell for cell in self.cells if cell.run in runs))
 
 
 def run_study(

@@ -184,7 +184,9 @@ class Race:
     ) -> Row:
         """Run one of the others on one setup."""
         if baseline not in session.rows:
-            raise TrainingError(f"{baseline} failed, so there is nothing to compare with")
+            raise TrainingError(
+                f"nothing to compare with: {baseline} failed, or is not among --runs"
+            )
         times = session.rows[baseline]["setups"][setup.name]
         task = self.problem.task(data_dir)
         contender = setup.runs[name]
