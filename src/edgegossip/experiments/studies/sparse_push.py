@@ -102,10 +102,10 @@ CIFAR10_RESNET20 = _problem(
     partial(resnet20, normalization="evonorm"),
     recipes.CIFAR10_RESNET20,
     augmentation=flip_and_crop,
-    num_train=10_000,
-    num_test=5_000,
-    scaled_down="ResNet-20 (EvoNorm) learns from 10,000 of the 50,000 pictures of CIFAR-10 for "
-    "30 epochs instead of 200, and is tested on 5,000 of the 10,000. "
+    num_train=6_000,
+    num_test=3_000,
+    scaled_down="ResNet-20 (EvoNorm) learns from 6,000 of the 50,000 pictures of CIFAR-10 for "
+    "30 epochs instead of 200, and is tested on 3,000 of the 10,000. "
     "`edgegossip compare sparse-push/cifar10-resnet20` has all of them.",
 )
 SHORT = replace(
