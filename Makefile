@@ -28,7 +28,7 @@ test: $(READY) ## Run the fast tests and the doctests
 test-all: $(READY) ## Run the slow tests too
 	$(BIN)/pytest -q -m ""
 
-check: check-style check-types check-wheel check-examples check-demo test ## Run all that CI runs
+check: check-style check-types check-wheel check-examples check-demo check-studies test ## Run all that CI runs
 
 check-style: $(READY) ## Check format, lint and spelling
 	$(BIN)/ruff format --check .
@@ -57,12 +57,13 @@ check-examples: $(READY) ## Run the examples
 		(cd $(SCRATCH)/examples && "$(CURDIR)/$(BIN)/python" "$(CURDIR)/$$example"); \
 	done
 
-check-demo: $(READY) ## Run a short form of the demo, and of a study
-	rm -rf $(SCRATCH)/demo $(SCRATCH)/study
+check-demo: $(READY) ## Run a short form of the demo
+	rm -rf $(SCRATCH)/demo
 	$(BIN)/edgegossip compare quickstart --num-epochs 3 --out $(SCRATCH)/demo
 	test -s $(SCRATCH)/demo/report.html && test -s $(SCRATCH)/demo/summary.json
-	$(BIN)/edgegossip study edgegossip/speedup --short --seeds 0 --out $(SCRATCH)/study
-	test -s $(SCRATCH)/study/report.html && test -s $(SCRATCH)/study/figures/speedup.svg
+
+check-studies: $(READY) ## Run the short forms of all studies
+	$(BIN)/pytest -q -n auto -m slow -k short_form tests/unit/test_studies.py
 
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .

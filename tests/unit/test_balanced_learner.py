@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from tests.unit.test_learner import DATA, SHARD, learner, seeded, start
 from torch import nn
 
-from edgegossip.balance.selection import Candidates, Choice, Focused, Ranked, Selection
+from edgegossip.balance.selection import Candidates, Choice, Focused, Random, Ranked, Selection
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.core.snapshot import assemble, dismantle
@@ -51,6 +52,22 @@ def test_weights_multiply_the_loss_of_each_sample() -> None:
     for trained, param in zip(some.model.module.parameters(), model.parameters(), strict=True):
         assert param.grad is not None
         torch.testing.assert_close(trained, param - 0.1 * param.grad)
+
+
+def test_a_loss_with_weights_for_classes_is_the_one_that_was_given() -> None:
+    """Its mean is over the weights, not over the samples."""
+    weighted = partial(F.cross_entropy, weight=torch.tensor([1.0, 9.0, 3.0]))
+    results = []
+    for selection in (Focused(), Random()):
+        accuracy_aware = AccuracyAware(selection=selection)
+        some = learner(
+            loss=weighted,
+            accuracy_aware=accuracy_aware,
+            batch_size=len(SHARD),
+            augmentation=None,
+        )
+        results.append(some.train(start(some), Steps(1), {}).loss)
+    assert results[0] == pytest.approx(results[1], rel=1e-3)  # dropout goes by position
 
 
 SHARDS = {0: SHARD, 1: torch.tensor([1, 3, 5]), 2: torch.tensor([7])}

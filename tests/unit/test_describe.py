@@ -21,7 +21,8 @@ from edgegossip.learning.partition import Dirichlet
 from edgegossip.learning.schedule import Cosine
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition
 from edgegossip.sim.link import Link, Links
-from edgegossip.sim.platform import uneven
+from edgegossip.sim.monitor import profile
+from edgegossip.sim.platform import Platform, uneven
 
 BASE = small_run()
 
@@ -103,6 +104,7 @@ def test_every_change_of_a_setting_shows(change: dict[str, Any]) -> None:
             "faults name worker 9",
         ),
         ({"links": Links(overrides={(0, 7): Link()})}, "links name worker 7"),
+        ({"profiles": {5: profile(Platform(throughput=1.0))}}, "profiles name worker 5"),
     ],
 )
 def test_an_experiment_that_does_not_fit_is_refused(

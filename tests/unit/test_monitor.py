@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,13 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.sim.fault import Crash, Recover
-from edgegossip.sim.monitor import FORECAST_SECONDS, Monitor, default_predictor, profile
+from edgegossip.sim.monitor import (
+    FORECAST_SECONDS,
+    Monitor,
+    default_predictor,
+    profile,
+    profiled,
+)
 from edgegossip.sim.platform import ContentionTrace, Platform, Sensitivity, ThrottlingTrace
 from edgegossip.sim.traces import batch_jobs
 
@@ -232,6 +239,16 @@ def test_each_worker_gets_the_predictor_made_for_it() -> None:
         rank: event.throughput for _, rank, event in result.seen if type(event) is Predicted
     }
     assert found == {0: 2.0, 1: 1.0}
+
+
+def test_those_with_a_profile_know_at_once_what_a_load_does() -> None:
+    loaded = replace(LOADED, trace=ContentionTrace((0.0,), (HALF,)))
+    make = profiled((loaded, loaded), {1: profile(loaded, noise=0.0)})
+    result = world(blocks, 2, platforms=(loaded, loaded), make_predictor=make).run(until=0.5)
+    found = {
+        rank: event.throughput for _, rank, event in result.seen if type(event) is Predicted
+    }
+    assert found == {0: 20.0, 1: pytest.approx(20 / 2 * 1.05, rel=0.06)}  # 0.9 cores profiled
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_equal_forecasts() -> None:

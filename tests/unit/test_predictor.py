@@ -80,6 +80,17 @@ def test_loads_beyond_the_profile_count_as_the_most_in_it() -> None:
     assert fitted().slow_down(beyond) == fitted().slow_down(most)
 
 
+@pytest.mark.parametrize("least", [0.3, 0.5])
+def test_without_an_idle_machine_in_the_profile_the_least_load_counts_as_none(
+    least: float,
+) -> None:
+    loads = tuple(Contention(cores=least + (1 - least) * k / 20) for k in range(20))
+    seconds = tuple(0.01 * TRUE.slow_down(u) for u in loads)
+    predictor = PerformancePredictor().fit(Profile(loads, seconds))
+    assert throughput(predictor, Contention()) == pytest.approx(1 / seconds[0], rel=0.02)
+    assert predictor.slow_down(Contention()) == predictor.slow_down(loads[0]) == 1
+
+
 @pytest.mark.parametrize(
     "regressor", [LinearRegression(), DecisionTreeRegressor(), gaussian_process()]
 )

@@ -161,7 +161,7 @@ class PerformancePredictor:
 
     Each executor needs :math:`t = t_0\, RG(U)` seconds a sample: :math:`RG \ge 1` is learnt
     from a profile, :math:`t_0` follows what is observed, so that a slow-down that U does not
-    show (heat, a slower clock) is caught at the second observation. The platform processes
+    show (heat, a slower clock) is caught at the next observation. The platform processes
     :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`.
 
     Args:

@@ -40,7 +40,7 @@ class Profile:
         if len(self.seconds) < MIN_ROWS:
             raise ValueError(
                 f"a profile needs at least {MIN_ROWS} rows, got {len(self.seconds)}; measure "
-                "training under more loads, no load among them"
+                "training under more loads, and once under none"
             )
         for seconds in self.seconds:
             _require_time(seconds)

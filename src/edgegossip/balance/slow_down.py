@@ -27,7 +27,8 @@ class SlowDown:
 
     The logarithm of the time is regressed on U, each of whose parts is divided by its largest
     value in the profile: relative errors count alike for all loads. Loads beyond the profile
-    count as the most that it holds, since few regressors extrapolate well.
+    count as the most, or the least, that it holds, since few regressors extrapolate well: of
+    one without an idle machine, the least load is taken for none.
 
     Attributes:
         seconds_alone: Seconds per sample without contention.
@@ -40,7 +41,7 @@ class SlowDown:
         if regressor is None:
             kept = slice(None, None, math.ceil(len(u) / _MAX_ROWS))
             u, log_t, regressor = u[kept], log_t[kept], gaussian_process()
-        self._most = u.max(0)
+        self._least, self._most = u.min(0), u.max(0)
         self._scale = np.where(self._most > 0, self._most, 1.0)
         u = u / self._scale
         held_out = np.arange(len(u)) % 5 == 4
@@ -48,16 +49,18 @@ class SlowDown:
         residuals = log_t[held_out] - trial.predict(u[held_out])
         self.relative_error = float(np.sqrt(np.mean(residuals**2)))
         self._regressor = _fitted(regressor, u, log_t)
-        self._log_alone = float(self._regressor.predict(np.zeros((1, 3)))[0])
+        self._log_alone = self._log_seconds(Contention())
         self.seconds_alone = math.exp(self._log_alone)
         # Monitors often see the same load as a second ago.
         self.of = lru_cache(maxsize=128)(self._predict)
 
     def _predict(self, contention: Contention) -> float:
         """The slow-down under `contention`, at least 1."""
-        u = np.minimum(_table([contention]), self._most) / self._scale
-        log_t = float(self._regressor.predict(u)[0])
-        return max(1.0, math.exp(log_t - self._log_alone))
+        return max(1.0, math.exp(self._log_seconds(contention) - self._log_alone))
+
+    def _log_seconds(self, contention: Contention) -> float:
+        u = np.clip(_table([contention]), self._least, self._most) / self._scale
+        return float(self._regressor.predict(u)[0])
 
 
 def gaussian_process() -> RegressorMixin:

@@ -6,10 +6,11 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.balance.profile import Profile
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.learning.task import Task
@@ -28,6 +29,9 @@ class Experiment:
         platforms: The hardware of each worker; their number is the number of workers.
         links: Between the workers.
         faults: What goes wrong.
+        profiles: Of the platforms of some workers, for the forecasts of EdgeGossip: those of
+            `sim.profile`, or measured. Without one, a worker learns what loads do on the way.
+            For the simulator; real workers have ``--profile``.
         seed: Of everything random in the run but faults and algorithms, which have their own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
@@ -46,6 +50,7 @@ class Experiment:
     platforms: tuple[Platform, ...]
     links: Links = Links()
     faults: Faults = Faults()
+    profiles: Mapping[Rank, Profile] = field(default_factory=dict)
     seed: int = 0
     max_seconds: Seconds | None = None
     evaluation_interval: Seconds | None = None
@@ -62,7 +67,8 @@ class Experiment:
         if self.evaluation_interval is not None and self.evaluation_epochs is not None:
             raise ValueError("give one of evaluation_interval and evaluation_epochs")
         links = {rank for pair in self.links.overrides for rank in pair}
-        for name, ranks in (("faults", self.faults.ranks), ("links", links)):
+        named = {"faults": self.faults.ranks, "links": links, "profiles": set(self.profiles)}
+        for name, ranks in named.items():
             if strangers := sorted(ranks - set(range(self.num_workers))):
                 raise ValueError(
                     f"{name} name worker {strangers[0]}; ranks are 0..{self.num_workers - 1}"

@@ -24,6 +24,7 @@ from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.learning.task import Workload
+from edgegossip.sim.monitor import profiled
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 
@@ -114,6 +115,7 @@ class _Run:
             pool=pool,
             observer=self._log,
             evaluate=self._workload.evaluate,
+            make_predictor=profiled(experiment.platforms, experiment.profiles),
         )
         if checkpoint:
             self._restore(checkpoint)

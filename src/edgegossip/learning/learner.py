@@ -231,11 +231,9 @@ class Learner(Trainer):
             return self._loss(outputs, y)
         losses = losses_of(self._loss, outputs, y)
         sampler.record(batch.positions, losses)
-        return (
-            losses.mean()
-            if batch.weights is None
-            else losses @ batch.weights.to(y.device) / len(y)
-        )
+        if batch.weights is None:
+            return self._loss(outputs, y)  # may be another mean than that of the losses
+        return losses @ batch.weights.to(y.device) / len(y)
 
     def _mean_loss(self, losses: list[Tensor]) -> float:
         values = torch.stack(losses)

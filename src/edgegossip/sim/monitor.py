@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -48,6 +48,17 @@ def _whole_seconds(after: Seconds, until: Seconds) -> range:
 def default_predictor(platform: Platform) -> PerformancePredictor:
     """Without a profile: as fast as the machine alone, and then as it lately was."""
     return PerformancePredictor(platform.executors, seconds_alone=1 / platform.throughput)
+
+
+def profiled(platforms: Sequence[Platform], profiles: Mapping[Rank, Profile]) -> MakePredictor:
+    """Predictors that are fitted to the worker's profile where there is one."""
+
+    def make(rank: Rank) -> PerformancePredictor:
+        if rank not in profiles:
+            return default_predictor(platforms[rank])
+        return PerformancePredictor(platforms[rank].executors).fit(profiles[rank])
+
+    return make
 
 
 def profile(

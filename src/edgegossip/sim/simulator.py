@@ -190,7 +190,7 @@ class Simulator(Generic[State]):
         raise LocalProtocolError(
             f"at {self.now:g} s nothing is left to happen, but workers {waiting[:8]} have not "
             "finished: they wait for ever. Where messages can be lost, give the algorithm a "
-            "timeout"
+            "timeout, or push-sum and ADPSGD resend_after"
         )
 
     # Checkpoints.
