@@ -102,7 +102,8 @@ def make_world(
     def make_trainer(rank: Rank, incarnation: int) -> Trainer:
         if size is not None:
             return ManySamples(rank, lr, size)
-        return QuadraticTrainer(TARGETS[rank, :num_params], lr)
+        beyond = torch.zeros(max(0, num_params - NUM_PARAMS))
+        return QuadraticTrainer(torch.cat([TARGETS[rank, :num_params], beyond]), lr)
 
     simulator = Simulator(
         algorithm,

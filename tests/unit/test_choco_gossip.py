@@ -126,7 +126,7 @@ def test_step_is_the_contraction_and_larger_ones_diverge(topology: Topology) -> 
 
 def test_step_that_will_diverge_is_warned_of_once() -> None:
     algorithm = choco(compressor=TopK(keep_ratio=0.01), consensus_step=0.3)
-    with pytest.warns(UserWarning, match=r"consensus_step=0.3 is 30 times the contraction"):
+    with pytest.warns(UserWarning, match=r"consensus_step=0.3 is 30 times what suits"):
         algorithm.init(0, torch.zeros(1000))
     algorithm.init(1, torch.zeros(1000))
 

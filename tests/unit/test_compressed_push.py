@@ -9,12 +9,16 @@ import torch
 from tests.effects import only
 from tests.largest import Largest
 from tests.push_sum import Worker, pushed, sends
+from tests.worlds import mix_only
 
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.compression.values import Sign
+from edgegossip.core.compression.compressor import Identity, Values
+from edgegossip.core.compression.per_layer import PerLayer
+from edgegossip.core.compression.sparse import RandomK, TopK
+from edgegossip.core.compression.values import Quantize, Sign
+from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import (
     Message,
     Received,
@@ -24,6 +28,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
+from edgegossip.core.randomness import generator
 from edgegossip.core.topology import (
     directed_ring,
     ring,
@@ -130,15 +135,17 @@ def test_bad_arguments_of_compressed_ones_are_refused(
 def test_step_that_hardly_brings_workers_together_is_warned_of() -> None:
     settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3}
     params = torch.zeros(20_000)
-    least = r"the consensus step is 5e-05 by default, the contraction that Sign\(\) promises"
+    one = Largest(1)
     for algorithm in (
-        SparsePush(compressor=Sign(), **settings),
+        SparsePush(compressor=one, **settings),
         SkewCompensatedSparsePush(
-            compressor=Identity(), compensation_compressor=Sign(), **settings
+            compressor=Identity(), compensation_compressor=one, **settings
         ),
-        DifferencePush(compressor=Identity(), final_compressor=Sign(), **settings),
+        DifferencePush(compressor=Identity(), final_compressor=one, **settings),
     ):
-        with pytest.warns(UserWarning, match=least):
+        with pytest.warns(
+            UserWarning, match="the consensus step is 5e-05 by default, as suits"
+        ):
             algorithm.init(0, params)
         algorithm.init(1, params)
 
@@ -148,10 +155,31 @@ def test_step_that_will_hardly_converge_is_warned_of_once(kind: type[Any]) -> No
     settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3}
     algorithm = kind(compressor=Largest(1), consensus_step=0.3, **settings)
     params = torch.zeros(100)
-    with pytest.warns(UserWarning, match=r"consensus_step=0.3 is 30 times the contraction"):
+    with pytest.warns(UserWarning, match=r"consensus_step=0.3 is 30 times what suits"):
         algorithm.init(0, params)
     algorithm.init(1, params)
-    kind(compressor=Largest(1), consensus_step=0.05, **settings).init(0, params)
+    kind(compressor=Largest(1), consensus_step=0.04, **settings).init(0, params)
     default = kind(compressor=Largest(1), **settings)
     default.init(0, params)
     assert default.step("push", 100) == 0.01
+
+
+def test_random_entries_allow_smaller_steps_and_are_warned_of_sooner() -> None:
+    settings: dict[str, Any] = {"topology": directed_ring(3), "num_rounds": 3}
+    params = torch.zeros(100)
+    SparsePush(compressor=TopK(0.1), consensus_step=0.2, **settings).init(0, params)
+    for compressor in (RandomK(0.1), PerLayer(RandomK(0.1), sizes=(40, 60))):
+        with pytest.warns(UserWarning, match=r"is 2 times what suits .* less than 2 times"):
+            SparsePush(compressor=compressor, consensus_step=0.2, **settings).init(0, params)
+
+
+@pytest.mark.parametrize("values", [Identity(), Quantize(bits=2), Sign()], ids=str)
+@pytest.mark.parametrize("kind", [SparsePush, DifferencePush])
+def test_by_default_few_bits_bring_workers_together_as_many_do(
+    kind: type[Any], values: Values
+) -> None:
+    """A step by the worst vector left 40 % of the distance with 2 bits."""
+    start = torch.randn(8, 500, generator=generator(0, "start"))
+    compressor = TopK(0.2, values)
+    algorithm = kind(topology=directed_ring(8), num_rounds=60, compressor=compressor)
+    assert consensus_distance(mix_only(algorithm, start)) < 0.3 * consensus_distance(start)

@@ -7,9 +7,6 @@ import warnings
 from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Rank
 
-TOO_FAR = 8.0
-"""Steps of so many contractions diverged with top-k on every graph that was tried."""
-
 TOO_LITTLE = 1e-4
 """Steps of less would take ten thousand rounds to bring workers together."""
 
@@ -24,34 +21,34 @@ def require_step(step: float | None) -> None:
 
 
 def step_or_default(step: float | None, compressor: Compressor, numel: int) -> float:
-    r"""The step that was given, or by default the compressor's contraction :math:`\delta`.
+    r"""The step that was given, or by default the one that suits the compressor.
 
     >>> from edgegossip.core.compression.sparse import TopK
     >>> step_or_default(None, TopK(keep_ratio=0.01), numel=1000)
     0.01
     """
-    return compressor.contraction(numel) if step is None else step
+    return compressor.consensus_step(numel) if step is None else step
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
     """Warn, once a run, of a step that will hardly converge, or hardly bring workers together.
 
-    It is no error, because some compressors do better than they can promise.
+    It is no error, because some graphs allow more than others.
     """
-    promised = compressor.contraction(numel)
+    suited = compressor.consensus_step(numel)
     if rank != 0:
         return
-    if step is None and promised < TOO_LITTLE:
+    if step is None and suited < TOO_LITTLE:
         warnings.warn(
-            f"the consensus step is {promised:.2g} by default, the contraction that "
-            f"{compressor} promises: workers will hardly come closer to each other; give a "
-            "consensus_step, or choose another compressor",
+            f"the consensus step is {suited:.2g} by default, as suits {compressor}: workers "
+            "will hardly come closer to each other; give a consensus_step, or choose another "
+            "compressor",
             stacklevel=2,
         )
-    if step is not None and step >= TOO_FAR * promised:
+    if step is not None and step >= compressor.divergent_step * suited:
         warnings.warn(
-            f"consensus_step={step:g} is {step / promised:.0f} times the contraction of "
-            f"{compressor}, {promised:.2g}: workers will probably diverge; "
-            "leave consensus_step out, or try a few times the contraction at most",
+            f"consensus_step={step:g} is {step / suited:.0f} times what suits {compressor}, "
+            f"{suited:.2g}: workers will probably diverge; leave consensus_step out, or try "
+            f"less than {compressor.divergent_step:g} times as much",
             stacklevel=2,
         )

@@ -54,12 +54,12 @@ class DifferencePush(PushSum[DifferencePushState]):
         topology: See `PushSum`.
         num_rounds: Rounds of train-then-push.
         compressor: :math:`C`.
-        consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's contraction
-            :math:`\delta`. Measured as for `SparsePush`: :math:`2 \delta` is best with top-k,
-            which diverges from 4 to 32 :math:`\delta` on, and half of :math:`\delta` with
-            random-k, which diverges from :math:`2 \delta` on.
+        consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
+            :math:`\sigma` (`Compressor.consensus_step`). Measured as for `SparsePush`:
+            :math:`2 \sigma` is best with top-k, which diverges from 4 to 32 :math:`\sigma` on,
+            and half of :math:`\sigma` with random-k, which diverges from :math:`2 \sigma` on.
         final_rounds: Rounds of pushing alone after the last one of training, at least 0.
-        final_compressor: :math:`C` in the final rounds, whose step is its contraction; None for
+        final_compressor: :math:`C` in the final rounds, whose step is its own; None for
             `compressor` and its step.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
@@ -103,7 +103,7 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     def step(self, kind: str, numel: int) -> float:
         if kind == "final" and self.final_compressor is not None:
-            return self.final_compressor.contraction(numel)
+            return self.final_compressor.consensus_step(numel)
         return step_or_default(self.consensus_step, self.compressor, numel)
 
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:

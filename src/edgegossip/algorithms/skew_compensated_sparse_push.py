@@ -50,7 +50,7 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         compressor: See `SparsePush`.
         consensus_step: See `SparsePush`.
         compensation_rounds: Rounds of averaging after the last one of training, at least 0.
-        compensation_compressor: Of the differences sent in them; its contraction is the
+        compensation_compressor: Of the differences sent in them; its own step is the
             consensus step of these rounds.
         compensate_every: After how many rounds of training the last one of them averages with
             `compensation_compressor`, at least 1; None for never.
@@ -98,7 +98,7 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
 
     def step(self, kind: str, numel: int) -> float:
         if kind == "compensation":
-            return self.compensation_compressor.contraction(numel)
+            return self.compensation_compressor.consensus_step(numel)
         return super().step(kind, numel)
 
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:

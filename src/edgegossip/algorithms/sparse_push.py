@@ -91,11 +91,12 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         topology: See `PushSum`.
         num_rounds: Rounds of train-then-push.
         compressor: :math:`C`.
-        consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's contraction
-            :math:`\delta`: 1 without compression, 0.01 for the largest 1 % of the entries.
-            Measured without training on rings, exponential and complete graphs, 1 and 10 %
-            kept: half of :math:`\delta` to all of it leaves workers closest to each other;
-            random-k diverges from :math:`2 \delta` on, top-k from :math:`8 \delta`.
+        consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
+            :math:`\sigma` (`Compressor.consensus_step`): 1 without compression, 0.01 for the
+            largest 1 % of the entries. Measured without training on rings, exponential and
+            complete graphs, 1 and 10 % kept: half of :math:`\sigma` to all of it leaves workers
+            closest to each other; random-k diverges from :math:`2 \sigma` on, top-k from 5 to
+            8 :math:`\sigma`.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.

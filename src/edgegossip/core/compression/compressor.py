@@ -54,6 +54,20 @@ class Compressor(ABC):
     def contraction(self, numel: int) -> float:
         r""":math:`\delta`, in (0, 1], for vectors [numel]."""
 
+    def consensus_step(self, numel: int) -> float:
+        r"""How far to go, in (0, 1], towards what others tell in it of vectors [numel].
+
+        The share of the entries that is kept, times the share of the square that is left of
+        normally distributed ones: :math:`\delta` itself, where few bits are sent, follows
+        vectors that do not occur.
+        """
+        return self.contraction(numel)
+
+    @property
+    def divergent_step(self) -> float:
+        """From how many times `consensus_step` on workers were seen to diverge."""
+        return 5.0
+
     @abstractmethod
     def schema(self, numel: int) -> Mapping[str, TensorSpec]:
         """What payloads of vectors [numel] look like."""
@@ -74,6 +88,9 @@ class PartwiseCompressor(Compressor):
 
     def contraction(self, numel: int) -> float:
         return self.contraction_of_parts((numel,))
+
+    def consensus_step(self, numel: int) -> float:
+        return self.consensus_step_of_parts((numel,))
 
     def schema(self, numel: int) -> Mapping[str, TensorSpec]:
         return self.schema_of_parts((numel,))
@@ -97,6 +114,10 @@ class PartwiseCompressor(Compressor):
     @abstractmethod
     def contraction_of_parts(self, sizes: Sizes) -> float:
         """The `contraction` for vectors whose parts have these `sizes`."""
+
+    def consensus_step_of_parts(self, sizes: Sizes) -> float:
+        """The `consensus_step` for vectors whose parts have these `sizes`."""
+        return self.contraction_of_parts(sizes)
 
     @abstractmethod
     def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:

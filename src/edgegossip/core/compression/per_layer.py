@@ -53,6 +53,13 @@ class PerLayer(Compressor):
     def contraction(self, numel: int) -> float:
         return self.inner.contraction_of_parts(self._checked(numel))
 
+    def consensus_step(self, numel: int) -> float:
+        return self.inner.consensus_step_of_parts(self._checked(numel))
+
+    @property
+    def divergent_step(self) -> float:
+        return self.inner.divergent_step
+
     def schema(self, numel: int) -> Mapping[str, TensorSpec]:
         return self.inner.schema_of_parts(self._checked(numel))
 

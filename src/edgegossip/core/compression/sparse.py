@@ -61,9 +61,16 @@ class Sparse(PartwiseCompressor):
         return tuple(min(size, max(1, round(size * self.keep_ratio))) for size in sizes)
 
     def contraction_of_parts(self, sizes: Sizes) -> float:
+        return self._least_share(sizes) * self.values.contraction_of_parts(self.num_kept(sizes))
+
+    def consensus_step_of_parts(self, sizes: Sizes) -> float:
+        kept = self.num_kept(sizes)
+        return self._least_share(sizes) * self.values.consensus_step_of_parts(kept)
+
+    def _least_share(self, sizes: Sizes) -> float:
         kept = self.num_kept(sizes)
         shares = [k / size for k, size in zip(kept, sizes, strict=True) if size]
-        return min(shares, default=1.0) * self.values.contraction_of_parts(kept)
+        return min(shares, default=1.0)
 
     def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
         positions, packed_positions = self.choose(vector, sizes, *key)
@@ -144,6 +151,10 @@ class RandomK(Sparse):
     >>> compressor.decompress(payload, 4)
     tensor([ 1., -3.,  0.,  0.])
     """
+
+    @property
+    def divergent_step(self) -> float:
+        return 2.0
 
     def choose(self, vector: Floats, sizes: Sizes, *key: int | str) -> tuple[Positions, Bytes]:
         seed = np.array([derive_seed(0, *key)], "<u8").view(np.uint8)

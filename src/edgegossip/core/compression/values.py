@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,9 @@ class Sign(Values):
 
     def contraction_of_parts(self, sizes: Sizes) -> float:
         return (1.0 - ROUNDING) / max(1, *sizes)
+
+    def consensus_step_of_parts(self, sizes: Sizes) -> float:
+        return 2 / math.pi
 
     def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
         means = _sums(np.abs(vector), sizes) / np.maximum(1, sizes)
@@ -128,6 +132,10 @@ class Quantize(Values):
 
     def contraction_of_parts(self, sizes: Sizes) -> float:
         return guarantee(max(1, *sizes), self.num_levels)[0]
+
+    def consensus_step_of_parts(self, sizes: Sizes) -> float:
+        # Panter and Dite, 1951: what the best levels lose where there are many of them.
+        return 1 - math.sqrt(3) * math.pi / 2 * 4.0**-self.bits
 
     def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
         squares = _sums(np.square(vector, dtype=np.float64), sizes)

@@ -97,7 +97,7 @@ class PushSettings:
     consensus_step: float | None = None
     local_steps: int = 14
     compensation_rounds: int | None = None
-    compensation_bits: int = 4
+    compensation_bits: int = 3
     link: float = 1.0
     throughput: float = 1000.0
     num_evaluations: int = 60

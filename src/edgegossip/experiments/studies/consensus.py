@@ -182,7 +182,7 @@ def _exhibit(grid: Grid, rows: Mapping[str, Row]) -> Exhibits:
         heading="How far apart workers end",
         caption="Root mean square distance of the workers from their mean after the last "
         "round, over that of their optima; hatched: diverged. The line is the default step, "
-        "the compressor's contraction. With lr 0 workers only average; with more, each pulls "
+        "the compressor's own. With lr 0 workers only average; with more, each pulls "
         "towards an optimum of its own, and some distance must remain.",
         panels=panels,
     )
@@ -196,7 +196,7 @@ def _panel(grid: Grid, name: str, lr: float, cells: list[Row]) -> Panel:
         Series(name=f"{step:g}", x=kept, y=tuple(errors[each][place] for each in kept))
         for place, step in enumerate(grid.steps)
     )
-    rule = tuple(TopK(each).contraction(grid.dim) for each in kept)
+    rule = tuple(TopK(each).consensus_step(grid.dim) for each in kept)
     return Panel(
         title=f"{name}, lr {lr:g}",
         kind="map",

@@ -142,7 +142,7 @@ OURS = Rung(0.1, 4, local_steps=14)
 SPARSE = (Rung(0.1, 32), PAPER, Rung(0.01, 4), Rung(0.05, 4, local_steps=8))
 DIFFERENCE = (Rung(0.01, 4), OURS, Rung(0.1, 4, local_steps=32))
 """Rising compression."""
-FINAL = compressor(1, 4)
+FINAL = compressor(1, 3)
 """Of the rounds of averaging that skewed data is compensated with, for a tenth of the bytes."""
 
 
@@ -244,7 +244,7 @@ def _skew_runs(num_workers: int) -> Contenders:
         ),
         "sparse-push": _compressed(SparsePush, topology, PAPER),
         "skew-compensated-sparse-push": compensated(compensation_rounds=50),
-        "skew-compensated-sparse-push, 4 bits": compensated(
+        "skew-compensated-sparse-push, 3 bits": compensated(
             "compensation", compensation_compressor=FINAL
         ),
         "difference-push": _difference_push(topology, OURS),
