@@ -28,7 +28,7 @@ test: $(READY) ## Run the fast tests and the doctests
 test-all: $(READY) ## Run the slow tests too
 	$(BIN)/pytest -q -m ""
 
-check: check-style check-types check-wheel check-examples check-demo check-studies test ## Run all that CI runs
+check: check-style check-types check-wheel check-examples check-demo check-slow test ## Run all that CI runs
 
 check-style: $(READY) ## Check format, lint and spelling
 	$(BIN)/ruff format --check .
@@ -62,8 +62,8 @@ check-demo: $(READY) ## Run a short form of the demo
 	$(BIN)/edgegossip compare quickstart --num-epochs 3 --out $(SCRATCH)/demo
 	test -s $(SCRATCH)/demo/report.html && test -s $(SCRATCH)/demo/summary.json
 
-check-studies: $(READY) ## Run the short forms of all studies
-	$(BIN)/pytest -q -n auto -m slow -k short_form tests/unit/test_studies.py
+check-slow: $(READY) ## Run the short forms of all studies, and all algorithms over sockets
+	$(BIN)/pytest -q -n auto -m slow -k "short_form or over_sockets" tests/unit/test_studies.py tests/unit/test_parity.py
 
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .

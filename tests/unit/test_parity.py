@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALL, SYNCHRONOUS
+from tests.algorithms import ALL, NUM_WORKERS, SYNCHRONOUS
 from tests.parity import Replay, run_hosts, simulate
+from tests.transports import OverZenoh
 
 from edgegossip.core.protocol import Algorithm
 from edgegossip.net.memory import MemoryNetwork
@@ -18,6 +20,19 @@ def test_hosts_end_with_the_simulators_bits(algorithm: Algorithm[Any]) -> None:
     recorder, states = simulate(algorithm)
     network = MemoryNetwork()
     hosts = run_hosts(Replay(algorithm, recorder.trace), network.transport)
+    for host, state in zip(hosts, states, strict=True):
+        assert torch.equal(host.state.params, state.params)
+        assert host.state.round == state.round
+        assert not host.post.refusals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
+def test_hosts_over_sockets_end_with_the_simulators_bits(algorithm: Algorithm[Any]) -> None:
+    recorder, states = simulate(algorithm)
+    with closing(OverZenoh(NUM_WORKERS)) as network:
+        replay = Replay(algorithm, recorder.trace)
+        hosts = run_hosts(replay, lambda rank: network.transport(rank, 100 + rank))
     for host, state in zip(hosts, states, strict=True):
         assert torch.equal(host.state.params, state.params)
         assert host.state.round == state.round

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from edgegossip.core.protocol import Message, WorkerJoined, WorkerLost
-from edgegossip.net.peers import Peers
+from edgegossip.net.peers import Peers, SentLog
 from edgegossip.net.status import Phase, Status
 
 OWN, OTHER, OLD, NEW = 100, 200, 300, 400
@@ -30,7 +30,7 @@ def status(**changes: Any) -> Status:  # noqa: ANN401
 
 def make_peers(**changes: Any) -> Peers:  # noqa: ANN401
     """Worker 0 of two, which worker 1 has told how it is."""
-    peers = Peers(0, 2, OWN, max_log_bytes=100)
+    peers = Peers(0, 2, OWN, max_log_bytes=2200)
     peers.appeared(1, incarnation=1)
     peers.told(1, status(**changes), 0.0)
     return peers
@@ -160,7 +160,7 @@ def test_messages_are_kept_until_their_receiver_has_them_in_a_checkpoint() -> No
     peers = make_peers()
     for number in (1, 2, 3):
         peers[1].log.add(number, Message("m", 0, {"x": torch.zeros(10)}))
-    assert [number for number, _ in peers[1].log.entries] == [2, 3]  # 100 bytes at most
+    assert [number for number, _ in peers[1].log.entries] == [2, 3]  # of a kilobyte each
     assert peers.status_for(1, Phase.RUNNING, 0.0).oldest == 2
     peers.told(1, status(kept=2), 0.0)
     assert [number for number, _ in peers[1].log.entries] == [3]
@@ -206,3 +206,12 @@ def test_who_leaves_politely_is_missed_only_after_a_while() -> None:
     assert peers.overdue(7.9) == []
     assert peers.overdue(8.0) == [WorkerLost(1)]
     assert peers.overdue(9.0) == []
+
+
+def test_small_messages_count_as_the_memory_that_they_take() -> None:
+    log = SentLog(max_bytes=10_000)
+    for number in range(100):
+        log.add(number, Message("declined", 0, {}))
+    assert [number for number, _ in log.entries] == list(range(91, 100))
+    log.forget(99)
+    assert log.num_bytes == 0

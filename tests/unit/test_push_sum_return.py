@@ -10,6 +10,7 @@ from tests.effects import only
 from tests.push_sum import CAREFUL, Worker, acknowledged, pushed, sends
 
 from edgegossip.algorithms.push_sum_state import HARDLY_ANY
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.core.protocol import (
     Send,
     Started,
@@ -17,6 +18,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
+from edgegossip.core.topology import directed_ring
 
 
 def test_neighbor_that_has_lost_all_is_given_half_and_told_the_round() -> None:
@@ -134,3 +136,13 @@ def test_sessions_are_told_apart_even_if_they_begin_at_the_same_time() -> None:
         send = only(Send, worker.on(WorkerJoined(2), now=7.0))
         sessions.append(float(send.message.payload["mass"][1]))
     assert sessions == [7.0, math.nextafter(7.0, math.inf)]
+
+
+@pytest.mark.parametrize("field", [0, 1], ids=["weight", "session"])
+def test_a_weight_or_session_that_no_float32_holds_is_not_admitted(field: int) -> None:
+    algorithm = StochasticGradientPush(topology=directed_ring(3), num_rounds=3)
+    mass = algorithm.schema(torch.zeros(2))["catch-up"].tensors["mass"]
+    pair = torch.tensor([0.5, 7.0], dtype=torch.float64)
+    assert mass.allows(pair)
+    pair[field] = 1e39
+    assert not mass.allows(pair)

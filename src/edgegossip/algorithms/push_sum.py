@@ -38,6 +38,9 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 P = TypeVar("P", bound=PushSumState)
 
+_LARGEST = 1e12
+"""Weights are at most the number of workers, sessions seconds; a float32 must hold them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PushSum(Synchronous[P], Generic[P]):
@@ -153,8 +156,8 @@ class PushSum(Synchronous[P], Generic[P]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Offers, whole estimates for those who come back, and acknowledgments."""
         # Each is sent with a weight and the session.
-        weight = {"mass": TensorSpec(torch.float64, (2,), minimum=0)}
-        session = {"session": TensorSpec(torch.float64, (), minimum=0)}
+        weight = {"mass": TensorSpec(torch.float64, (2,), minimum=0, maximum=_LARGEST)}
+        session = {"session": TensorSpec(torch.float64, (), minimum=0, maximum=_LARGEST)}
         ahead = self.num_exchanges
         own = {
             kind: MessageSpec(

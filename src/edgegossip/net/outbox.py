@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.background import Background
 from edgegossip.net.transport import Transport
+
+_LOG = logging.getLogger("edgegossip.net")
 
 
 class Outbox:
@@ -68,7 +71,10 @@ class Outbox:
         num_bytes: int,
         done: Callable[[], None] | None,
     ) -> None:
-        self._transport.send(receiver, frame)
+        try:
+            self._transport.send(receiver, frame)
+        except Exception:  # the thread sends what comes after, too
+            _LOG.exception("could not send to %d", receiver)
         with self._lock:
             self._waiting[receiver] -= num_bytes
         if done is not None:

@@ -18,12 +18,16 @@ _GRACE: Seconds = 3.0
 """How long one that has left is not missed."""
 
 
+_OVERHEAD = 1024
+"""Bytes of memory that a message takes besides its payload."""
+
+
 @dataclass(slots=True, kw_only=True)
 class SentLog:
     """Messages to one worker that are not in its checkpoint, so that they can be sent again.
 
     Args:
-        max_bytes: Of payloads; older messages are dropped.
+        max_bytes: Of memory; older messages are dropped.
     """
 
     max_bytes: int
@@ -32,7 +36,7 @@ class SentLog:
 
     def add(self, number: int, message: Message) -> None:
         self.entries.append((number, message))
-        self.num_bytes += payload_num_bytes(message.payload)
+        self.num_bytes += payload_num_bytes(message.payload) + _OVERHEAD
         while self.num_bytes > self.max_bytes:
             self._drop()
 
@@ -43,7 +47,7 @@ class SentLog:
 
     def _drop(self) -> None:
         _, message = self.entries.popleft()
-        self.num_bytes -= payload_num_bytes(message.payload)
+        self.num_bytes -= payload_num_bytes(message.payload) + _OVERHEAD
 
 
 @dataclass(slots=True, kw_only=True)
