@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.errors import (
@@ -204,6 +205,15 @@ def test_a_worker_alone_trains_like_anybody(tmp_path: Path) -> None:
 def test_momentum_besides_quasi_global_momentum_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"the optimizer has 0\.9 besides"):
         small_run("quasi-global-gossip", task=small_task(optimizer=SGD(momentum=0.9)))
+
+
+def test_push_sum_that_would_lose_its_mass_is_warned_of() -> None:
+    lossy = Faults(script=(Drop(probability=0.1),))
+    topology = directed_ring(NUM_WORKERS)
+    careless = StochasticGradientPush(topology=topology, num_rounds=3, timeout=1.0)
+    with pytest.warns(UserWarning, match="all its mass is gone; give it resend_after"):
+        replace(small_run(faults=lossy), algorithm=careless)
+    replace(small_run(faults=lossy), algorithm=replace(careless, resend_after=1.0))
 
 
 def test_forecasts_of_a_run_go_by_the_profiles(tmp_path: Path) -> None:

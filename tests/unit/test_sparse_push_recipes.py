@@ -102,6 +102,16 @@ def test_a_recipe_is_compressed_as_it_is_told() -> None:
     assert compressor(1, 4) == Quantize(4)
 
 
+def test_a_recipe_may_treat_each_layer_alone_and_take_nesterovs_momentum() -> None:
+    experiment = recipe(per_layer=True, nesterov=True).experiments["sparse-push"]
+    algorithm: Any = experiment.algorithm
+    sizes = [each.numel() for each in experiment.task.model().parameters()]
+    assert algorithm.compressor.sizes == tuple(sizes)
+    assert algorithm.compressor.inner == compressor(0.1, 4)
+    optimizer: Any = experiment.task.optimizer
+    assert optimizer.nesterov
+
+
 def test_rates_begin_at_a_tenth_and_end_low() -> None:
     for decay, end in (("cosine", 0.0), ("steps", 0.01), ("constant", 1.0)):
         rate = schedule(decay, 20)  # type: ignore[arg-type]

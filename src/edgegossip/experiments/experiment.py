@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.balance.profile import Profile
 from edgegossip.core.errors import unknown_name
@@ -78,6 +79,16 @@ class Experiment:
             warnings.warn(
                 "QuasiGlobalGossip has a momentum of its own, and the optimizer has "
                 f"{momentum} besides; give the task SGD(momentum=0.0)",
+                stacklevel=3,
+            )
+        if (
+            isinstance(self.algorithm, PushSum)
+            and self.faults.drops
+            and (self.algorithm.timeout is not None and self.algorithm.resend_after is None)
+        ):
+            warnings.warn(
+                "messages are dropped, and with a timeout alone push-sum goes on without them: "
+                "in the end all its mass is gone; give it resend_after",
                 stacklevel=3,
             )
         topology = getattr(self.algorithm, "topology", None)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.compression.compressor import Compressor, Identity, Values
+from edgegossip.core.compression.compressor import (
+    Compressor,
+    Identity,
+    PartwiseCompressor,
+    Values,
+)
+from edgegossip.core.compression.per_layer import PerLayer
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
 from edgegossip.core.metrics import payload_num_bytes
@@ -30,6 +36,7 @@ from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.models import lenet5, resnet20, sensor_cnn, vgg11
+from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
 from edgegossip.learning.readers import cifar10, har, mnist
 from edgegossip.learning.schedule import Constant, Cosine, Schedule, StepDecay, WarmUp
@@ -57,6 +64,7 @@ class PushSettings:
         global_batch: Samples a step of all workers together, a multiple of their number.
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
+        nesterov: Nesterov's momentum, as in the paper.
         weight_decay: Of SGD.
         decay: Of the learning rate: none, to a tenth after 1/2 and 3/4 of the epochs, or along
             a cosine; after a first epoch at a tenth.
@@ -65,6 +73,7 @@ class PushSettings:
         by_subject: Keep together what comes from one person instead.
         keep_ratio: Share of the entries that compressed messages hold, in (0, 1].
         value_bits: Of each of them: 1 to 8, 16 or 32.
+        per_layer: Keep that share of each layer, as in the paper, instead of the whole vector.
         consensus_step: Of the compressed runs, in (0, 1]; by default Sparse-Push's own rule,
             and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense one sends
@@ -87,6 +96,7 @@ class PushSettings:
     global_batch: int = 128
     lr: float = 0.1
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 1e-4
     decay: Decay = "cosine"
     skew: float = 0.0
@@ -94,6 +104,7 @@ class PushSettings:
     by_subject: bool = False
     keep_ratio: float = 0.1
     value_bits: int = 4
+    per_layer: bool = False
     consensus_step: float | None = None
     local_steps: int = 14
     compensation_rounds: int | None = None
@@ -138,10 +149,10 @@ class PushSettings:
         """Of the learning rate."""
         return schedule(self.decay, self.num_epochs)
 
-    @property
-    def compressor(self) -> Compressor:
+    def compressor(self, task: Task) -> Compressor:
         """Of the messages of compressed runs."""
-        return compressor(self.keep_ratio, self.value_bits)
+        whole = compressor(self.keep_ratio, self.value_bits)
+        return PerLayer(whole, layer_sizes(task)) if self.per_layer else whole
 
 
 def schedule(decay: Decay, num_epochs: int) -> Schedule:
@@ -162,7 +173,17 @@ def schedule(decay: Decay, num_epochs: int) -> Schedule:
             return Cosine(num_epochs=num_epochs, warm_up=warm_up)
 
 
-def compressor(keep_ratio: float, value_bits: int) -> Compressor:
+def layer_sizes(task: Task) -> tuple[int, ...]:
+    """Entries of each tensor of the task's model, in the order of the vector."""
+    with torch.random.fork_rng(devices=[]):
+        model = task.model()
+    tensors: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
+    if task.has_buffers:
+        tensors += [each for each in model.buffers() if each.is_floating_point()]
+    return tuple(each.numel() for each in tensors)
+
+
+def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
     """The largest entries, each in so many bits; all of them in 32 bits is no compression.
 
     >>> compressor(0.01, 4)
@@ -203,6 +224,9 @@ def compare_pushes(
         partition=settings.partition,
         augmentation=augmentation,
     )
+    if settings.nesterov:
+        assert isinstance(task.optimizer, SGD)
+        task = replace(task, optimizer=replace(task.optimizer, nesterov=True))
     link = Link(latency=LATENCY, bandwidth=settings.link * BYTES_PER_MEGABIT)
 
     def experiment(algorithm: Algorithm[Any]) -> Experiment:
@@ -216,7 +240,7 @@ def compare_pushes(
         )
 
     steps = num_steps(task, settings.num_workers, settings.num_epochs)
-    algorithms = _algorithms(settings, steps)
+    algorithms = _algorithms(settings, steps, settings.compressor(task))
     return Comparison(
         experiments={algorithm_name(each): experiment(each) for each in algorithms},
         baseline=DENSE,
@@ -225,18 +249,20 @@ def compare_pushes(
     )
 
 
-def _algorithms(settings: PushSettings, steps: int) -> list[Algorithm[Any]]:
+def _algorithms(settings: PushSettings, steps: int, own: Compressor) -> list[Algorithm[Any]]:
     topology = directed_ring(settings.num_workers)
     num_rounds = max(1, round(steps / settings.local_steps))
     final = compressor(1, settings.compensation_bits)
     final_rounds = settings.compensation_rounds
     if final_rounds is None:
-        final_rounds = affordable_rounds(num_rounds, settings.compressor, final)
+        final_rounds = affordable_rounds(
+            num_rounds, compressor(settings.keep_ratio, settings.value_bits), final
+        )
     compressed: dict[str, Any] = {
         "topology": topology,
         "num_rounds": num_rounds,
         "local_steps": settings.local_steps,
-        "compressor": settings.compressor,
+        "compressor": own,
         "seed": settings.seed,
     }
     step = settings.consensus_step
@@ -259,7 +285,7 @@ def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor
     >>> affordable_rounds(500, TopK(0.1, Quantize(4)), Quantize(4))
     11
     """
-    vector = torch.randn(10_000, generator=generator(0))
+    vector = torch.randn(100_000, generator=generator(0))
     push, other = (payload_num_bytes(each.compress(vector, 0)) for each in (compressor, final))
     return max(1, math.floor(num_rounds * push / other / 10))
 
