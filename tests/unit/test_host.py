@@ -32,7 +32,6 @@ from edgegossip.core.topology import complete
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.host import Host
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.patience import Patience
 from edgegossip.net.post import Frame
 from edgegossip.net.status import STATUS
 
@@ -209,26 +208,6 @@ def test_a_cut_heals() -> None:
     running.stop()
 
 
-def test_one_that_says_nothing_is_given_up_and_heard_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("edgegossip.net.host.Patience", lambda: Patience(slack=0.2, first=0.2))
-    network, is_stuck = MemoryNetwork(), threading.Event()
-
-    def get_stuck() -> None:
-        if hosts[1].state.round == 2 and not is_stuck.is_set():
-            is_stuck.set()
-            deadline = time.monotonic() + 10
-            while hosts[0].state.round < 5 and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-    trainers = [Slow(rank, before=get_stuck if rank == 1 else None) for rank in range(5)]
-    algorithm = replace(EPOCHS, num_rounds=12)
-    hosts = [make_host(algorithm, rank, network, trainers[rank]) for rank in range(5)]
-    assert run_all(hosts) == ["finished"] * 5
-    assert is_stuck.is_set()
-
-
 def test_no_weight_is_lost_where_nothing_else_is() -> None:
     gosgd = GoSGD(
         topology=complete(NUM_WORKERS), num_rounds=30, exchange_probability=0.5, local_steps=2
@@ -302,8 +281,36 @@ def test_what_floods_a_host_is_refused_and_counted(size: int) -> None:
         for _ in range(num_items):
             host.post.take(host._items.get(), 0, 0.0)
     refusals = host.post.refusals
-    assert refusals["worker 1: more than can wait to be handled"] == 2 * (1001 - num_items)
+    assert refusals["worker 1: more than can be held"] == 2 * (1001 - num_items)
     assert refusals["worker 1: no message"] == 2 * (num_items - 1)
+
+
+def test_what_the_algorithm_holds_counts_too() -> None:
+    gosgd = GoSGD(topology=complete(NUM_WORKERS), num_rounds=30)
+    network = MemoryNetwork()
+    host = make_host(gosgd, 0, network, settings=replace(SETTINGS, max_waiting_bytes=100_000))
+    weight = torch.tensor(0.1, dtype=torch.float64)
+    push = Message("push", 0, {"params": torch.zeros(NUM_PARAMS), "weight": weight})
+    host.peers[1].turn_to(7)
+    host.peers.has_begun = True
+    for number in range(1, 1001):
+        envelope = Envelope(SETTINGS.run, 1, 7, host.peers.life, number)
+        host.post.received(1, memoryview(bytearray().join(pack(envelope, push))))
+        if not host._items.empty():
+            for event in host.post.take(host._items.get(), 0, 0.0):
+                gosgd.handle(host.state, event, 0.0)
+    assert 50 <= len(host.state.queue) <= 200
+
+
+def test_a_limit_never_stops_those_who_wait_for_each_other() -> None:
+    settings = replace(SETTINGS, max_waiting_bytes=1)
+    network = MemoryNetwork()
+    hosts = [
+        make_host(EPOCHS, rank, network, Slow(rank, 0.01 * rank), settings=settings)
+        for rank in range(NUM_WORKERS)
+    ]
+    assert run_all(hosts) == ["finished"] * NUM_WORKERS
+    assert [host.post.refusals for host in hosts] == [{}] * NUM_WORKERS
 
 
 def test_a_late_frame_of_one_that_cannot_be_reached_does_not_bring_it_back() -> None:

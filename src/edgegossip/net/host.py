@@ -110,7 +110,6 @@ class Host(Generic[State]):
         )
         self._alarms = Alarms()
         self._patience = Patience()
-        self._waiting_since: Seconds | None = None
         self._changed_at: Seconds = math.inf
         self._should_stop = self._has_finished = False
         self._chores = chores
@@ -244,11 +243,10 @@ class Host(Generic[State]):
 
     def _wake_at(self) -> Seconds:
         at = min([self._alarms.next_at, self._settings.max_seconds, *self._due])
+        at = min(at, self._patience.look_at)
         at = min(at, self.peers.lose_at - self._zero)
         if not self._work.is_busy:
             at = min(at, self._checkpoint_at)
-        if self._waiting_since is not None:
-            at = min(at, self._waiting_since + self._patience.deadline)
         if self.post.phase == Phase.FINISHED:
             at = min(at, self.now + self._settings.quiet_seconds)
         return at
@@ -275,7 +273,7 @@ class Host(Generic[State]):
         if not self.peers.has_begun:
             self._pending.append(event)
             return
-        self._changed_at = self.now
+        self._changed_at, round_before = self.now, self.state.round
         if isinstance(event, Received) and self._observer is not None:
             age = staleness(self.state.round, event.message.round)
             self._observer.received(self.now, self.rank, event.sender, age)
@@ -292,6 +290,8 @@ class Host(Generic[State]):
                 case Finish():
                     self._finish()
         self._watch_for_waiting()
+        if self.state.round != round_before:
+            self._patience.next_round()
 
     # Effects, and what comes of them.
 
@@ -337,27 +337,28 @@ class Host(Generic[State]):
         """Only a message can wake a worker that neither works nor has set a timer."""
         is_waiting = (
             not self._work.is_busy
+            and not self._work.has_questions
             and self.post.phase == Phase.RUNNING
             and self._alarms.next_at == math.inf
         )
-        if is_waiting and self._waiting_since is None:
-            self._waiting_since = self.now
-        elif not is_waiting and self._waiting_since is not None:
-            self._patience.waited(self.now - self._waiting_since)
-            self._waiting_since = None
+        self._patience.watch(is_waiting, self.now)
 
     def _lose_patience(self) -> None:
         """Give up those who have been silent for longer than a wait has ever taken."""
-        since = self._waiting_since
-        if since is None or self.now < since + self._patience.deadline:
+        now, patience = self.now, self._patience
+        if now < patience.look_at:
             return
-        silent = [rank for rank in self.peers.active if self.peers[rank].heard_at <= since]
-        self._waiting_since = None
+        patience.look_again(now)
+        self.post.tell_all(again=True)
+        heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
+        spoke_at = self.post.spoke_at
+        silent = [r for r, at in heard_at.items() if patience.is_over(at, spoke_at[r], now)]
         for rank in silent:
-            _LOG.warning("nothing from worker %d for %.1f s: going on", rank, self.now - since)
+            _LOG.warning(
+                "nothing from worker %d for %.1f s: going on", rank, now - heard_at[rank]
+            )
             for event in self.peers.lose(rank):
                 self._handle(event)
-        self._watch_for_waiting()
 
     # Checkpoints.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -12,19 +13,25 @@ _MEMORY = 10
 
 @dataclass(slots=True, kw_only=True)
 class Patience:
-    """A deadline that is learnt from how long past waits and past training took.
+    """A deadline that is learnt from how long past rounds trained and waited.
 
-    The deadline is `factor` times the longest of the last ten of each, and `slack` besides.
-    Lost machines are mostly noticed long before, by the transport; this is for those that are
-    there and say nothing, and for messages that were lost.
+    The deadline is `factor` times the longest training or wait of the last ten rounds, and
+    `slack` besides. Lost machines are mostly noticed long before, by the transport; this is
+    for those that are there and say nothing, and for messages that were lost.
+
+    Whoever waits says so from time to time, ten times in `slack`; so that others who wait for
+    the same silent one do not take it for silent too. After `factor` deadlines that helps no
+    more: then a message was lost, and each waits for the other.
 
     Args:
         factor: At least 1.
-        slack: Seconds, at least 0.
-        first: Seconds to wait while nothing has been learnt.
+        slack: Seconds, above 0.
+        first: Seconds to wait before the first round is over.
 
     >>> patience = Patience(factor=3.0, slack=1.0)
-    >>> patience.waited(2.0)
+    >>> patience.watch(True, now=5.0)
+    >>> patience.watch(False, now=7.0)
+    >>> patience.next_round()
     >>> patience.deadline
     7.0
     """
@@ -32,24 +39,59 @@ class Patience:
     factor: float = 3.0
     slack: Seconds = 10.0
     first: Seconds = 600.0
-    _waits: deque[Seconds] = field(default_factory=lambda: deque(maxlen=_MEMORY), init=False)
-    _work: deque[Seconds] = field(default_factory=lambda: deque(maxlen=_MEMORY), init=False)
+    _rounds: deque[Seconds] = field(default_factory=lambda: deque(maxlen=_MEMORY), init=False)
+    _worked: Seconds = field(default=0.0, init=False)
+    _waited: Seconds = field(default=0.0, init=False)
+    _since: Seconds | None = field(default=None, init=False)
+    _has_given_up: bool = field(default=False, init=False)
+    look_at: Seconds = field(default=math.inf, init=False)
+    """When to say that one waits, and to see who is silent; infinity while nobody waits."""
 
     def __post_init__(self) -> None:
-        if not (self.factor >= 1 and self.slack >= 0 and self.first > 0):
-            raise ValueError(f"factor must be >= 1, slack >= 0, first > 0, got {self}")
-
-    def waited(self, seconds: Seconds) -> None:
-        """A wait for messages ended well after `seconds`."""
-        self._waits.append(seconds)
+        if not (self.factor >= 1 and self.slack > 0 and self.first > 0):
+            raise ValueError(f"factor must be >= 1, slack and first > 0, got {self}")
 
     def worked(self, seconds: Seconds) -> None:
         """A piece of training took `seconds`."""
-        self._work.append(seconds)
+        self._worked += seconds
+
+    def watch(self, is_waiting: bool, now: Seconds) -> None:
+        """Note whether only a message can wake the worker."""
+        if is_waiting and self._since is None:
+            self._since, self._has_given_up = now, False
+            self.look_again(now)
+        elif not is_waiting and self._since is not None:
+            if not self._has_given_up:  # else it says nothing of how long the others take
+                self._waited = max(self._waited, now - self._since)
+            self._since, self.look_at = None, math.inf
+
+    def next_round(self) -> None:
+        """A round is over; one that nobody had to wait in counts too."""
+        self._rounds.append(max(self._worked, self._waited))
+        self._worked = self._waited = 0.0
 
     @property
     def deadline(self) -> Seconds:
-        """How long the next wait may take."""
-        if not self._waits:
+        """How long the others may say nothing."""
+        if not self._rounds:
             return self.first
-        return self.factor * max(*self._waits, *self._work, 0.0) + self.slack
+        return self.factor * max(*self._rounds, self._worked, self._waited) + self.slack
+
+    def look_again(self, now: Seconds) -> None:
+        """Put `look_at` off."""
+        self.look_at = now + self.slack / 10
+
+    def is_over(self, heard_at: Seconds, spoke_at: Seconds, now: Seconds) -> bool:
+        """One that sent its last message at `heard_at` is to be given up.
+
+        Args:
+            heard_at: When the last message of the algorithm came.
+            spoke_at: When it said last how it is.
+            now: Of the wait.
+        """
+        assert self._since is not None
+        idle = now - max(self._since, heard_at)
+        silent = min(idle, now - spoke_at)
+        is_over = silent >= self.deadline or idle >= self.factor * self.deadline
+        self._has_given_up |= is_over
+        return is_over

@@ -15,6 +15,7 @@ from edgegossip.core.protocol import Algorithm, Event, Message, Rank, Received, 
 from edgegossip.core.schema import schema_of
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.holding import Holding
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
 from edgegossip.net.settings import HostSettings
@@ -63,7 +64,6 @@ class Left:
     handed_over: Seconds
 
 
-_OVERHEAD = 512  # of a frame that waits, in bytes, however short it is
 Item = Frame | Appeared | Disappeared | Refused
 ITEMS = (Frame, Appeared, Disappeared, Refused)
 
@@ -99,7 +99,6 @@ class Post:
         self._items = items
         self._run = settings.run
         self._clock = settings.clock
-        self._outbox = Outbox(transport, settings.max_waiting_bytes)
         schema = {**schema_of(algorithm, params), STATUS: spec(peers.num_workers)}
         self.admission = Admission(
             run=settings.run,
@@ -107,10 +106,13 @@ class Post:
             num_workers=peers.num_workers,
             schema=schema,
         )
+        self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
+        """When each of the others last said how it is."""
+        largest = max(each.max_num_bytes for each in schema.values())
+        self._holding = Holding(settings.max_waiting_bytes, largest)
+        self._outbox = Outbox(transport, self._holding.max_bytes)
         self._told: dict[Rank, Status] = {}
         self._lock = threading.Lock()
-        self._num_waiting = 0
-        self._max_waiting = settings.max_waiting_bytes
         self._refused: Counter[Refused] = Counter()
 
     def open(self) -> None:
@@ -123,14 +125,11 @@ class Post:
     # What the transport says, from its threads.
 
     def received(self, sender: Rank, frame: memoryview) -> None:
-        num_bytes = len(frame) + _OVERHEAD
-        with self._lock:
-            is_too_much = self._num_waiting + num_bytes > self._max_waiting
-            self._num_waiting += 0 if is_too_much else num_bytes
-        if is_too_much:
-            self.refused(sender, "more than can wait to be handled")
+        held = self._holding.take(sender, frame)
+        if held is None:
+            self.refused(sender, "more than can be held")
         else:
-            self._items.put(Frame(sender, frame))
+            self._items.put(Frame(sender, held))
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         self._items.put(Appeared(rank, incarnation))
@@ -152,8 +151,6 @@ class Post:
         """What the algorithm has to know of something that happened."""
         match item:
             case Frame(sender, data):
-                with self._lock:
-                    self._num_waiting -= len(data) + _OVERHEAD
                 return self._open_frame(sender, data, own_round, now)
             case Appeared(rank, incarnation):
                 self.peers.appeared(rank, incarnation)
@@ -176,7 +173,7 @@ class Post:
             return []
         envelope, message = admitted
         if message.kind == STATUS:
-            return self._read_status(sender, message)
+            return self._read_status(sender, message, now)
         peer = self.peers[sender]
         if envelope.sender_life != peer.life or envelope.receiver_life != self.peers.life:
             return []  # between earlier lives of one of the two
@@ -190,11 +187,14 @@ class Post:
         found = self.peers.find(sender) if is_there else []
         return [*found, Received(sender, message)]
 
-    def _read_status(self, sender: Rank, message: Message) -> list[Event]:
+    def _read_status(self, sender: Rank, message: Message, now: Seconds) -> list[Event]:
         status = Status.parse(message)
+        self.spoke_at[sender] = now
         events = self.peers.told(sender, status, self._clock())
-        if self.phase >= Phase.RUNNING and status.phase == Phase.WAITING:
-            self.tell(sender, again=True)  # it may have missed what it waits for
+        # It may have missed what it waits for, or take for lost who has nothing more to say.
+        waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
+        if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
+            self.tell(sender, again=True)
         return events
 
     # What the host wants sent.

@@ -41,7 +41,8 @@ class HostSettings:
         quiet_seconds: At the end, how often to tell the others the own counts, and half of how
             long nothing must have changed.
         settle_seconds: How long counts may disagree before a worker leaves anyway.
-        max_waiting_bytes: That may wait for one receiver, or to be handled.
+        max_waiting_bytes: That may wait for one receiver; and of what has arrived, until the
+            algorithm needs it no more. None for a default: see `Holding`.
         max_log_bytes: Of messages that are kept for each worker, to send them again when a
             run is resumed.
         clock: Seconds, never going back.
@@ -57,7 +58,7 @@ class HostSettings:
     checkpoint_seconds: Seconds = 60.0
     quiet_seconds: Seconds = 0.05
     settle_seconds: Seconds = 2.0
-    max_waiting_bytes: int = 1024 * MIB
+    max_waiting_bytes: int | None = None
     max_log_bytes: int = 64 * MIB
     clock: Callable[[], Seconds] = time.monotonic
 
@@ -67,3 +68,7 @@ class HostSettings:
         for name in ("meet_seconds", "max_seconds", "checkpoint_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.max_waiting_bytes is not None and self.max_waiting_bytes < 1:
+            raise ValueError(
+                f"max_waiting_bytes must be at least 1 or None, got {self.max_waiting_bytes}"
+            )

@@ -118,6 +118,11 @@ class Work:
             case Assign():
                 self._assign(effect)
 
+    @property
+    def has_questions(self) -> bool:
+        """Something was asked that has no answer yet."""
+        return bool(self._asked)
+
     def ask_again(self) -> None:
         """Ask what had no answer yet when the checkpoint was kept."""
         asked, self._asked = self._asked, []

@@ -1,0 +1,68 @@
+"""How much memory the messages that arrived may take, until nobody needs them any more."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, deque
+
+import numpy as np
+import psutil
+
+from edgegossip.core.protocol import Rank
+
+_OVERHEAD = 512  # of a frame, in bytes, however short it is
+_GIB = 2**30
+_SHARE = 3
+_ROOM = 4096  # for what stands around the payload
+
+
+class Holding:
+    """Counts frames from when they arrive until the last tensor made of them is gone.
+
+    However much is held, three of the largest messages are taken from each sender: the present
+    round's, the next one's, and one besides. Else a worker could refuse the very message that
+    all it holds is waiting for.
+
+    `take` is for any thread.
+
+    Args:
+        max_bytes: Of all frames; None for an eighth of the machine's memory, but at least
+            eight of the largest messages, and otherwise at most 1 GiB.
+        largest: Bytes of the largest message.
+    """
+
+    def __init__(self, max_bytes: int | None, largest: int) -> None:
+        if max_bytes is None:
+            max_bytes = max(8 * largest, min(_GIB, psutil.virtual_memory().total // 8))
+        self.max_bytes = max_bytes
+        self._share = _SHARE * (largest + _ROOM)
+        self._lock = threading.Lock()
+        self._held: Counter[Rank] = Counter()
+        # Memory may be freed in any thread, even in one that has the lock.
+        self._freed: deque[tuple[Rank, int]] = deque()
+
+    def take(self, sender: Rank, frame: memoryview) -> memoryview | None:
+        """Hold `frame`; returns it, to be used in its place, or None if it is too much."""
+        num_bytes = len(frame) + _OVERHEAD
+        with self._lock:
+            self._settle()
+            is_too_much = self._held.total() + num_bytes > self.max_bytes
+            if is_too_much and self._held[sender] + num_bytes > self._share:
+                return None
+            self._held[sender] += num_bytes
+        owner = np.asarray(frame)  # not every buffer can say when it is freed
+        weakref.finalize(owner, self._freed.append, (sender, num_bytes)).atexit = False
+        return owner.data
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held now."""
+        with self._lock:
+            self._settle()
+            return self._held.total()
+
+    def _settle(self) -> None:
+        while self._freed:
+            sender, num_bytes = self._freed.popleft()
+            self._held[sender] -= num_bytes

@@ -1,0 +1,72 @@
+"""Whom a worker gives up, and when."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edgegossip.net.patience import Patience
+
+
+def after_a_round(seconds: float) -> Patience:
+    patience = Patience(factor=3.0, slack=1.0, first=600.0)
+    patience.worked(seconds)
+    patience.next_round()
+    return patience
+
+
+def test_a_round_in_which_nobody_waited_teaches_the_deadline_too() -> None:
+    assert Patience(first=600.0).deadline == 600.0
+    assert after_a_round(2.0).deadline == 7.0
+
+
+def test_short_waits_of_a_round_do_not_push_long_ones_out_of_memory() -> None:
+    patience = after_a_round(2.0)
+    for moment in range(100):
+        patience.watch(True, moment)
+        patience.watch(False, moment + 0.001)
+        patience.worked(0.01)
+    patience.next_round()
+    assert patience.deadline == 7.0
+
+
+def test_all_that_a_round_trains_counts_together() -> None:
+    patience = after_a_round(0.0)
+    for _ in range(4):
+        patience.worked(1.0)
+    assert patience.deadline == 13.0
+
+
+def test_one_that_says_how_it_is_is_given_up_much_later() -> None:
+    patience = after_a_round(2.0)
+    patience.watch(True, 100.0)
+    assert not patience.is_over(heard_at=99.0, spoke_at=0.0, now=106.9)
+    assert patience.is_over(heard_at=99.0, spoke_at=0.0, now=107.0)
+    assert not patience.is_over(heard_at=103.0, spoke_at=0.0, now=109.9)
+    assert not patience.is_over(heard_at=99.0, spoke_at=120.0, now=120.9)
+    assert patience.is_over(heard_at=99.0, spoke_at=120.9, now=121.0)
+
+
+def test_a_wait_that_was_given_up_teaches_nothing() -> None:
+    patience = after_a_round(2.0)
+    patience.watch(True, 100.0)
+    assert patience.is_over(0.0, 0.0, 107.0)
+    patience.watch(False, 107.0)
+    patience.next_round()
+    assert patience.deadline == 7.0
+
+
+def test_who_waits_looks_about_ten_times_in_slack() -> None:
+    patience = Patience(slack=1.0)
+    assert patience.look_at == math.inf
+    patience.watch(True, 5.0)
+    assert patience.look_at == pytest.approx(5.1)
+    patience.watch(False, 5.2)
+    assert patience.look_at == math.inf
+
+
+@pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"slack": 0.0}, {"first": 0.0}])
+def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="factor"):
+        Patience(**wrong)
