@@ -9,10 +9,12 @@ from pathlib import Path
 
 import tyro
 
+from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.net.address import Address
 from edgegossip.net.router import open_router
 from edgegossip.net.tls import load_tls, require_tls
+from edgegossip.net.zenoh_transport import LEASE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class RouterOptions:
         tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`.
         insecure: Do without TLS outside this machine: anybody can read and join.
         num_workers: As many as the largest run has.
+        lease: Of links, in seconds; as long as that of the workers.
     """
 
     listen: tuple[str, ...]
@@ -32,6 +35,7 @@ class RouterOptions:
     tls: Path | None = None
     insecure: bool = False
     num_workers: int = 64
+    lease: Seconds = LEASE
 
 
 def router_command(arguments: list[str]) -> int:
@@ -44,7 +48,9 @@ def router_command(arguments: list[str]) -> int:
     stop = threading.Event()
     with (
         on_stop_signal(stop.set),
-        open_router(address, num_workers=options.num_workers, security=tls),
+        open_router(
+            address, num_workers=options.num_workers, security=tls, lease=options.lease
+        ),
     ):
         print(f"router: listening at {', '.join(options.listen)}; Ctrl+C ends it", flush=True)
         stop.wait()

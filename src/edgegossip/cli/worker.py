@@ -20,6 +20,7 @@ from edgegossip.experiments.registry import load_recipe
 from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.experiments.worker import WorkerSettings
 from edgegossip.net.address import Address
+from edgegossip.net.zenoh_transport import LEASE
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 
@@ -38,6 +39,8 @@ class WorkerOptions:
         multicast: Find the others in the local network, besides.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`.
         insecure: Do without TLS outside this machine: anybody can read and join.
+        lease: Seconds after which a link is given up that is silent, or on which a piece of
+            256 kB does not leave; longer for slow links.
         name: Of the run, if several of the same settings are under way at once.
         meet_seconds: How long to wait for all workers before beginning without some.
         ended: Ranks that have come to their ends before, and are not waited for.
@@ -48,6 +51,7 @@ class WorkerOptions:
         telemetry: Where a sample of what this machine was busy with goes each minute: a
             .jsonl file, a redis:// URL, or memory.
         parent: Stop when the process of this number has ended.
+        threads: Of one training step.
     """
 
     rank: Rank
@@ -58,6 +62,7 @@ class WorkerOptions:
     multicast: bool = False
     tls: Path | None = None
     insecure: bool = False
+    lease: Seconds = LEASE
     name: str = ""
     meet_seconds: Seconds = 60.0
     ended: tuple[Rank, ...] = ()
@@ -67,6 +72,7 @@ class WorkerOptions:
     profile: Path | None = None
     telemetry: str = "memory"
     parent: int | None = None
+    threads: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +121,7 @@ def worker_command(arguments: list[str]) -> int:
             ),
             tls=options.tls,
             insecure=options.insecure,
+            lease=options.lease,
         ),
         settings=WorkerSettings(
             name=options.name,
@@ -124,6 +131,7 @@ def worker_command(arguments: list[str]) -> int:
             checkpoint_seconds=options.checkpoint_seconds,
             snapshots=options.snapshots,
             parent=options.parent,
+            threads=options.threads,
         ),
         profile=options.profile,
         telemetry=options.telemetry,

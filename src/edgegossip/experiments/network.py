@@ -10,17 +10,18 @@ from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.profile import Profile
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
 from edgegossip.learning.accuracy_aware import PLAIN
 from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.task import Workload
 from edgegossip.net.address import Address
+from edgegossip.net.counters import SystemCounters
 from edgegossip.net.monitor import Monitor
 from edgegossip.net.profiling import Training
 from edgegossip.net.telemetry import Journal, open_telemetry
 from edgegossip.net.tls import load_tls
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh_transport import LEASE, ZenohTransport, require_lease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,19 @@ class Connection:
         address: Where it listens, and where the others do.
         tls: Folder with ca.pem and this rank's certificate and key; None for none.
         insecure: Do without TLS outside this machine.
+        lease: See `ZenohTransport`; slow links need a longer one.
+
+    Raises:
+        ValueError: If `lease` is out of range.
     """
 
     address: Address
     tls: Path | str | None = None
     insecure: bool = False
+    lease: Seconds = LEASE
+
+    def __post_init__(self) -> None:
+        require_lease(self.lease)
 
 
 def join(
@@ -82,13 +91,16 @@ def join(
         address=connection.address,
         security=tls,
         insecure=connection.insecure,
+        lease=connection.lease,
     )
-    predictor = PerformancePredictor(seconds_alone=seconds_per_sample(experiment, rank))
+    counters = SystemCounters(lambda: transport.network_bytes)
+    alone = seconds_per_sample(experiment, rank, threads=settings.threads)
+    predictor = PerformancePredictor(seconds_alone=alone)
     if profile is not None:
         predictor.fit(Profile.read(profile))
     with (
         closing(open_telemetry(telemetry, run)) as store,
-        Monitor(predictor, journal=Journal(store, rank)) as monitor,
+        Monitor(predictor, counters=counters, journal=Journal(store, rank)) as monitor,
     ):
         return take_part(
             experiment,
@@ -103,7 +115,7 @@ def join(
 
 
 def seconds_per_sample(
-    experiment: Experiment, rank: Rank, seconds: Seconds = 1.0
+    experiment: Experiment, rank: Rank, seconds: Seconds = 1.0, threads: int = 1
 ) -> Seconds | None:
     """Train for about so long, to be forgotten, and say what a sample took; None without data.
 
@@ -114,7 +126,7 @@ def seconds_per_sample(
     task = replace(experiment.task, accuracy_aware=PLAIN)
     workload = Workload(task, experiment.data_ranks, experiment.seed)
     training = Training(workload.make_trainer(rank), workload.initial_params)
-    with one_intra_op_thread():
+    with intra_op_threads(threads):
         training.run(0.01)  # the first step also makes what the others use
         start, end, cost = training.run(seconds)
     return (end - start) / cost

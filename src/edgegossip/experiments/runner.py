@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,16 @@ def run(
             return running.execute()
 
 
-@contextmanager
-def one_intra_op_thread() -> Iterator[None]:
+def one_intra_op_thread() -> AbstractContextManager[None]:
     """Workers run side by side instead; several intra-op threads would get in their way."""
+    return intra_op_threads(1)
+
+
+@contextmanager
+def intra_op_threads(number: int) -> Iterator[None]:
+    """Let this thread, and those that it starts, compute with so many at once."""
     earlier = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:

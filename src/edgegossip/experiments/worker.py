@@ -28,7 +28,7 @@ from edgegossip.experiments.files import (
     write_json,
 )
 from edgegossip.experiments.run_folder import read_json
-from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.snapshots import Snapshots
 from edgegossip.learning.task import Workload
@@ -64,6 +64,10 @@ class WorkerSettings:
         checkpoint_seconds: Between checkpoints.
         snapshots: Keep what accuracy over time is measured on afterwards.
         parent: Stop when the process of this number has ended; None to depend on nobody.
+        threads: Of one training step, at least 1.
+
+    Raises:
+        ValueError: If `threads` is below 1.
     """
 
     name: str = ""
@@ -73,6 +77,11 @@ class WorkerSettings:
     checkpoint_seconds: Seconds = 60.0
     snapshots: bool = True
     parent: int | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
 
 
 def run_id(experiment: Experiment, name: str = "") -> bytes:
@@ -119,7 +128,7 @@ def take_part(
     if not 0 <= rank < experiment.num_workers:
         raise ValueError(f"rank must be in 0..{experiment.num_workers - 1}, got {rank}")
     worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
-    with one_intra_op_thread():
+    with intra_op_threads(settings.threads):
         return worker.run(transport, forecaster)
 
 

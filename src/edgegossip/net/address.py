@@ -55,7 +55,7 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """No endpoint leads beyond this machine; says nothing of `multicast`."""
-        return all(_is_loopback(endpoint) for endpoint in (*self.listen, *self.connect))
+        return all(is_loopback(endpoint) for endpoint in (*self.listen, *self.connect))
 
 
 def _check(name: str, endpoint: str, lowest_port: int) -> None:
@@ -77,7 +77,12 @@ def _check(name: str, endpoint: str, lowest_port: int) -> None:
             ) from None
 
 
-def _is_loopback(endpoint: str) -> bool:
+def is_loopback(endpoint: str) -> bool:
+    """Whether `endpoint` never leads beyond this machine.
+
+    >>> is_loopback("tcp/[::1]:7447"), is_loopback("tcp/10.0.0.1:7447")
+    (True, False)
+    """
     host = endpoint.split("/", 1)[1].rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

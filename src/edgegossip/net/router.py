@@ -38,7 +38,8 @@ def open_router(
 
     Raises:
         NetworkError: If it cannot listen there.
-        ValueError: If `num_workers` is below 1, or there is nowhere to listen.
+        ValueError: If `num_workers` is below 1, `lease` out of range, or there is nowhere to
+            listen.
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, got {num_workers}")

@@ -19,12 +19,14 @@ from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
+from edgegossip.net.links import Links
 from edgegossip.net.strangers import log_refused_connections, report_strangers
 from edgegossip.net.tls import TLS, require_tls, zenoh_security
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 LEASE: Seconds = 1.5
 """Half of what it takes, at worst, until a worker that falls silent is missed."""
+_LEASES = (0.1, 3600.0)
 
 # What a worker sends to one that leaves, after all else.
 _FAREWELL = b""
@@ -48,11 +50,14 @@ class ZenohTransport:
         security: Certificates, without which links are neither encrypted nor checked.
         insecure: Do without them beyond this machine.
         lease: A link is cut, and opened anew, when nothing has come for so long, or when a
-            piece of 256 kB could not leave in that time. So a slow link needs more: the
-            default is for 1.4 Mbit/s. Of two workers, the longer one is waited for.
+            piece of 256 kB could not leave in that time, from 0.1 to 3600. So a slow link
+            needs more: the default is for 1.4 Mbit/s to each worker that is sent to at once.
+            How long a worker may be silent is for itself to say; how long a piece may take,
+            for whoever sends it.
 
     Raises:
-        ValueError: If `run` has other characters, or `rank` is none of the run.
+        ValueError: If `run` has other characters, `rank` is none of the run, or `lease` is out
+            of range.
         NetworkError: If `address` reaches beyond this machine without `security`, unless
             `insecure`; if it has endpoints that do not go with `security`.
     """
@@ -87,6 +92,13 @@ class ZenohTransport:
         if security is not None:
             self._settings |= zenoh_security(security, run, num_workers)
         self._session: zenoh.Session | None = None
+        self._links = Links()
+        self._peers: dict[Rank, _Peer] = {}
+
+    @property
+    def network_bytes(self) -> int:
+        """Sent and received so far over links that leave this machine, headers left out."""
+        return sum(peer.bytes_sent + peer.bytes_received for peer in self._peers.values())
 
     def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
         """See `Transport`."""
@@ -96,7 +108,10 @@ class ZenohTransport:
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         self._session = session = open_session(self._settings, self._address, self._num_workers)
         self._listener = listener
-        self._peers = {rank: _Peer(rank, listener, max_bytes) for rank in self._others}
+        self._links.follow(session)
+        self._peers = {
+            rank: _Peer(rank, listener, max_bytes, self._links) for rank in self._others
+        }
         self._inboxes = {
             f"{self._prefix}/data/{self.rank}/{rank}": peer
             for rank, peer in self._peers.items()
@@ -147,7 +162,8 @@ class ZenohTransport:
         if peer is None:
             self._listener.refused(None, "a piece from no other worker of the run")
         else:
-            peer.take(sample.payload.to_bytes())
+            source = sample.source_info
+            peer.take(sample.payload.to_bytes(), source and str(source.source_id.zid))
 
     def _take_token(self, sample: zenoh.Sample) -> None:
         *_, rank_text, incarnation_text = str(sample.key_expr).split("/")
@@ -171,8 +187,12 @@ class _Peer:
 
     publisher: zenoh.Publisher
 
-    def __init__(self, rank: Rank, listener: Listener, max_bytes: int) -> None:
+    def __init__(self, rank: Rank, listener: Listener, max_bytes: int, links: Links) -> None:
         self.incarnation: Incarnation | None = None
+        # Beyond this machine. Each has one thread at a time that adds to it.
+        self.bytes_sent = self.bytes_received = 0
+        self._links = links
+        self._session_id: str | None = None
         # The youngest speaks for the rank: what is left of a process that was killed may be
         # there until its lease ends. One that was started by mistake gives the rank back.
         self._alive: list[Incarnation] = []
@@ -195,12 +215,17 @@ class _Peer:
                 if incarnation is None or self.incarnation != incarnation:
                     return
                 self._put(piece)
+                if self._links.leave_machine(self._session_id):
+                    self.bytes_sent += len(piece)
 
-    def take(self, piece: bytes) -> None:
+    def take(self, piece: bytes, session_id: str | None) -> None:
         if piece == _FAREWELL:
             self._has_answered.set()
             return
         with self._telling:
+            self._session_id = session_id
+            if self._links.leave_machine(session_id):
+                self.bytes_received += len(piece)
             frame = self._assembler.add(piece)
             if frame is not None:
                 self._listener.received(self._rank, frame)
@@ -243,7 +268,9 @@ class _Peer:
 
     def _put(self, piece: bytes) -> None:
         with suppress(zenoh.ZError):  # the session has been closed
-            self.publisher.put(piece)
+            # By the source the receiver knows whose link it came over.
+            source = zenoh.SourceInfo(self.publisher.id, 0)
+            self.publisher.put(piece, source_info=source)
 
     def _turn_to(self, incarnation: Incarnation | None) -> None:
         before, self.incarnation = self.incarnation, incarnation
@@ -275,8 +302,24 @@ def _give_each_link_a_thread(num_workers: int) -> None:
     os.environ.setdefault("ZENOH_RUNTIME", f"({runtimes})")
 
 
+def require_lease(lease: Seconds) -> None:
+    """Make sure that a link can be kept, or given up, by `lease`.
+
+    Raises:
+        ValueError: If it is out of range.
+    """
+    shortest, longest = _LEASES
+    if not shortest <= lease <= longest:
+        raise ValueError(f"lease must be from {shortest} to {longest:g} seconds, got {lease}")
+
+
 def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> dict[str, object]:
-    """What differs from zenoh's defaults, by its key in their configuration."""
+    """What differs from zenoh's defaults, by its key in their configuration.
+
+    Raises:
+        ValueError: If `lease` is out of range.
+    """
+    require_lease(lease)
     listen, is_local = address.listen, address.is_loopback and not address.multicast
     if address.multicast and not listen:
         listen = ("tls/0.0.0.0:0" if is_secure else "tcp/0.0.0.0:0",)

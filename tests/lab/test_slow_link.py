@@ -1,0 +1,99 @@
+"""A slow uplink that neighbors share: nothing is lost on it, and its bytes are known."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.lab.lab import HostSpec, Lab
+from benchmarks.lab.machine import missing
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"a lab needs {', '.join(missing())}"),
+]
+
+MBIT = 1e6 / 8
+NUM_FRAMES = 2
+FRAME_BYTES = 1_000_000
+SLOW = 1
+
+TALKER = f"""
+import sys, threading, time
+from edgegossip.net.address import Address
+from edgegossip.net.zenoh_transport import ZenohTransport
+
+class Listener:
+    def received(self, sender, frame): print("received", sender, len(frame), flush=True)
+    def refused(self, rank, reason): print("refused", rank, reason, flush=True)
+    def appeared(self, rank, incarnation): here.release()
+    def disappeared(self, rank, incarnation): print("disappeared", rank, flush=True)
+
+def talk(receiver):
+    for _ in range({NUM_FRAMES}):
+        transport.send(receiver, [bytes({FRAME_BYTES})])
+
+here = threading.Semaphore(0)
+rank, lease, *addresses = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
+endpoints = [f"tcp/{{address}}:7447" for address in addresses]
+others = [other for other in range(len(addresses)) if other != rank]
+transport = ZenohTransport(
+    run="slow",
+    rank=rank,
+    num_workers=len(addresses),
+    address=Address(
+        listen=(endpoints[rank],), connect=tuple(endpoints[other] for other in others)
+    ),
+    insecure=True,
+    lease=lease,
+)
+transport.open(Listener())
+for _ in others:
+    here.acquire()
+if rank == {SLOW}:
+    for other in others:
+        threading.Thread(target=talk, args=(other,), daemon=True).start()
+while True:
+    time.sleep(0.5)
+    print("bytes", transport.network_bytes, flush=True)
+"""
+
+
+class Workers:
+    """Four, one of them on a link of 4 Mbit/s, and what they have said."""
+
+    def __init__(self, lab: Lab, folder: Path, lease: float) -> None:
+        self._paths = [folder / f"{rank}.txt" for rank in range(4)]
+        for rank, path in enumerate(self._paths):
+            with path.open("wb") as output:
+                words = [sys.executable, "-c", TALKER, str(rank), str(lease), *lab.addresses]
+                lab.start(rank, words, output=output)
+
+    def said(self, what: str) -> list[str]:
+        lines = [line for path in self._paths for line in path.read_text().splitlines()]
+        return [line for line in lines if line.startswith(what)]
+
+    def network_bytes(self, rank: int) -> int:
+        lines = self._paths[rank].read_text().splitlines()
+        return int([line for line in lines if line.startswith("bytes")][-1].split()[1])
+
+    def wait_for(self, number: int, what: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.said(what)) < number:
+            assert time.monotonic() < deadline, f"only {self.said(what)}"
+            time.sleep(0.1)
+
+
+def test_with_a_longer_lease_a_slow_link_loses_nothing_and_its_bytes_are_known(
+    tmp_path: Path,
+) -> None:
+    with Lab([HostSpec(), HostSpec(bandwidth=4 * MBIT), HostSpec(), HostSpec()]) as lab:
+        workers = Workers(lab, tmp_path, lease=6.0)
+        workers.wait_for(3 * NUM_FRAMES, f"received {SLOW} {FRAME_BYTES}", 120)
+        assert workers.said("disappeared") == workers.said("refused") == []
+        time.sleep(1.5)
+        counted, passed = workers.network_bytes(SLOW), sum(lab.traffic(SLOW))
+    # The rest is headers, receipts and what was lost and sent again.
+    assert 0.8 * passed < counted < passed

@@ -1,0 +1,118 @@
+"""Which bytes a worker sends and receives beyond its machine, so that its monitor may know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zenoh
+from tests.transports import OverZenoh
+
+from edgegossip.net import links as links_module
+from edgegossip.net.links import Links
+
+AWAY = ("tcp/10.0.0.1:40000", "tcp/10.0.0.2:7447")
+LOOPBACK = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")
+OWN_ADDRESS = ("tls/[fd00::1]:40000", "tls/[fd00::1]:7447")
+HEADER_BYTES = 24
+
+
+class Session:
+    """As far as links are followed: says what its listener is to be told."""
+
+    def __init__(self) -> None:
+        self.info = self
+        self._tell: Callable[[Any], None]
+
+    def declare_link_events_listener(
+        self, handler: zenoh.handlers.Callback[Any], *, history: bool
+    ) -> None:
+        assert history
+        self._tell = handler.callback
+
+    def open(self, session_id: str, ends: tuple[str, str]) -> None:
+        self._event(zenoh.SampleKind.PUT, session_id, ends)
+
+    def close(self, session_id: str, ends: tuple[str, str]) -> None:
+        self._event(zenoh.SampleKind.DELETE, session_id, ends)
+
+    def _event(self, kind: object, session_id: str, ends: tuple[str, str]) -> None:
+        link = SimpleNamespace(zid=session_id, src=ends[0], dst=ends[1])
+        self._tell(SimpleNamespace(kind=kind, link=link))
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture
+def links(session: Session) -> Links:
+    links = Links()
+    links.follow(session)  # type: ignore[arg-type]
+    return links
+
+
+@pytest.mark.parametrize(
+    ("ends", "leaves"), [(AWAY, True), (LOOPBACK, False), (OWN_ADDRESS, False)], ids=str
+)
+def test_only_links_between_two_machines_leave_one(
+    session: Session, links: Links, ends: tuple[str, str], leaves: bool
+) -> None:
+    session.open("a", ends)
+    assert links.leave_machine("a") is leaves
+
+
+def test_each_peer_is_known_by_its_own_link(session: Session, links: Links) -> None:
+    session.open("here", LOOPBACK)
+    session.open("there", AWAY)
+    assert not links.leave_machine("here")
+    assert links.leave_machine("there")
+
+
+def test_whoever_has_no_link_is_reached_by_one_that_leaves_if_there_is_any(
+    session: Session, links: Links
+) -> None:
+    assert not links.leave_machine(None)
+    session.open("here", LOOPBACK)
+    assert not links.leave_machine("behind a router")
+    session.open("there", AWAY)
+    assert links.leave_machine("behind a router")
+    assert links.leave_machine(None)
+
+
+def test_links_that_are_closed_count_no_more(session: Session, links: Links) -> None:
+    session.open("a", AWAY)
+    session.open("a", (AWAY[1], AWAY[0]))
+    session.close("a", AWAY)
+    assert links.leave_machine("a")
+    session.close("a", (AWAY[1], AWAY[0]))
+    session.close("a", AWAY)
+    assert not links.leave_machine("a")
+
+
+@pytest.fixture
+def network() -> Any:  # noqa: ANN401
+    network = OverZenoh(2)
+    yield network
+    network.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_leaves_the_machine_is_counted_at_both_ends(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    monkeypatch.setattr(links_module, "_is_within", lambda *_: not leaves)
+    a, b = network.open_all()
+    for sender, receiver in ((0, 1), (1, 0)):
+        (a, b)[sender].send(receiver, bytes(300_000))
+        assert (a, b)[receiver].events.next()[0] == "received"
+    expected = 2 * (300_000 + 2 * HEADER_BYTES) if leaves else 0
+    found = [each.network_bytes for each in network.opened]  # type: ignore[attr-defined]
+    assert found == [expected, expected]
+
+
+def test_a_transport_that_is_not_open_has_carried_nothing(network: OverZenoh) -> None:
+    assert network.transport(0, 100).network_bytes == 0  # type: ignore[attr-defined]

@@ -1,0 +1,133 @@
+"""What `join` and `edgegossip worker` make of their settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.complaints import complaint
+from tests.small_runs import small_run
+
+from edgegossip.cli.main import main
+from edgegossip.cli.router import router_command
+from edgegossip.core.protocol import Rank, Work
+from edgegossip.experiments import network
+from edgegossip.experiments.network import Connection, join
+from edgegossip.experiments.worker import WorkerSettings, take_part
+from edgegossip.learning.learner import Learner
+from edgegossip.net.address import Address
+from edgegossip.net.counters import Counters
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.monitor import Monitor
+from edgegossip.net.zenoh_transport import ZenohTransport
+
+ALONE = Address(listen=("tcp/127.0.0.1:0",))
+EXPERIMENT = small_run(algorithm="gosgd", evaluation_interval=None)
+
+
+class Joined:
+    """What `join` made, and how many threads it took the speed of the machine with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[int] = []
+        self.transport: Any = None
+        self.counters: Counters | None = None
+        monkeypatch.setattr(network, "seconds_per_sample", self._measure)
+        monkeypatch.setattr(network, "Monitor", self._monitor)
+        monkeypatch.setattr(network, "take_part", self._take_part)
+
+    def _measure(self, *_: object, threads: int) -> float:
+        self.threads.append(threads)
+        return 0.01
+
+    def _monitor(self, *arguments: Any, counters: Counters, **named: Any) -> Monitor:  # noqa: ANN401
+        self.counters = counters
+        return Monitor(*arguments, counters=counters, **named)
+
+    def _take_part(self, _: object, rank: Rank, transport: Any, **named: Any) -> str:  # noqa: ANN401
+        self.transport = transport
+        self.threads.append(named["settings"].threads)
+        return "finished"
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Joined:
+    return Joined(monkeypatch)
+
+
+def test_what_we_send_and_receive_is_not_use_by_others(
+    joined: Joined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ZenohTransport, "network_bytes", 1234)
+    join(EXPERIMENT, 0, out=tmp_path, connection=Connection(address=ALONE))
+    assert joined.counters is not None
+    assert joined.counters.read().own.network == 1234
+
+
+def test_a_worker_has_the_lease_and_the_threads_of_its_options(
+    joined: Joined, tmp_path: Path
+) -> None:
+    options = ["--lease", "6", "--threads", "3", "--listen", "tcp/127.0.0.1:0"]
+    out = ["--out", str(tmp_path / "0")]
+    assert main(["worker", "quickstart", "--rank", "0", *options, *out]) == 0
+    assert joined.threads == [3, 3]
+    lease = "transport/link/tx/lease"
+    assert joined.transport._settings[lease] == 6000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--threads", "0"], "threads must be at least 1, got 0"),
+        (["--lease", "0"], "lease must be from 0.1 to 3600 seconds, got 0.0"),
+        (["--lease", "nan"], "lease must be from 0.1 to 3600 seconds, got nan"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listen = ["--listen", "tcp/127.0.0.1:0"]
+    assert main(["worker", "quickstart", "--rank", "0", *listen, *options]) == 1
+    assert message in complaint(capsys)
+
+
+def test_a_router_has_a_lease_too() -> None:
+    with pytest.raises(ValueError, match=r"lease must be from 0\.1 to 3600 seconds, got 0\.05"):
+        router_command(["--listen", "tcp/127.0.0.1:0", "--lease", "0.05"])
+
+
+def watch_threads(monkeypatch: pytest.MonkeyPatch, method: str) -> set[int]:
+    """How many threads a step may take, whenever `method` of a learner is called."""
+    found: set[int] = set()
+    original = getattr(Learner, method)
+
+    def watched(self: Learner, params: Any, work: Work, inputs: Any) -> Any:  # noqa: ANN401
+        found.add(torch.get_num_threads())
+        return original(self, params, work, inputs)
+
+    monkeypatch.setattr(Learner, method, watched)
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_training_takes_as_many_threads_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    earlier, found = torch.get_num_threads(), watch_threads(monkeypatch, "train")
+    settings = WorkerSettings(meet_seconds=0.01, threads=threads, max_seconds=1.0)
+    take_part(
+        EXPERIMENT, 0, MemoryNetwork().transport(0), out=tmp_path / "0", settings=settings
+    )
+    assert found == {threads}
+    assert torch.get_num_threads() == earlier
+
+
+def test_speed_is_measured_with_the_threads_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = watch_threads(monkeypatch, "train")
+    assert network.seconds_per_sample(EXPERIMENT, 0, seconds=0.01, threads=2)
+    assert found == {2}
