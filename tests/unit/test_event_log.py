@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.small_runs import small_disk
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Message, Trained
 from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.experiments.event_log import EventLog
+from edgegossip.experiments import event_log
+from edgegossip.experiments.diary import Diary
+from edgegossip.experiments.event_log import EventLog, whole_lines
 
 
 def note(round: int = 0, kind: str = "note") -> Message:
@@ -176,3 +179,36 @@ def test_a_full_disk_is_an_error_for_people_and_the_log_can_be_let_go(tmp_path: 
             log.close()
     log.abandon()
     assert lines_of((tmp_path / "events.jsonl").read_bytes()[:size]) == ["experiment"]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 2**16])
+def test_whole_lines_are_read_between_two_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(event_log, "_READ_AT_ONCE", at_once)
+    path = tmp_path / "file"
+    path.write_bytes(b"ab\ncde\n\nfgh\ntorn")
+    assert list(whole_lines(path)) == [b"ab\n", b"cde\n", b"\n", b"fgh\n"]
+    assert list(whole_lines(path, 3, 8)) == [b"cde\n", b"\n"]
+    assert list(whole_lines(path, 12)) == []
+
+
+def test_a_diary_that_goes_on_does_not_read_all_of_itself_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for incarnation in range(3):
+        diary = Diary(path)
+        assert diary.incarnation == incarnation
+        diary.write("worker")
+        diary.close()
+    whole = path.read_bytes() + b'{"type":"lost"}\n' * 2**16
+    path.write_bytes(whole + b'{"type":"wor')
+    tracemalloc.start()
+    try:
+        diary = Diary(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    diary.close()
+    assert diary.incarnation == 3
+    assert path.read_bytes() == whole
+    assert peak < len(whole) / 2

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tracemalloc
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import safetensors.torch
 from tests.small_runs import NUM_WORKERS, small_run
 
-from edgegossip.experiments.gathering import WORKERS, Gathering, WorkerFolder
+from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments import evaluations, event_log, worker_folder
+from edgegossip.experiments.event_log import to_line
+from edgegossip.experiments.gathering import WORKERS, Gathering
 from edgegossip.experiments.snapshots import snapshot_path
+from edgegossip.experiments.worker_folder import WorkerFolder
 from edgegossip.learning.task import Workload
 
 EXPERIMENT = small_run("epoch-gossip", evaluation_interval=None)
@@ -32,45 +37,153 @@ def write_lines(out: Path, rank: int, *lines: dict[str, Any]) -> None:
 
 
 def trained(time: float, num_samples: int) -> dict[str, Any]:
-    return {"type": "trained", "time": time, "num_samples": num_samples}
+    times = {"time": time, "start": time - 0.1}
+    return {"type": "trained", **times, "num_samples": num_samples, "cost": num_samples}
 
 
 def sent(time: float, round: int, num_bytes: int) -> dict[str, Any]:
     return {"type": "sent", "time": time, "round": round, "num_bytes": num_bytes}
 
 
-class Unread(list[dict[str, Any]]):
-    """Lines that nobody may look at again."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        raise AssertionError("all lines are read again")
-
-
-def test_moments_are_measured_without_another_look_at_all_lines(out: Path) -> None:
+def write_snapshots(out: Path, *snapshots: int) -> None:
     params = Workload(EXPERIMENT.task, EXPERIMENT.data_ranks, EXPERIMENT.seed).initial_params
     for rank in range(NUM_WORKERS):
-        write_lines(out, rank, trained(0.2, 8), sent(0.3, 0, 100), trained(0.7, 8))
-        for index in range(3):  # at 0, 0.5 and 1 s
+        for index in snapshots:
             path = snapshot_path(out / WORKERS / str(rank) / "snapshots", index)
             safetensors.torch.save_file({"params": params}, path)
+
+
+def measured(out: Path) -> Gathering:
+    """A run, as far as it can be measured."""
     gathering = Gathering(EXPERIMENT, out)
     gathering.read()
-    for worker in gathering.workers:
-        worker.lines = Unread(worker.lines)
     while gathering.measure_next():
         pass
+    return gathering
+
+
+def times(gathering: Gathering) -> list[float]:
+    return [each.time for each in gathering.history]
+
+
+# What is measured while the run goes on.
+
+
+def test_each_moment_has_what_was_done_up_to_it(out: Path) -> None:
+    for rank in range(NUM_WORKERS):
+        write_lines(out, rank, trained(0.2, 8), sent(0.3, 0, 100), trained(0.7, 8))
+    write_snapshots(out, 0, 1, 2)  # at 0, 0.5 and 1 s
+    gathering = measured(out)
     assert [each.samples_processed for each in gathering.history] == [0, 32, 64]
     assert [each.bytes_sent for each in gathering.history] == [0, 400, 400]
+
+
+def test_what_was_measured_is_there_when_the_run_is_resumed(out: Path) -> None:
+    write_snapshots(out, 0, 1)
+    before = measured(out)
+    assert [worker.snapshots for worker in before.workers] == [[]] * NUM_WORKERS
+    write_snapshots(out, 1, 2)  # the last once more, where the run goes on
+    after = measured(out)
+    assert times(after) == [0, 0.5, 1]
+    assert after.history[:2] == before.history
+    assert [worker.snapshots for worker in after.workers] == [[]] * NUM_WORKERS
+
+
+def test_a_run_that_goes_on_from_earlier_is_measured_anew_from_there(out: Path) -> None:
+    write_snapshots(out, 0, 1, 2, 3)
+    measured(out)
+    write_snapshots(out, 4)
+    Gathering(EXPERIMENT, out).go_on_at(0.7)
+    assert times(measured(out)) == [0, 0.5]
+    write_snapshots(out, 2)
+    assert times(measured(out)) == [0, 0.5, 1]
+
+
+def test_a_snapshot_goes_only_when_its_evaluation_is_kept(
+    out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def disk_full(path: Path, content: object) -> None:
+        raise RunFolderError(f"cannot write {path}")
+
+    write_snapshots(out, 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluations, "write_json", disk_full)
+        gathering = measured(out)
+    assert [worker.snapshots for worker in gathering.workers] == [[0, 1]] * NUM_WORKERS
+    assert len(caplog.messages) == 1
+    write_snapshots(out, 2)
+    while gathering.measure_next():
+        pass
+    assert times(gathering) == times(Gathering(EXPERIMENT, out)) == [0, 0.5, 1]
+    assert [worker.snapshots for worker in gathering.workers] == [[]] * NUM_WORKERS
+
+
+@pytest.mark.parametrize("content", ['{"0": {"time', "{}", '{"0": 1}', '{"x": {}}', "[]"])
+def test_damaged_evaluations_do_not_stop_a_run(out: Path, content: str) -> None:
+    (out / WORKERS / "evaluations.json").write_text(content)
+    write_snapshots(out, 0)
+    assert times(measured(out)) == [0]
+
+
+# A worker's log.
+
+
+def test_a_worker_folder_holds_no_lines(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "_READ_AT_ONCE", 2**12)
+    monkeypatch.setattr(worker_folder, "_BLOCK", 2**12)
+    write_lines(out, 0, *(trained(0.01 * step, 8) for step in range(1000)))
+    tracemalloc.start()
+    try:
+        worker = WorkerFolder(out / WORKERS / "0", 0)
+        worker.read()
+        held = tracemalloc.get_traced_memory()[0]
+        assert sum(1 for _ in worker.timeline()) == 1000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    size = (out / WORKERS / "0" / "events.jsonl").stat().st_size
+    assert held < size / 4
+    assert peak < size
+
+
+@pytest.mark.parametrize("block", [1, 200, 2**18])
+def test_a_timeline_is_in_order_whatever_the_order_of_the_log(
+    out: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(worker_folder, "_BLOCK", block)
+    random = Random(0)
+    lines = [trained(random.randrange(20), number) for number in range(100)]
+    write_lines(out, 0, *lines)
+    worker = WorkerFolder(out / WORKERS / "0", 0)
+    worker.read()
+    in_order = sorted(lines, key=lambda line: float(line["time"]))
+    assert [line for _, line in worker.timeline()] == [to_line(line) for line in in_order]
+
+
+@pytest.mark.parametrize("block", [1, 2**18])
+def test_who_has_recovered_has_crashed_when_it_was_last_seen(
+    out: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(worker_folder, "_BLOCK", block)
+    recovered = {"type": "recovered", "time": 5.0, "rank": 0}
+    ended = {"type": "ended", "time": 7.0}
+    write_lines(out, 0, trained(1.0, 5), sent(0.5, 0, 7), {"type": "worker"})
+    write_lines(out, 0, trained(4.0, 5), recovered, trained(6.0, 5), ended)
+    worker = WorkerFolder(out / WORKERS / "0", 0)
+    worker.read()
+    seen = [(time, json.loads(line)["type"]) for time, line in worker.timeline()]
+    kinds = ["sent", "trained", "crashed", "trained", "recovered", "trained"]
+    assert seen == list(zip([0.5, 1.0, 1.0, 4.0, 5.0, 6.0], kinds, strict=True))
 
 
 def test_totals_grow_with_the_lines_that_come(out: Path) -> None:
     worker = WorkerFolder(out / WORKERS / "0", 0)
     write_lines(out, 0, trained(1.0, 5), sent(1.5, 4, 70))
     worker.read()
-    assert (worker.samples.until(2.0), worker.num_rounds) == (5, 5)
+    assert (worker.samples.total, worker.num_rounds) == (5, 5)
     write_lines(out, 0, trained(2.0, 7))
     worker.read()
-    assert [worker.samples.until(time) for time in (0.9, 1.0, 1.9, 2.0)] == [0, 5, 5, 12]
+    assert [worker.samples.at(index) for index in (1, 2, 3, 4)] == [0, 5, 5, 12]
 
 
 def test_what_a_worker_does_again_counts_again(out: Path) -> None:
@@ -78,8 +191,8 @@ def test_what_a_worker_does_again_counts_again(out: Path) -> None:
     again = {"type": "worker", "rank": 0}
     write_lines(out, 0, trained(1.0, 5), trained(3.0, 5), again, trained(2.0, 5))
     worker.read()
-    assert worker.samples.until(2.5) == 5
-    assert worker.samples.until(3.0) == 15
+    assert worker.samples.at(5) == 5  # at 2.5 s
+    assert worker.samples.at(6) == 15
 
 
 def test_a_line_that_is_not_whole_yet_is_read_later(out: Path) -> None:
@@ -88,14 +201,14 @@ def test_a_line_that_is_not_whole_yet_is_read_later(out: Path) -> None:
     path = out / WORKERS / "0" / "events.jsonl"
     path.write_text(text + text[:10])
     worker.read()
-    assert worker.samples.until(1.0) == 5
+    assert worker.samples.total == 5
     path.write_text(text + text)
     worker.read()
-    assert worker.samples.until(1.0) == 10
+    assert worker.samples.total == 10
 
 
 def test_a_worker_that_never_was_there_has_done_nothing(tmp_path: Path) -> None:
     worker = WorkerFolder(tmp_path / "0", 0)
     worker.read()
-    assert (worker.samples.until(1.0), worker.num_rounds, worker.throughput) == (0, 0, 0.0)
+    assert (worker.samples.total, worker.num_rounds, worker.throughput) == (0, 0, 0.0)
     assert worker.snapshots == []

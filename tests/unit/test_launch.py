@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -105,8 +106,13 @@ def test_a_run_interrupted_by_ctrl_c_and_resumed_ends_where_the_simulator_does(
     assert "Traceback" not in said
     assert rounds(out, 0) < 150
     assert not (out / "summary.json").exists()
+    measured = json.loads((out / "workers" / "evaluations.json").read_text())
     second = start(*arguments, "--resume")
     assert second.wait(PATIENCE) == 0
+    history = [event for event in events(out) if event["type"] == "evaluated"]
+    assert history[0]["time"] == 0
+    for kept, event in zip(measured.values(), history, strict=False):
+        assert {"type": "evaluated", **kept} == event
     assert rounds(out, 0) == rounds(out, 1) == 150
     assert are_equal(tensors(out), simulated(tmp_path, 150))
     assert (out / "report.html").exists()

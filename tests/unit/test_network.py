@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from tests.complaints import complaint
 from tests.small_runs import small_run
 
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.cli.main import main
 from edgegossip.cli.router import router_command
 from edgegossip.core.protocol import Rank, Work
+from edgegossip.core.topology import complete
 from edgegossip.experiments import network
 from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.worker import WorkerSettings, take_part
@@ -131,3 +135,11 @@ def test_speed_is_measured_with_the_threads_of_training(
     found = watch_threads(monkeypatch, "train")
     assert network.seconds_per_sample(EXPERIMENT, 0, seconds=0.01, threads=2)
     assert found == {2}
+
+
+def test_a_spare_knows_its_speed_before_it_has_data() -> None:
+    inner = EpochGossip(topology=complete(4), num_rounds=1)
+    balanced = EdgeGossip(inner=inner, on_failure="reassign", spares=(3,))
+    experiment = replace(EXPERIMENT, algorithm=balanced)
+    assert not balanced.role(3).has_data
+    assert (network.seconds_per_sample(experiment, 3, seconds=0.01) or 0) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from tests.unit.test_worker import (
 from edgegossip.core.errors import RunFolderError, TrainingError
 from edgegossip.core.protocol import Event
 from edgegossip.experiments import worker as worker_module
+from edgegossip.experiments.files import save_checkpoint, write_json
 from edgegossip.experiments.gathering import Gathering
+from edgegossip.experiments.worker import goes_on_at
 
 __all__ = ["crew"]
 
@@ -66,3 +69,13 @@ def test_an_end_counts_no_more_once_a_worker_goes_on(crew: Crew) -> None:
     worker_module._make(folder, {})
     assert not any(end.exists() for end in ends)
     assert Gathering(ENDLESS, crew.out).finish().reason == "time limit"
+
+
+def test_a_worker_goes_on_at_its_checkpoint_or_has_come_to_its_end(tmp_path: Path) -> None:
+    assert goes_on_at(tmp_path) == 0
+    write_json(tmp_path / "summary.json", {"reason": "interrupted", "seconds": 9.0})
+    assert goes_on_at(tmp_path) == 0  # it could not keep a checkpoint
+    save_checkpoint(tmp_path / "checkpoint.safetensors", {"now": 3.5})
+    assert goes_on_at(tmp_path) == 3.5
+    write_json(tmp_path / "summary.json", {"reason": "finished", "seconds": 9.0})
+    assert goes_on_at(tmp_path) == 9

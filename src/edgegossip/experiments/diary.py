@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.experiments.event_log import EventLog
+from edgegossip.experiments.event_log import EventLog, whole_lines
 
 _LOG = logging.getLogger("edgegossip.net")
 
@@ -57,6 +57,8 @@ def _previous(path: Path) -> tuple[int, int]:
     """How often this worker was started before, and where the last whole line ends."""
     if not path.exists():
         return 0, 0
-    content = path.read_bytes()
-    size = content.rfind(b"\n") + 1
-    return content[:size].count(b'{"type":"worker"'), size
+    incarnation = size = 0
+    for line in whole_lines(path):
+        incarnation += line.startswith(b'{"type":"worker"')
+        size += len(line)
+    return incarnation, size

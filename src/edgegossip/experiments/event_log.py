@@ -6,7 +6,9 @@ others are the same bytes whenever the same experiment runs.
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,28 @@ _KEPT = (
     "num_lost",
     "_sends",  # a line that may grow on
 )
+_READ_AT_ONCE = 2**16
+
+
+def to_line(event: Mapping[str, Any]) -> bytes:
+    """An event as it stands in the file."""
+    return to_json(event, separators=(",", ":")).encode() + b"\n"
+
+
+def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[bytes]:
+    """The lines between two places of a file, but for a last one that has not ended."""
+    while start < end:
+        # Not left open: a run may have more workers than a process may have files.
+        with path.open("rb") as file:
+            file.seek(start)
+            lines = file.readlines(_READ_AT_ONCE)
+        if not lines:
+            return
+        for line in lines:
+            if start >= end or not line.endswith(b"\n"):
+                return
+            start += len(line)
+            yield line
 
 
 class EventLog:
@@ -171,7 +195,7 @@ class EventLog:
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
-            self._file.write(to_json(line, separators=(",", ":")).encode() + b"\n")
+            self._file.write(to_line(line))
         except OSError as error:
             raise _unwritable(self._path, error) from error
 

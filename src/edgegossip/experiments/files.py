@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,12 @@ def make_folder(path: Path) -> None:
         ) from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file so that a reader, or a power cut, sees the old one or the new one whole.
+
+    Args:
+        path: Of the file.
+        content: All of it, or its parts one after another.
 
     Raises:
         RunFolderError: If it cannot be written.
@@ -42,7 +47,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from heapq import merge
+from itertools import chain, islice, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.describe import header
+from edgegossip.experiments.evaluations import Evaluations
+from edgegossip.experiments.event_log import to_line
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.files import to_json, write_atomically
+from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.results import Evaluation, Results
-from edgegossip.experiments.run_folder import RunFolder, read_json
-from edgegossip.experiments.snapshots import indices, read_params, schedule, snapshot_path
+from edgegossip.experiments.run_folder import RunFolder
+from edgegossip.experiments.snapshots import read_params, schedule
 from edgegossip.experiments.worker import require_worker_of
+from edgegossip.experiments.worker_folder import WorkerFolder
 from edgegossip.learning.task import Workload
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -30,108 +33,6 @@ from edgegossip.sim.platform import Platform
 
 WORKERS = "workers"
 """The subfolder of a run folder that holds a folder for each worker, named by its rank."""
-
-
-@dataclass(slots=True)
-class RunningTotal:
-    """A sum that grows with time, and that can be asked for at any time in it.
-
-    >>> total = RunningTotal()
-    >>> total.add(1.0, 5)
-    >>> total.add(2.0, 7)
-    >>> total.until(1.9), total.until(2.0)
-    (5, 12)
-    """
-
-    _times: list[Seconds] = field(default_factory=list)
-    _sums: list[int] = field(default_factory=lambda: [0])
-
-    def add(self, time: Seconds, amount: int) -> None:
-        """Add what happened at `time`."""
-        # A worker that goes on from a checkpoint may be a little earlier than it was before.
-        self._times.append(max([time, *self._times[-1:]]))
-        self._sums.append(self._sums[-1] + amount)
-
-    def until(self, time: Seconds) -> int:
-        """The sum of what happened up to `time`."""
-        return self._sums[bisect_right(self._times, time)]
-
-
-@dataclass(slots=True)
-class WorkerFolder:
-    """Reads what a worker writes, as it grows.
-
-    Attributes:
-        path: Of the folder.
-        rank: Whose it is.
-        lines: Events so far; where it has "recovered", it has "crashed" before.
-        samples: That it has trained on.
-        bytes_sent: By it.
-        num_rounds: After which it sent its parameters.
-        has_ended: There will be no more, whoever says so.
-    """
-
-    path: Path
-    rank: Rank
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    samples: RunningTotal = field(default_factory=RunningTotal)
-    bytes_sent: RunningTotal = field(default_factory=RunningTotal)
-    num_rounds: int = 0
-    has_ended: bool = False
-    _offset: int = 0
-    _last_seen: Seconds = 0.0
-
-    @property
-    def snapshots(self) -> list[int]:
-        """Numbers of the snapshots there are."""
-        return indices(self.path / "snapshots")
-
-    def snapshot(self, index: int) -> Path:
-        return snapshot_path(self.path / "snapshots", index)
-
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """What the worker wrote at its end; None if it never did."""
-        path = self.path / "summary.json"
-        return read_json(path) if path.exists() else None
-
-    def read(self) -> None:
-        """Read the lines that have been written since."""
-        path = self.path / "events.jsonl"
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            self._add(json.loads(line))
-
-    def _add(self, line: dict[str, Any]) -> None:
-        match line["type"]:
-            case "worker":
-                self._last_seen = max((each["time"] for each in self.lines), default=0.0)
-            case "recovered":
-                # That it was away it could not say itself.
-                crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
-                self.lines += [crash, line]
-            case "ended":
-                pass
-            case kind:
-                self.lines.append(line)
-                if kind == "trained":
-                    self.samples.add(line["time"], line["num_samples"])
-                elif kind == "sent":
-                    self.bytes_sent.add(line["time"], line["num_bytes"])
-                    self.num_rounds = max(self.num_rounds, line["round"] + 1)
-
-    @property
-    def throughput(self) -> float:
-        """Samples per second while it trained; 0 if it never did."""
-        trained = [line for line in self.lines if line["type"] == "trained"]
-        seconds = sum(line["time"] - line["start"] for line in trained)
-        return sum(line["cost"] for line in trained) / seconds if seconds > 0 else 0.0
 
 
 class Gathering:
@@ -151,7 +52,6 @@ class Gathering:
         recipe: str | None = None,
         command: str | None = None,
     ) -> None:
-        self.history: list[Evaluation] = []
         self.workers = [
             WorkerFolder(out / WORKERS / str(rank), rank)
             for rank in range(experiment.num_workers)
@@ -161,8 +61,23 @@ class Gathering:
         self._recipe = recipe
         self._command = command
         self._workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+        self._evaluations = Evaluations(out / WORKERS / "evaluations.json")
+
+    @property
+    def history(self) -> list[Evaluation]:
+        """What was measured so far, also before the run was resumed."""
+        return self._evaluations.history
 
     # While the run goes on.
+
+    def go_on_at(self, time: Seconds) -> None:
+        """Forget how the model was later than `time`, where the run goes on."""
+        later = sum(1 for _ in takewhile(lambda each: each <= time, schedule()))
+        self._evaluations.drop_from(later)
+        for worker in self.workers:
+            for index in worker.snapshots:
+                if index >= later:
+                    worker.snapshot(index).unlink()
 
     def read(self) -> None:
         """Read what the workers have written since."""
@@ -173,7 +88,9 @@ class Gathering:
         """Evaluate the next moment for which all snapshots are there; False if none is."""
         ranks = self._evaluated_ranks()
         there = {rank: self.workers[rank].snapshots for rank in ranks}
-        waiting = [index for found in there.values() for index in found]
+        self._drop_measured(there)
+        waiting = {index for found in there.values() for index in found}
+        waiting = {index for index in waiting if index not in self._evaluations}
         if not waiting:
             return False
         index = min(waiting)
@@ -183,28 +100,48 @@ class Gathering:
             ):
                 return False  # its snapshot may still come
         paths = [self.workers[rank].snapshot(index) for rank in ranks if index in there[rank]]
-        time = next(islice(schedule(), index, None))
-        self.history.append(self._evaluate([read_params(path) for path in paths], time))
-        for path in paths:
-            path.unlink()
+        self._evaluations.add(index, self._evaluate_snapshots(index, paths))
         return True
+
+    def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
+        """Delete the snapshots whose evaluations are kept."""
+        for rank, found in there.items():
+            for index in self._evaluations.kept.intersection(found):
+                self.workers[rank].snapshot(index).unlink(missing_ok=True)
 
     def _evaluated_ranks(self) -> list[Rank]:
         experiment = self._experiment
         ranks = range(experiment.num_workers)
         return [rank for rank in ranks if experiment.algorithm.role(rank).is_evaluated]
 
-    def _evaluate(self, estimates: list[Tensor], time: Seconds) -> Evaluation:
+    def _evaluate_snapshots(self, index: int, paths: Iterable[Path]) -> Evaluation:
+        return self._evaluate(
+            [read_params(path) for path in paths],
+            next(islice(schedule(), index, None)),
+            samples=sum(worker.samples.at(index) for worker in self.workers),
+            num_bytes=sum(worker.bytes_sent.at(index) for worker in self.workers),
+        )
+
+    def _evaluate_end(self, estimates: list[Tensor], time: Seconds) -> Evaluation:
+        return self._evaluate(
+            estimates,
+            time,
+            samples=sum(worker.samples.total for worker in self.workers),
+            num_bytes=sum(worker.bytes_sent.total for worker in self.workers),
+        )
+
+    def _evaluate(
+        self, estimates: list[Tensor], time: Seconds, *, samples: int, num_bytes: int
+    ) -> Evaluation:
         stacked = torch.stack(estimates)
         loss, accuracy = self._workload.evaluate(stacked.mean(0))
-        samples = sum(worker.samples.until(time) for worker in self.workers)
         return Evaluation(
             time=time,
             epochs=samples / len(self._experiment.task.dataset.train),
             accuracy=accuracy,
             loss=loss,
             consensus_distance=consensus_distance(stacked),
-            bytes_sent=sum(worker.bytes_sent.until(time) for worker in self.workers),
+            bytes_sent=num_bytes,
             samples_processed=samples,
         )
 
@@ -225,6 +162,31 @@ class Gathering:
         while self.measure_next():
             pass
         summaries = {w.rank: s for w in self.workers if (s := w.summary) is not None}
+        ends = self._with_model(summaries)
+        estimates = [
+            read_params(self.workers[rank].path / "params.safetensors") for rank in ends
+        ]
+        time = max(summary["seconds"] for summary in summaries.values())
+        # A run that was killed and went on from checkpoints may end earlier than it had come.
+        before = [each for each in self.history if each.time <= time]
+        reason = _worst(summary["reason"] for summary in summaries.values())
+        received = [summary["mean_staleness"] for summary in summaries.values()]
+        results = Results(
+            name=self._experiment.run_name,
+            reason=reason,
+            history=[*before, self._evaluate_end(estimates, time)],
+            worker_accuracies=[self._workload.evaluate(each)[1] for each in estimates],
+            params=self._workload.named_parameters(torch.stack(estimates).mean(0)),
+            virtual_seconds=time,
+            wall_seconds=max(summary["wall_seconds"] for summary in summaries.values()),
+            mean_staleness=sum(received) / len(received),
+            folder=self._out,
+        )
+        self._write(results)
+        return results
+
+    def _with_model(self, summaries: Mapping[Rank, Mapping[str, Any]]) -> list[Rank]:
+        """Who has left one."""
         # What is left of one that failed may be no model.
         ends = [
             rank
@@ -235,26 +197,7 @@ class Gathering:
             raise RunFolderError(
                 f"no worker in {self._out / WORKERS} has come to its end, so there is no model"
             )
-        estimates = [
-            read_params(self.workers[rank].path / "params.safetensors") for rank in ends
-        ]
-        time = max(summary["seconds"] for summary in summaries.values())
-        self.history.append(self._evaluate(estimates, time))
-        reason = _worst(summary["reason"] for summary in summaries.values())
-        received = [summary["mean_staleness"] for summary in summaries.values()]
-        results = Results(
-            name=self._experiment.run_name,
-            reason=reason,
-            history=self.history,
-            worker_accuracies=[self._workload.evaluate(each)[1] for each in estimates],
-            params=self._workload.named_parameters(torch.stack(estimates).mean(0)),
-            virtual_seconds=time,
-            wall_seconds=max(summary["wall_seconds"] for summary in summaries.values()),
-            mean_staleness=sum(received) / len(received),
-            folder=self._out,
-        )
-        self._write(results)
-        return results
+        return ends
 
     def _write(self, results: Results) -> None:
         """The files of a run folder, as `docs/run-folder.md` has them."""
@@ -275,9 +218,8 @@ class Gathering:
             "error": None,
             "wall_seconds": results.wall_seconds,
         }
-        lines = [first, *self._events(), last]
-        text = "\n".join(to_json(line, separators=(",", ":")) for line in lines)
-        write_atomically(folder.events, text.encode() + b"\n")
+        lines = chain([to_line(first)], self._timeline(results.history), [to_line(last)])
+        write_atomically(folder.events, lines)
         folder.write_params(results.params)
         folder.write_json(
             "summary.json",
@@ -298,11 +240,13 @@ class Gathering:
         )
         return replace(self._experiment, platforms=platforms, links=Links(), faults=Faults())
 
-    def _events(self) -> list[dict[str, Any]]:
+    def _timeline(self, history: Sequence[Evaluation]) -> Iterator[bytes]:
         """What all workers did, and the evaluations, in order of time."""
-        evaluated = [{"type": "evaluated", **asdict(each)} for each in self.history]
-        lines = [line for worker in self.workers for line in worker.lines]
-        return sorted([*lines, *evaluated], key=lambda line: float(line["time"]))
+        lines = (to_line({"type": "evaluated", **asdict(each)}) for each in history)
+        evaluated = zip((each.time for each in history), lines, strict=True)
+        timelines = [worker.timeline() for worker in self.workers]
+        for _, line in merge(*timelines, evaluated, key=itemgetter(0)):
+            yield line
 
 
 def _worst(reasons: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from edgegossip.experiments.gathering import WORKERS, Gathering
 from edgegossip.experiments.progress import Progress, Silent, Status, num_exchanges
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.signals import on_stop_signal
-from edgegossip.experiments.worker import has_ended
+from edgegossip.experiments.worker import goes_on_at, has_ended
 
 _LOOK: Seconds = 0.25
 # Workers run side by side; several intra-op threads each would get in their way.
@@ -64,6 +64,7 @@ def launch(
     gathering = Gathering(experiment, out, recipe, command)
     described = header(experiment, recipe)
     ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
+    gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     asked: list[int] = []
@@ -165,9 +166,10 @@ def _watch(
 
 
 def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> Status:
-    samples = sum(worker.samples.until(math.inf) for worker in gathering.workers)
-    now = max((line["time"] for w in gathering.workers for line in w.lines[-1:]), default=0.0)
+    samples = sum(worker.samples.total for worker in gathering.workers)
+    now = max(worker.time for worker in gathering.workers)
     rounds = [worker.num_rounds for worker in gathering.workers]
+    history = gathering.history
     algorithm = experiment.algorithm
     limit = experiment.max_seconds or math.inf
     share = max(now / limit, sum(rounds) / len(rounds) / num_exchanges(algorithm))
@@ -175,7 +177,7 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
         name=experiment.run_name,
         time=now,
         share=min(0.99, share),  # what is left is to end, and to be gathered
-        evaluation=gathering.history[-1] if gathering.history else None,
+        evaluation=history[-1] if history else None,
         wall_seconds=seconds,
         samples_per_second=samples / seconds if seconds > 0 else 0.0,
     )

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.profile import Profile
 from edgegossip.core.protocol import Rank, Seconds
@@ -119,10 +120,13 @@ def seconds_per_sample(
 ) -> Seconds | None:
     """Train for about so long, to be forgotten, and say what a sample took; None without data.
 
-    It is what the first forecast goes by: later ones go by what training really took.
+    It is what the first forecast goes by: later ones go by what training really took. A spare
+    of `EdgeGossip`, which has no data until another fails, trains on somebody else's.
     """
     if not experiment.algorithm.role(rank).has_data:
-        return None
+        if not isinstance(experiment.algorithm, EdgeGossip):
+            return None
+        rank = experiment.data_ranks[0]
     task = replace(experiment.task, accuracy_aware=PLAIN)
     workload = Workload(task, experiment.data_ranks, experiment.seed)
     training = Training(workload.make_trainer(rank), workload.initial_params)

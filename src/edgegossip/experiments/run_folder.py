@@ -127,7 +127,7 @@ def load_results(path: Path) -> Results:
 def _load_results(path: Path) -> Results:
     summary = read_json(path / "summary.json")
     history = [
-        _evaluation(line)
+        read_evaluation(line)
         for line in _read_lines(path / "events.jsonl")
         if line["type"] == "evaluated"
     ]
@@ -162,7 +162,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _evaluation(line: dict[str, Any]) -> Evaluation:
+def read_evaluation(line: dict[str, Any]) -> Evaluation:
+    """What the fields of an "evaluated" line say."""
     values: dict[str, Any] = {name: line[name] for name in Evaluation.__dataclass_fields__}
     # JSON has no number for what diverged.
     for name, value in values.items():

@@ -179,7 +179,7 @@ class _Worker:
     def _make_host(self, transport: Transport, forecaster: Forecaster | None) -> Host[Any]:
         experiment, settings = self._experiment, self._settings
         workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
-        checkpoint = self._kept()
+        checkpoint = _kept(self._checkpoint)
         # A resumed worker goes on with its random streams, another gets new ones.
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
         self._incarnation: int = kept
@@ -223,16 +223,6 @@ class _Worker:
             _LOG.warning("%s - training goes on without a new checkpoint", error)
             return False
         return True
-
-    def _kept(self) -> dict[str, Any] | None:
-        if not self._checkpoint.exists():
-            return None
-        try:
-            checkpoint: dict[str, Any] = load_checkpoint(self._checkpoint)
-            return checkpoint
-        except RunFolderError as error:
-            _LOG.warning("%s - beginning without it", error)
-            return None
 
     def _end(self, host: Host[Any], reason: str) -> None:
         """Write what came out; a worker that has finished needs no checkpoint."""
@@ -306,6 +296,27 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
             f"{out} holds a worker of another experiment; choose another --out"
         )
     return summary.exists() and read_json(summary)["reason"] in _ENDS
+
+
+def goes_on_at(out: Path) -> Seconds:
+    """Where in the run the worker of folder `out` goes on, or came to its end."""
+    path = out / "summary.json"
+    summary = read_json(path) if path.exists() else {"reason": "killed"}
+    if summary["reason"] in _ENDS:
+        return float(summary["seconds"])
+    checkpoint = _kept(out / "checkpoint.safetensors")
+    return 0.0 if checkpoint is None else float(checkpoint["now"])
+
+
+def _kept(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        checkpoint: dict[str, Any] = load_checkpoint(path)
+        return checkpoint
+    except RunFolderError as error:
+        _LOG.warning("%s - beginning without it", error)
+        return None
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ LEASE: Seconds = 1.5
 """Half of what it takes, at worst, until a worker that falls silent is missed."""
 _LEASES = (0.1, 3600.0)
 
+_MAX_ALIVE = 64
+
 # What a worker sends to one that leaves, after all else.
 _FAREWELL = b""
 _RUN = re.compile(r"[A-Za-z0-9_.-]+")
@@ -233,7 +235,8 @@ class _Peer:
     def appear(self, incarnation: Incarnation) -> None:
         with self._telling:
             if incarnation not in self._alive and not self._is_closing:
-                self._alive.append(incarnation)
+                # One that never takes its signs of life back is no reason to keep them all.
+                self._alive = [*self._alive[1 - _MAX_ALIVE :], incarnation]
                 self._turn_to(incarnation)
 
     def disappear(self, incarnation: Incarnation) -> None:

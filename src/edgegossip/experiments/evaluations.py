@@ -1,0 +1,72 @@
+"""What was measured while a run on real machines went on, kept for when it is resumed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments.files import write_json
+from edgegossip.experiments.results import Evaluation
+from edgegossip.experiments.run_folder import read_evaluation, read_json
+
+_LOG = logging.getLogger("edgegossip.net")
+
+
+class Evaluations:
+    """Evaluations by the index of their snapshots.
+
+    Args:
+        path: Where they are kept; those that are there already count.
+
+    Attributes:
+        kept: Indices of the snapshots that are needed no more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._by_index = _read(path)
+        self._has_warned = False
+        self.kept = set(self._by_index)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._by_index
+
+    @property
+    def history(self) -> list[Evaluation]:
+        """All, in order of time."""
+        return [self._by_index[index] for index in sorted(self._by_index)]
+
+    def add(self, index: int, evaluation: Evaluation) -> None:
+        """Keep the evaluation of a snapshot; a full disk is no reason to end a run."""
+        self._by_index[index] = evaluation
+        self._keep()
+
+    def drop_from(self, index: int) -> None:
+        """Forget those of the snapshots from this index on."""
+        later = [each for each in self._by_index if each >= index]
+        for each in later:
+            del self._by_index[each]
+        if later:
+            self._keep()
+
+    def _keep(self) -> None:
+        content = {str(index): asdict(each) for index, each in self._by_index.items()}
+        try:
+            write_json(self._path, content)
+            self.kept = set(self._by_index)
+        except RunFolderError as error:
+            if not self._has_warned:
+                _LOG.warning("%s - until then, snapshots stay", error)
+            self._has_warned = True
+
+
+def _read(path: Path) -> dict[int, Evaluation]:
+    if not path.exists():
+        return {}
+    try:
+        return {int(index): read_evaluation(each) for index, each in read_json(path).items()}
+    except (RunFolderError, LookupError, TypeError, ValueError) as error:
+        _LOG.warning("%s is damaged (%s) - going on without it", path, error)
+        return {}

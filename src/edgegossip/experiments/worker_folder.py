@@ -1,0 +1,175 @@
+"""The folder of a worker on a real machine, read as it grows, and never held as a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import accumulate, count, pairwise
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.event_log import to_line, whole_lines
+from edgegossip.experiments.run_folder import read_json
+from edgegossip.experiments.snapshots import indices, schedule, snapshot_path
+
+_BLOCK = 2**18
+"""Bytes of a log that are read at once to put it in order."""
+
+
+class RunningTotal:
+    """A sum that grows with time, and that can be asked for at the moment of any snapshot.
+
+    Attributes:
+        total: The sum so far.
+
+    >>> total = RunningTotal()
+    >>> total.add(0.5, 5)
+    >>> total.add(0.6, 7)
+    >>> total.at(0), total.at(1), total.at(2)  # at 0, 0.5 and 1 s
+    (0, 5, 12)
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._sums: list[int] = []  # at the moments that are over
+        self._times = schedule()
+        self._next = next(self._times)
+
+    def add(self, time: Seconds, amount: int) -> None:
+        """Add what happened at `time`."""
+        # A worker that goes on from a checkpoint may be a little earlier than it was before:
+        # moments that are over stay as they are.
+        while self._next < time:
+            self._sums.append(self.total)
+            self._next = next(self._times)
+        self.total += amount
+
+    def at(self, index: int) -> int:
+        """The sum of what happened up to the snapshot of this index."""
+        return self._sums[index] if index < len(self._sums) else self.total
+
+
+@dataclass(slots=True)
+class WorkerFolder:
+    """Reads what a worker writes, as it grows; holds totals alone.
+
+    Attributes:
+        path: Of the folder.
+        rank: Whose it is.
+        samples: That it has trained on.
+        bytes_sent: By it.
+        num_rounds: After which it sent its parameters.
+        time: Of its last event.
+        has_ended: There will be no more, whoever says so.
+    """
+
+    path: Path
+    rank: Rank
+    samples: RunningTotal = field(default_factory=RunningTotal)
+    bytes_sent: RunningTotal = field(default_factory=RunningTotal)
+    num_rounds: int = 0
+    time: Seconds = 0.0
+    has_ended: bool = False
+    _cost: float = 0.0
+    _training: Seconds = 0.0
+    _latest: Seconds = 0.0
+    _last_seen: Seconds = 0.0
+    _offset: int = 0
+    _blocks: list[tuple[int, Seconds]] = field(default_factory=list)  # begins at, earliest time
+    _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
+
+    @property
+    def snapshots(self) -> list[int]:
+        """Numbers of the snapshots there are."""
+        return indices(self.path / "snapshots")
+
+    def snapshot(self, index: int) -> Path:
+        return snapshot_path(self.path / "snapshots", index)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What the worker wrote at its end; None if it never did."""
+        path = self.path / "summary.json"
+        return read_json(path) if path.exists() else None
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second while it trained; 0 if it never did."""
+        return self._cost / self._training if self._training > 0 else 0.0
+
+    def read(self) -> None:
+        """Read the lines that have been written since."""
+        if not self._log.exists():
+            return
+        for line in whole_lines(self._log, self._offset):
+            self._add(json.loads(line))
+            self._offset += len(line)
+
+    def timeline(self) -> Iterator[tuple[Seconds, bytes]]:
+        """Time and line of each event read, in order of time, ties in that of the log.
+
+        Where it has "recovered", it has "crashed" before. A message is logged when it has left
+        and has the time at which it was handed over; what may still be preceded is held.
+        """
+        starts = [start for start, _ in self._blocks]
+        earliest = [time for _, time in self._blocks]
+        # For each block, the earliest event behind it.
+        limits = [*accumulate([math.inf, *reversed(earliest[1:])], min)][::-1]
+        held: list[tuple[Seconds, int, bytes]] = []
+        number = count()
+        stretches = pairwise([*starts, self._offset])
+        for (start, end), limit in zip(stretches, limits, strict=False):
+            for event in self._events(start, end):
+                heappush(held, (event["time"], next(number), to_line(event)))
+            while held and held[0][0] < limit:
+                time, _, line = heappop(held)
+                yield time, line
+
+    @property
+    def _log(self) -> Path:
+        return self.path / "events.jsonl"
+
+    def _add(self, line: dict[str, Any]) -> None:
+        match line["type"]:
+            case "worker":
+                self._last_seen = self._latest
+                return
+            case "ended":
+                return
+            case "recovered":
+                # That it was away it could not say itself.
+                crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
+                self._crashes[self._offset] = crash
+                self._note(self._last_seen)
+            case "trained":
+                self.samples.add(line["time"], line["num_samples"])
+                self._cost += line["cost"]
+                self._training += line["time"] - line["start"]
+            case "sent":
+                self.bytes_sent.add(line["time"], line["num_bytes"])
+                self.num_rounds = max(self.num_rounds, line["round"] + 1)
+        self._note(line["time"])
+
+    def _note(self, time: Seconds) -> None:
+        """Take down that the line at hand has an event of this time."""
+        self.time = time
+        self._latest = max(self._latest, time)
+        if not self._blocks or self._offset - self._blocks[-1][0] >= _BLOCK:
+            self._blocks.append((self._offset, time))
+        else:
+            start, earliest = self._blocks[-1]
+            self._blocks[-1] = (start, min(earliest, time))
+
+    def _events(self, start: int, end: int) -> Iterator[dict[str, Any]]:
+        """The events between two places of the log."""
+        for line in whole_lines(self._log, start, end):
+            if start in self._crashes:
+                yield self._crashes[start]
+            start += len(line)
+            event = json.loads(line)
+            if event["type"] not in ("worker", "ended"):
+                yield event
