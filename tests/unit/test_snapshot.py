@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,3 +139,17 @@ def test_a_dataclass_that_has_other_fields_by_now_is_refused() -> None:
     del plain["fields"]["more"]
     with pytest.raises(ValueError, match="had other fields when the checkpoint was made"):
         assemble(plain, tensors)
+
+
+def test_nothing_is_left_for_the_garbage_collector() -> None:
+    """In long runs it hardly ever comes round, and each checkpoint would stay in memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        plain, tensors = dismantle({"x": Box(torch.ones(3))})
+        kept = weakref.ref(tensors["t0"])
+        box = assemble(plain, tensors)["x"]
+        del tensors, box
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -32,37 +32,8 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     >>> assemble(plain, tensors)
     {'x': (tensor([1., 1.]), 3)}
     """
-    tensors: dict[str, Tensor] = {}
-    names: dict[int, str] = {}
-    instances: dict[int, int] = {}
-
-    def take(item: object) -> Json:
-        match item:
-            case None | bool() | int() | float() | str():
-                return item
-            case Tensor():
-                if id(item) not in names:
-                    names[id(item)] = f"t{len(names)}"
-                    # A view of a larger tensor is cut out; files hold no shared memory.
-                    tensors[names[id(item)]] = item.detach().clone().contiguous()
-                return {"tensor": names[id(item)]}
-            case list():
-                return [take(element) for element in item]
-            case tuple():
-                return {"tuple": [take(element) for element in item]}
-            case dict():
-                return {"dict": [[take(key), take(value)] for key, value in item.items()]}
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            if id(item) in instances:
-                return {"same": instances[id(item)]}
-            kind, number = type(item), len(instances)
-            instances[id(item)] = number
-            values = {f.name: take(getattr(item, f.name)) for f in dataclasses.fields(item)}
-            name = f"{kind.__module__}:{kind.__qualname__}"
-            return {"dataclass": name, "number": number, "fields": values}
-        raise TypeError(f"cannot keep a {type(item).__name__} in a checkpoint: {item!r}")
-
-    return take(tree), tensors
+    dismantling = _Dismantling()
+    return dismantling.take(tree), dismantling.tensors
 
 
 def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
@@ -72,33 +43,84 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         ValueError: If `plain` names a dataclass that is not there, not one, or has other
             fields by now.
     """
-    instances: dict[int, Any] = {}
+    return _Assembling(tensors).give(plain)
 
-    def give(plain: Json) -> Any:  # noqa: ANN401
+
+# Objects, not functions that call themselves: each of those is part of a reference cycle, with
+# all the tensors that it has seen, which a long run's garbage collector hardly ever comes to.
+
+
+class _Dismantling:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+        self._instances: dict[int, int] = {}
+
+    def take(self, item: object) -> Json:
+        match item:
+            case None | bool() | int() | float() | str():
+                return item
+            case Tensor():
+                return {"tensor": self._name(item)}
+            case list():
+                return [self.take(element) for element in item]
+            case tuple():
+                return {"tuple": [self.take(element) for element in item]}
+            case dict():
+                pairs = [[self.take(key), self.take(value)] for key, value in item.items()]
+                return {"dict": pairs}
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return self._take_dataclass(item)
+        raise TypeError(f"cannot keep a {type(item).__name__} in a checkpoint: {item!r}")
+
+    def _name(self, item: Tensor) -> str:
+        if id(item) not in self._names:
+            self._names[id(item)] = f"t{len(self._names)}"
+            # A view of a larger tensor is cut out; files hold no shared memory.
+            self.tensors[self._names[id(item)]] = item.detach().clone().contiguous()
+        return self._names[id(item)]
+
+    def _take_dataclass(self, item: Any) -> Json:  # noqa: ANN401
+        if id(item) in self._instances:
+            return {"same": self._instances[id(item)]}
+        kind, number = type(item), len(self._instances)
+        self._instances[id(item)] = number
+        values = {f.name: self.take(getattr(item, f.name)) for f in dataclasses.fields(item)}
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        return {"dataclass": name, "number": number, "fields": values}
+
+
+class _Assembling:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._instances: dict[int, Any] = {}
+
+    def give(self, plain: Json) -> Any:  # noqa: ANN401
         match plain:
             case list():
-                return [give(element) for element in plain]
+                return [self.give(element) for element in plain]
             case {"tensor": name}:
-                return tensors[name]
+                return self._tensors[name]
             case {"tuple": elements}:
-                return tuple(give(element) for element in elements)
+                return tuple(self.give(element) for element in elements)
             case {"dict": pairs}:
-                return {give(key): give(value) for key, value in pairs}
+                return {self.give(key): self.give(value) for key, value in pairs}
             case {"same": number}:
-                return instances[number]
+                return self._instances[number]
             case {"dataclass": name, "number": number, "fields": fields}:
-                kind = _find_dataclass(name)
-                if fields.keys() != {field.name for field in dataclasses.fields(kind)}:
-                    raise ValueError(f"{name!r} had other fields when the checkpoint was made")
-                instance: Any = object.__new__(kind)
-                instances[number] = instance
-                for field, value in fields.items():
-                    # Frozen dataclasses refuse plain assignment.
-                    object.__setattr__(instance, field, give(value))
-                return instance
+                return self._give_dataclass(name, number, fields)
         return plain
 
-    return give(plain)
+    def _give_dataclass(self, name: str, number: int, fields: Mapping[str, Json]) -> Any:  # noqa: ANN401
+        kind = _find_dataclass(name)
+        if fields.keys() != {field.name for field in dataclasses.fields(kind)}:
+            raise ValueError(f"{name!r} had other fields when the checkpoint was made")
+        instance: Any = object.__new__(kind)
+        self._instances[number] = instance
+        for field, value in fields.items():
+            # Frozen dataclasses refuse plain assignment.
+            object.__setattr__(instance, field, self.give(value))
+        return instance
 
 
 def _find_dataclass(name: str) -> type:
