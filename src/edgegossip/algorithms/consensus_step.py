@@ -45,10 +45,10 @@ def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: 
             "compressor",
             stacklevel=2,
         )
-    if step is not None and step >= compressor.divergent_step * suited:
+    if step is not None and step >= compressor.divergence_factor * suited:
         warnings.warn(
             f"consensus_step={step:g} is {step / suited:.0f} times what suits {compressor}, "
             f"{suited:.2g}: workers will probably diverge; leave consensus_step out, or try "
-            f"less than {compressor.divergent_step:g} times as much",
+            f"less than {compressor.divergence_factor:g} times as much",
             stacklevel=2,
         )

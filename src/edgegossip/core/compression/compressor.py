@@ -64,7 +64,7 @@ class Compressor(ABC):
         return self.contraction(numel)
 
     @property
-    def divergent_step(self) -> float:
+    def divergence_factor(self) -> float:
         """From how many times `consensus_step` on workers were seen to diverge."""
         return 5.0
 

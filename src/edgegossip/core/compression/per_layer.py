@@ -57,8 +57,8 @@ class PerLayer(Compressor):
         return self.inner.consensus_step_of_parts(self._checked(numel))
 
     @property
-    def divergent_step(self) -> float:
-        return self.inner.divergent_step
+    def divergence_factor(self) -> float:
+        return self.inner.divergence_factor
 
     def schema(self, numel: int) -> Mapping[str, TensorSpec]:
         return self.inner.schema_of_parts(self._checked(numel))

@@ -153,7 +153,7 @@ class RandomK(Sparse):
     """
 
     @property
-    def divergent_step(self) -> float:
+    def divergence_factor(self) -> float:
         return 2.0
 
     def choose(self, vector: Floats, sizes: Sizes, *key: int | str) -> tuple[Positions, Bytes]:
