@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 from benchmarks.lab.lab import HostSpec, Lab
 from benchmarks.lab.machine import missing
+from tests.lab.talkers import PREPARE
+
+from edgegossip.net.zenoh_transport import LEASE
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=f"a lab needs {', '.join(missing())}"),
 ]
 
-TALKER = """
-import sys, threading, time
-from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import ZenohTransport
-
+TALKER = f"""{PREPARE}
 class Listener:
     def received(self, sender, frame): pass
     def refused(self, rank, reason): pass
@@ -32,21 +31,8 @@ def talk(receiver):
         transport.send(receiver, [bytes(19_000)])
         time.sleep(0.05)
 
-rank, *addresses = int(sys.argv[1]), *sys.argv[2:]
-endpoints = [f"tcp/{address}:7447" for address in addresses]
-others = [other for other in range(len(addresses)) if other != rank]
-transport = ZenohTransport(
-    run="cut",
-    rank=rank,
-    num_workers=len(addresses),
-    address=Address(
-        listen=(endpoints[rank],), connect=tuple(endpoints[other] for other in others)
-    ),
-    insecure=True,
-)
 transport.open(Listener())
-for other in others:
-    threading.Thread(target=talk, args=(other,), daemon=True).start()
+talk_to_all()
 time.sleep(600)
 """
 
@@ -63,8 +49,8 @@ def test_each_half_misses_the_other_within_three_seconds_and_nobody_else(
     with Lab([HostSpec()] * 4) as lab:
         for rank, path in enumerate(paths):
             with path.open("wb") as output:
-                command = [sys.executable, "-c", TALKER, str(rank), *lab.addresses]
-                lab.start(rank, command, output=output)
+                words = [sys.executable, "-c", TALKER, str(rank), str(LEASE), *lab.addresses]
+                lab.start(rank, words, output=output)
         wait_until(lambda: all(len(each) == 3 for each in said("appeared")), 60)
         lab.cut((0, 1), (2, 3))
         across = [["disappeared 2", "disappeared 3"]] * 2

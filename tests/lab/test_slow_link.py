@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.lab.lab import HostSpec, Lab
 from benchmarks.lab.machine import missing
+from tests.lab.talkers import PREPARE
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,11 +21,7 @@ NUM_FRAMES = 2
 FRAME_BYTES = 1_000_000
 SLOW = 1
 
-TALKER = f"""
-import sys, threading, time
-from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import ZenohTransport
-
+TALKER = f"""{PREPARE}
 class Listener:
     def received(self, sender, frame): print("received", sender, len(frame), flush=True)
     def refused(self, rank, reason): print("refused", rank, reason, flush=True)
@@ -36,25 +33,11 @@ def talk(receiver):
         transport.send(receiver, [bytes({FRAME_BYTES})])
 
 here = threading.Semaphore(0)
-rank, lease, *addresses = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
-endpoints = [f"tcp/{{address}}:7447" for address in addresses]
-others = [other for other in range(len(addresses)) if other != rank]
-transport = ZenohTransport(
-    run="slow",
-    rank=rank,
-    num_workers=len(addresses),
-    address=Address(
-        listen=(endpoints[rank],), connect=tuple(endpoints[other] for other in others)
-    ),
-    insecure=True,
-    lease=lease,
-)
 transport.open(Listener())
 for _ in others:
     here.acquire()
 if rank == {SLOW}:
-    for other in others:
-        threading.Thread(target=talk, args=(other,), daemon=True).start()
+    talk_to_all()
 while True:
     time.sleep(0.5)
     print("bytes", transport.network_bytes, flush=True)

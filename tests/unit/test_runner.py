@@ -30,14 +30,11 @@ from tests.small_runs import (
     small_task,
     summary,
     tensors,
-    with_rounds,
 )
 from torch import Tensor, nn
 
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.errors import (
     Interrupted,
@@ -53,7 +50,6 @@ from edgegossip.learning.optimizer import SGD
 from edgegossip.report.folder import read_folder
 from edgegossip.sim.fault import Drop, Faults
 from edgegossip.sim.link import Link, Links
-from edgegossip.sim.monitor import profile
 from edgegossip.sim.platform import Platform
 
 # The same every time.
@@ -200,31 +196,6 @@ def test_a_worker_alone_trains_like_anybody(tmp_path: Path) -> None:
     results = run(alone, out=tmp_path, num_threads=0)
     assert results.history[-1].bytes_sent == 0
     assert results.worker_accuracies == [results.final_accuracy]
-
-
-def test_momentum_besides_quasi_global_momentum_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"the optimizer has 0\.9 besides"):
-        small_run("quasi-global-gossip", task=small_task(optimizer=SGD(momentum=0.9)))
-
-
-def test_push_sum_that_would_lose_its_mass_is_warned_of() -> None:
-    lossy = Faults(script=(Drop(probability=0.1),))
-    topology = directed_ring(NUM_WORKERS)
-    careless = StochasticGradientPush(topology=topology, num_rounds=3, timeout=1.0)
-    with pytest.warns(UserWarning, match="all its mass is gone; give it resend_after"):
-        replace(small_run(faults=lossy), algorithm=careless)
-    replace(small_run(faults=lossy), algorithm=replace(careless, resend_after=1.0))
-
-
-def test_forecasts_of_a_run_go_by_the_profiles(tmp_path: Path) -> None:
-    """The two slowest have those of machines ten times as fast, and share work otherwise."""
-    inner = with_rounds(small_run("epoch-gossip"), 2).algorithm
-    plain = replace(small_run(), algorithm=EdgeGossip(inner=inner, block_share=1))
-    fast = profile(Platform(throughput=4000.0), noise=0.0)
-    profiled = replace(plain, profiles={2: fast, 3: fast})
-    without = run(plain, out=tmp_path / "plain", num_threads=0).history[-1]
-    by_them = run(profiled, out=tmp_path / "profiled", num_threads=0).history[-1]
-    assert by_them.samples_processed != without.samples_processed
 
 
 def test_a_live_view_is_told_how_far_it_is(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ class Experiment:
         if (
             isinstance(self.algorithm, PushSum)
             and self.faults.drops
-            and (self.algorithm.timeout is not None and self.algorithm.resend_after is None)
+            and self.algorithm.timeout is not None
+            and self.algorithm.resend_after is None
         ):
             warnings.warn(
                 "messages are dropped, and with a timeout alone push-sum goes on without them: "

@@ -27,6 +27,7 @@ class FlatModel:
     Attributes:
         module: The module.
         params: [num_params] all values.
+        sizes: Entries of each tensor in it, in order.
         trained: [num_trained] the parameters among them: a view of `params` whose ``grad`` the
             module's backward pass fills.
     """
@@ -42,15 +43,16 @@ class FlatModel:
         self.module = module.to(torch_device)
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         buffers = list(_floating_buffers(self.module)) if has_buffers else []
+        tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in buffers)]
+        self.sizes = tuple(tensor.numel() for tensor in tensors)
         num_trained = sum(parameter.numel() for parameter in parameters)
-        num_params = num_trained + sum(buffer.numel() for _, _, buffer in buffers)
-        dtypes = {tensor.dtype for tensor in [*parameters, *(b for _, _, b in buffers)]}
+        dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) != 1:
             raise ValueError(
                 f"the model's trainable parameters have types {sorted(map(str, dtypes))}; "
                 "one flat vector needs a single floating-point type"
             )
-        self.params = torch.empty(num_params, dtype=dtypes.pop(), device=torch_device)
+        self.params = torch.empty(sum(self.sizes), dtype=dtypes.pop(), device=torch_device)
         gradients = torch.zeros_like(self.params[:num_trained])
         self.trained = nn.Parameter(self.params[:num_trained])
         self.trained.grad = gradients

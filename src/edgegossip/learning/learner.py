@@ -229,10 +229,11 @@ class Learner(Trainer):
         sampler = self.batches.sampler
         if batch.weights is None and not sampler.selection.needs_sample_losses:
             return self._loss(outputs, y)
+        if batch.weights is None:
+            sampler.record(batch.positions, losses_of(self._loss, outputs.detach(), y))
+            return self._loss(outputs, y)  # may be another mean than that of the losses
         losses = losses_of(self._loss, outputs, y)
         sampler.record(batch.positions, losses)
-        if batch.weights is None:
-            return self._loss(outputs, y)  # may be another mean than that of the losses
         return losses @ batch.weights.to(y.device) / len(y)
 
     def _mean_loss(self, losses: list[Tensor]) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
@@ -34,9 +34,9 @@ from edgegossip.experiments.recipes.settings import default_data_dir
 from edgegossip.experiments.recipes.tasks import make_task
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.models import lenet5, resnet20, sensor_cnn, vgg11
-from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
 from edgegossip.learning.readers import cifar10, har, mnist
 from edgegossip.learning.schedule import Constant, Cosine, Schedule, StepDecay, WarmUp
@@ -149,10 +149,10 @@ class PushSettings:
         """Of the learning rate."""
         return schedule(self.decay, self.num_epochs)
 
-    def compressor(self, task: Task) -> Compressor:
-        """Of the messages of compressed runs."""
-        whole = compressor(self.keep_ratio, self.value_bits)
-        return PerLayer(whole, layer_sizes(task)) if self.per_layer else whole
+    @property
+    def compressor(self) -> PartwiseCompressor:
+        """Of the messages of compressed runs, or of each layer in them."""
+        return compressor(self.keep_ratio, self.value_bits)
 
 
 def schedule(decay: Decay, num_epochs: int) -> Schedule:
@@ -173,14 +173,11 @@ def schedule(decay: Decay, num_epochs: int) -> Schedule:
             return Cosine(num_epochs=num_epochs, warm_up=warm_up)
 
 
-def layer_sizes(task: Task) -> tuple[int, ...]:
-    """Entries of each tensor of the task's model, in the order of the vector."""
+def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
+    """The same for each layer of the task's model alone."""
     with torch.random.fork_rng(devices=[]):
         model = task.model()
-    tensors: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
-    if task.has_buffers:
-        tensors += [each for each in model.buffers() if each.is_floating_point()]
-    return tuple(each.numel() for each in tensors)
+    return PerLayer(compressor, FlatModel(model, has_buffers=task.has_buffers).sizes)
 
 
 def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
@@ -223,10 +220,8 @@ def compare_pushes(
         batch_size=settings.global_batch // settings.num_workers,
         partition=settings.partition,
         augmentation=augmentation,
+        nesterov=settings.nesterov,
     )
-    if settings.nesterov:
-        assert isinstance(task.optimizer, SGD)
-        task = replace(task, optimizer=replace(task.optimizer, nesterov=True))
     link = Link(latency=LATENCY, bandwidth=settings.link * BYTES_PER_MEGABIT)
 
     def experiment(algorithm: Algorithm[Any]) -> Experiment:
@@ -240,7 +235,10 @@ def compare_pushes(
         )
 
     steps = num_steps(task, settings.num_workers, settings.num_epochs)
-    algorithms = _algorithms(settings, steps, settings.compressor(task))
+    own = settings.compressor
+    algorithms = _algorithms(
+        settings, steps, per_layer(own, task) if settings.per_layer else own
+    )
     return Comparison(
         experiments={algorithm_name(each): experiment(each) for each in algorithms},
         baseline=DENSE,
@@ -249,20 +247,18 @@ def compare_pushes(
     )
 
 
-def _algorithms(settings: PushSettings, steps: int, own: Compressor) -> list[Algorithm[Any]]:
+def _algorithms(settings: PushSettings, steps: int, sent: Compressor) -> list[Algorithm[Any]]:
     topology = directed_ring(settings.num_workers)
     num_rounds = max(1, round(steps / settings.local_steps))
     final = compressor(1, settings.compensation_bits)
     final_rounds = settings.compensation_rounds
     if final_rounds is None:
-        final_rounds = affordable_rounds(
-            num_rounds, compressor(settings.keep_ratio, settings.value_bits), final
-        )
+        final_rounds = affordable_rounds(num_rounds, settings.compressor, final)
     compressed: dict[str, Any] = {
         "topology": topology,
         "num_rounds": num_rounds,
         "local_steps": settings.local_steps,
-        "compressor": own,
+        "compressor": sent,
         "seed": settings.seed,
     }
     step = settings.consensus_step

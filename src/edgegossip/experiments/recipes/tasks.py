@@ -37,6 +37,8 @@ def make_task(
     dataset: Dataset,
     model: Callable[..., nn.Module],
     settings: TrainingSettings,
+    *,
+    nesterov: bool = False,
     **others: Any,  # noqa: ANN401
 ) -> Task:
     """Learn `dataset` by SGD.
@@ -45,11 +47,15 @@ def make_task(
         dataset: Training and test samples.
         model: Called with `input_shape` and `num_classes`.
         settings: Of the recipe.
+        nesterov: Use Nesterov's momentum.
         others: What else a `Task` is told.
     """
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
     optimizer = SGD(
-        lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=nesterov,
     )
     return Task(
         dataset=dataset,

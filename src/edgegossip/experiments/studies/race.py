@@ -262,3 +262,19 @@ def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
         "samples_processed": results.history[-1].samples_processed,
         "bytes_sent": results.history[-1].bytes_sent,
     }
+
+
+def races_of(
+    problem: Problem, setups: tuple[Setup, ...], settings: StudySettings
+) -> list[Race]:
+    """The races on these machines, one for each seed."""
+    return [
+        Race(
+            group=problem.name,
+            problem=problem,
+            setups=setups,
+            seed=seed,
+            max_work=work_limit(settings),
+        )
+        for seed in settings.seeds
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
@@ -29,6 +29,7 @@ from edgegossip.experiments.studies.race import (
     Setup,
     how_contenders_run,
     less_work,
+    races_of,
     work_limit,
 )
 from edgegossip.experiments.studies.settings import StudySettings
@@ -70,30 +71,23 @@ def speedup(
         for seed in settings.seeds
         for race in [_race(problem, seed, controls, limit)]
     ]
-    problems = {race.problem.name: race.problem for race in races}.values()
-    return Study(
-        name="edgegossip/speedup",
-        title="How many times sooner does EdgeGossip get where EpochGossip gets?",
-        printed=(
+    return _study(
+        "speedup",
+        "How many times sooner does EdgeGossip get where EpochGossip gets?",
+        (
             "The paper prints one number: 2.70 times less training time than GoSGD on average, "
             "at a loss of accuracy of 0.78 %, T_max / T_min not given.",
         ),
-        scaled_down=(
+        (
             "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
             "on speeds, and when its epochs end on other machines is simulated without "
             "training.",
             *less_work(limit),
         ),
-        settings={
-            **settings.plain(),
-            "controls": controls,
-            "max_work": limit,
-            "target_gap": TARGET_GAP,
-            "problems": [problem.plain() for problem in problems],
-            **how_contenders_run(),
-        },
-        cells=tuple(cell for race in races for cell in race.cells(settings.data_dir)),
-        exhibit=partial(_exhibit, "speedup"),
+        settings,
+        races,
+        controls=controls,
+        max_work=limit,
     )
 
 
@@ -120,32 +114,47 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
         "random": Contender(PLAIN),
     }
     problems = (DIGITS_MLP,) if settings.short else (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5)
-    limit = work_limit(settings)
     races = [
-        Race(
-            group=problem.name,
-            problem=problem,
-            setups=(_setup(problem, CONTROLLED, runs),),
-            seed=seed,
-            max_work=limit,
-        )
+        race
         for problem in problems
-        for seed in settings.seeds
+        for race in races_of(problem, (_setup(problem, CONTROLLED, runs),), settings)
     ]
+    limit = work_limit(settings)
+    return _study(
+        "selections",
+        "Which selection of samples comes to EpochGossip's accuracy soonest?",
+        ("The paper ranks subsets by the loss of their aggregated point: `ranked`.",),
+        less_work(limit),
+        settings,
+        races,
+        max_work=limit,
+    )
+
+
+def _study(
+    name: str,
+    title: str,
+    printed: tuple[str, ...],
+    scaled_down: tuple[str, ...],
+    settings: StudySettings,
+    races: Sequence[Race],
+    **varied: object,
+) -> Study:
+    problems = {race.problem.name: race.problem for race in races}.values()
     return Study(
-        name="edgegossip/selections",
-        title="Which selection of samples comes to EpochGossip's accuracy soonest?",
-        printed=("The paper ranks subsets by the loss of their aggregated point: `ranked`.",),
-        scaled_down=less_work(limit),
+        name=f"edgegossip/{name}",
+        title=title,
+        printed=printed,
+        scaled_down=scaled_down,
         settings={
             **settings.plain(),
-            "max_work": limit,
+            **varied,
             "target_gap": TARGET_GAP,
             "problems": [problem.plain() for problem in problems],
             **how_contenders_run(),
         },
         cells=tuple(cell for race in races for cell in race.cells(settings.data_dir)),
-        exhibit=partial(_exhibit, "selections"),
+        exhibit=partial(_exhibit, name),
     )
 
 

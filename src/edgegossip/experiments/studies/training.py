@@ -27,7 +27,7 @@ from edgegossip.experiments.studies.race import (
     Setup,
     how_contenders_run,
     less_work,
-    work_limit,
+    races_of,
 )
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, curves, race_table, standings
@@ -74,7 +74,7 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
     races = [
         race
         for problem in _or_short(problems, settings)
-        for race in _races(problem, (_paper_machines(problem, runs),), settings)
+        for race in races_of(problem, (_paper_machines(problem, runs),), settings)
     ]
 
     def exhibit(rows: Mapping[str, Row]) -> Exhibits:
@@ -123,7 +123,7 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
         )
         for number in numbers
     ]
-    races = [race for setup in setups for race in _races(problem, (setup,), settings)]
+    races = [race for setup in setups for race in races_of(problem, (setup,), settings)]
     return _study(
         "edgegossip/fig6",
         "Does it hold with more platforms?",
@@ -162,7 +162,7 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
             "numbers are printed.",
         ),
         settings,
-        _races(problem, setups, settings),
+        races_of(problem, setups, settings),
         _time_and_loss(
             "fig12",
             "More uneven platforms",
@@ -190,7 +190,7 @@ def fig13(settings: StudySettings = StudySettings()) -> Study:
             "of accuracy stays below 3 %.",
         ),
         settings,
-        _races(problem, setups, settings),
+        races_of(problem, setups, settings),
         _time_and_loss("fig13", "Aggregation ratios", ""),
         "LeNet-5 on MNIST only; two platforms are three times as fast as the other two.",
     )
@@ -209,19 +209,6 @@ def _paper_machines(problem: Problem, runs: Runs) -> Setup:
     return Setup(
         name="two fast, two slow", platforms=paper(problem.settings.throughput / 12), runs=runs
     )
-
-
-def _races(problem: Problem, setups: tuple[Setup, ...], settings: StudySettings) -> list[Race]:
-    return [
-        Race(
-            group=problem.name,
-            problem=problem,
-            setups=setups,
-            seed=seed,
-            max_work=work_limit(settings),
-        )
-        for seed in settings.seeds
-    ]
 
 
 def _time_and_loss(

@@ -1,0 +1,43 @@
+"""What an experiment warns of before it begins, and that its profiles reach the forecasts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.small_runs import NUM_WORKERS, small_run, small_task, with_rounds
+
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.core.topology import directed_ring
+from edgegossip.experiments.runner import run
+from edgegossip.learning.optimizer import SGD
+from edgegossip.sim.fault import Drop, Faults
+from edgegossip.sim.monitor import profile
+from edgegossip.sim.platform import Platform
+
+
+def test_momentum_besides_quasi_global_momentum_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"the optimizer has 0\.9 besides"):
+        small_run("quasi-global-gossip", task=small_task(optimizer=SGD(momentum=0.9)))
+
+
+def test_push_sum_that_would_lose_its_mass_is_warned_of() -> None:
+    lossy = Faults(script=(Drop(probability=0.1),))
+    topology = directed_ring(NUM_WORKERS)
+    careless = StochasticGradientPush(topology=topology, num_rounds=3, timeout=1.0)
+    with pytest.warns(UserWarning, match="all its mass is gone; give it resend_after"):
+        replace(small_run(faults=lossy), algorithm=careless)
+    replace(small_run(faults=lossy), algorithm=replace(careless, resend_after=1.0))
+
+
+def test_forecasts_of_a_run_go_by_the_profiles(tmp_path: Path) -> None:
+    """The two slowest have those of machines ten times as fast, and share work otherwise."""
+    inner = with_rounds(small_run("epoch-gossip"), 2).algorithm
+    plain = replace(small_run(), algorithm=EdgeGossip(inner=inner, block_share=1))
+    fast = profile(Platform(throughput=4000.0), noise=0.0)
+    profiled = replace(plain, profiles={2: fast, 3: fast})
+    without = run(plain, out=tmp_path / "plain", num_threads=0).history[-1]
+    by_them = run(profiled, out=tmp_path / "profiled", num_threads=0).history[-1]
+    assert by_them.samples_processed != without.samples_processed
