@@ -105,6 +105,25 @@ def test_many_short_steps_say_the_same_as_one_long_stretch() -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
+@pytest.mark.parametrize("last_step", [0.5, 2.0])
+def test_a_round_that_ends_with_a_single_step_is_not_judged_by_that_alone(
+    last_step: float,
+) -> None:
+    """A quota that is spent lets one step run through, and the next one wait."""
+    counted = Counted()
+    monitor = make(counted)
+    usual = 0.02
+    for round_ in range(4):
+        start = 3.0 * round_
+        spend(counted, monitor, 2)
+        for step in range(99):
+            monitor.trained(start + step * usual, start + (step + 1) * usual, usual * SPEED)
+        spend(counted, monitor, 1)
+        monitor.trained(start + 2.5, start + 2.5 + last_step * usual, usual * SPEED)
+        found = monitor.forecast(start + 3.0).throughput
+        assert found == pytest.approx(SPEED, rel=0.1)
+
+
 def test_counters_are_read_when_a_forecast_is_asked_for() -> None:
     counted = Counted()
     monitor = make(counted)

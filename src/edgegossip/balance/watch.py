@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ MEMORY: Seconds = 60.0
 SHORTEST: Seconds = 0.1
 """Between two readings of the counters: the system's own count in hundredths of a second."""
 _STRETCH: Seconds = 0.25
-"""Of training, at most: a few batches, over which their differences average out."""
+"""Of training, or up to twice that: a few batches, over which their differences average out."""
 _MAX_SPANS = 256
 """Of training with pauses between them, to remember."""
 
@@ -55,6 +54,8 @@ class Watched(Protocol):
         """Samples' worth of training from `start` to `end`, while it ran all the time."""
 
 
+Span = tuple[Seconds, Seconds]
+"""From when to when."""
 Readings = Callable[[Seconds, Seconds], Iterable[Seconds]]
 """``readings(after, until)``: when counters were read, later than the one, up to the other."""
 
@@ -64,8 +65,8 @@ class Watch:
 
     Counters are read once a second, and when a forecast is asked for, so it knows what others
     used on average between two readings. Of the training task it knows how long each stretch of
-    at most a quarter of a second took. What others use now is that of the last reading, what
-    they usually use the mean of a minute.
+    a quarter of a second or a little more took, pauses left out. What others use now is that of
+    the last reading, what they usually use the mean of a minute.
 
     Args:
         watched: The machine.
@@ -97,7 +98,7 @@ class Watch:
         self._predictor: Predictor | None = None
         self._start = self._last_reading = start
         # When training ran since the last forecast.
-        self._spans: list[tuple[Seconds, Seconds]] = []
+        self._spans: list[Span] = []
 
     def trained(self, start: Seconds, end: Seconds) -> None:
         """The training task ran from `start` to `end`."""
@@ -132,12 +133,25 @@ class Watch:
 
     def _observations(self, readings: list[Seconds]) -> Iterator[tuple[Contention, Seconds]]:
         """What was used, and seconds per sample of an executor, stretch by stretch."""
-        for begin, end in pairwise(readings):
+        for begin, end in pairwise(self._with_training_between(readings)):
             contention = self._watched.mean_contention(begin, end)
-            for start, stop in self._spans:
-                for left, right in _stretches(max(start, begin), min(stop, end)):
-                    work = self._watched.work(left, right)
-                    yield contention, (right - left) * self._watched.executors / work
+            for stretch in _equal_stretches(self._trained_within(begin, end)):
+                work = sum(self._watched.work(*span) for span in stretch)
+                yield contention, _length(stretch) * self._watched.executors / work
+
+    def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
+        """Those of `readings` that have a stretch between them, the first, and the last."""
+        kept = readings[:1]
+        for reading in readings[1:]:
+            if _length(self._trained_within(kept[-1], reading)) > 0.5 * _STRETCH:
+                kept.append(reading)
+        # What is left belongs to the last stretch.
+        return [*kept[: max(1, len(kept) - 1)], readings[-1]]
+
+    def _trained_within(self, begin: Seconds, end: Seconds) -> list[Span]:
+        """When training ran from `begin` to `end`."""
+        overlaps = ((max(start, begin), min(stop, end)) for start, stop in self._spans)
+        return [(start, stop) for start, stop in overlaps if start < stop]
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later forecast depends on."""
@@ -158,8 +172,26 @@ class Watch:
             self._predictor.load_state_dict(state["predictor"])
 
 
-def _stretches(start: Seconds, end: Seconds) -> Iterator[tuple[Seconds, Seconds]]:
-    """Equal pieces of at most `_STRETCH`; none if `end` is not after `start`."""
-    num = math.ceil((end - start) / _STRETCH)
-    bounds = [start + (end - start) * k / num for k in range(num)]
-    return pairwise([*bounds, end])
+def _equal_stretches(spans: list[Span]) -> Iterator[list[Span]]:
+    """Cut `spans`, without the pauses between them, to equally long stretches.
+
+    A span may be as short as one step, which a process that its system lets run now and then
+    does in half or twice the usual time: it is not observed alone while there are others.
+    """
+    total = _length(spans)
+    length = total / max(1, int(total / _STRETCH))
+    stretch: list[Span] = []
+    missing = length
+    for start, end in spans:
+        left = start
+        while end - left >= missing:
+            yield [*stretch, (left, left + missing)]
+            left, stretch, missing = left + missing, [], length
+        stretch.append((left, end))
+        missing -= end - left
+    if missing < 0.5 * length:  # by rounding, the last one may not have been full
+        yield stretch
+
+
+def _length(spans: list[Span]) -> Seconds:
+    return sum(end - start for start, end in spans)
