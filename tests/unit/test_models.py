@@ -86,6 +86,34 @@ def test_parameter_count_in_the_docstring_is_true(build: Build) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("width", "millions"), [(0.35, 1.68), (0.5, 1.97), (0.75, 2.64), (1.4, 6.11)]
+)
+def test_parameters_of_other_widths_of_mobilenet_v2(width: float, millions: float) -> None:
+    """As timm lists them, for 1000 classes."""
+    count = num_params(mobilenet_v2, CIFAR, 1000, width=width)
+    assert round(count / 1e6, 2) == millions
+
+
+def test_half_of_the_channels_are_about_a_quarter_of_the_parameters() -> None:
+    full, half = (num_params(alexnet, CIFAR, 10, width=width) for width in (1.0, 0.5))
+    assert half == pytest.approx(full / 4, rel=0.01)
+
+
+def test_scores_of_squeezenet_are_of_either_sign() -> None:
+    """Behind a ReLU all of them ended at zero on CIFAR-10, where there is no gradient."""
+    scores = seeded(squeezenet, CIFAR, 10).eval()(pictures(4, *CIFAR))
+    assert (scores < 0).any()
+    assert (scores > 0).any()
+
+
+@pytest.mark.parametrize("width", [0.0, -1.0, 5.0, float("nan")])
+@pytest.mark.parametrize("build", [alexnet, mobilenet_v2])
+def test_a_width_out_of_range_is_refused(build: Build, width: float) -> None:
+    with pytest.raises(ValueError, match=r"takes a width above 0 and up to 4, got"):
+        build(CIFAR, 10, width=width)
+
+
 @pytest.mark.parametrize("build", [alexnet, squeezenet, mobilenet_v2])
 def test_size_of_the_pictures_changes_no_parameters(build: Build) -> None:
     assert num_params(build, CIFAR, 10) == num_params(build, (3, 64, 64), 10)

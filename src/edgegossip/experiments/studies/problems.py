@@ -161,27 +161,39 @@ CIFAR10_ALEXNET = Problem(
     scaled_down="AlexNet (57 million parameters) learns from 2,000 of the 50,000 pictures of "
     "CIFAR-10 for 6 epochs, and is tested on 1,000 of the 10,000.",
 )
+CIFAR10_ALEXNET_QUARTER = Problem(
+    name="cifar10-alexnet-quarter",
+    dataset="cifar10",
+    model=partial(alexnet, width=0.25),
+    num_train=10_000,
+    num_test=2_000,
+    settings=Settings(num_epochs=12, throughput=500.0, batch_size=32, exchange_probability=0.1),
+    scaled_down="AlexNet with a quarter of its channels and hidden units (3.6 of 57 million "
+    "parameters) learns from 10,000 of the 50,000 pictures of CIFAR-10 for 12 epochs, and is "
+    "tested on 2,000 of the 10,000.",
+)
 CIFAR10_SQUEEZENET = Problem(
     name="cifar10-squeezenet",
     dataset="cifar10",
     model=squeezenet,
     num_train=5_000,
     num_test=2_000,
-    settings=Settings(num_epochs=20, throughput=200.0, exchange_probability=0.1),
-    scaled_down="SqueezeNet learns from 5,000 of the 50,000 pictures of CIFAR-10 for 20 "
+    settings=Settings(num_epochs=15, throughput=300.0, batch_size=32, exchange_probability=0.1),
+    scaled_down="SqueezeNet learns from 5,000 of the 50,000 pictures of CIFAR-10 for 15 "
     "epochs, and is tested on 2,000 of the 10,000.",
 )
-CIFAR10_MOBILENET_V2 = Problem(
-    name="cifar10-mobilenet-v2",
+CIFAR10_MOBILENET_V2_QUARTER = Problem(
+    name="cifar10-mobilenet-v2-quarter",
     dataset="cifar10",
-    model=mobilenet_v2,
-    num_train=2_000,
-    num_test=1_000,
+    model=partial(mobilenet_v2, width=0.25),
+    num_train=5_000,
+    num_test=2_000,
     settings=Settings(
-        num_epochs=6, throughput=50.0, batch_size=16, lr=0.02, exchange_probability=0.1
+        num_epochs=8, throughput=150.0, batch_size=16, lr=0.02, exchange_probability=0.1
     ),
-    scaled_down="MobileNet-v2 learns from 2,000 of the 50,000 pictures of CIFAR-10 for 6 "
-    "epochs, and is tested on 1,000 of the 10,000.",
+    scaled_down="MobileNet-v2 with a quarter of its channels (251 thousand parameters of 2.2 "
+    "million) learns from 5,000 of the 50,000 pictures of CIFAR-10 for 8 epochs, and is tested "
+    "on 2,000 of the 10,000.",
 )
 DIGITS_MLP = Problem(
     name="digits-mlp",

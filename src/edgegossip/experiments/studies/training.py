@@ -10,8 +10,8 @@ from edgegossip.experiments.exhibits import Exhibits, Figure
 from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.studies.platforms import fast_and_slow
 from edgegossip.experiments.studies.problems import (
-    CIFAR10_ALEXNET,
-    CIFAR10_MOBILENET_V2,
+    CIFAR10_ALEXNET_QUARTER,
+    CIFAR10_MOBILENET_V2_QUARTER,
     CIFAR10_SQUEEZENET,
     DIGITS_MLP,
     MNIST_LENET5,
@@ -66,9 +66,9 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
     """
     problems = (
         with_epochs(MNIST_LENET5, 8),
-        CIFAR10_ALEXNET,
+        CIFAR10_ALEXNET_QUARTER,
         CIFAR10_SQUEEZENET,
-        CIFAR10_MOBILENET_V2,
+        CIFAR10_MOBILENET_V2_QUARTER,
     )
     runs: Runs = {**{name: _with_aggregator(name) for name in SELECTED}, **CONTROLS}
     races = [

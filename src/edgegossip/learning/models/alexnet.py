@@ -8,9 +8,10 @@ from edgegossip.learning.dropout import Dropout
 from edgegossip.learning.models.initialization import initialize_like_he
 from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import SMALL, picture_shape
+from edgegossip.learning.models.width import scaled
 
 
-def alexnet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.0) -> nn.Module:
     """Build AlexNet: 57,023,306 parameters for 10 classes, 61,079,336 for 1000.
 
     Torchvision's layers, 61,100,840 parameters for 1000 classes, with two changes for small
@@ -23,6 +24,8 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Size of the output.
+        width: Share of the channels and hidden units, in (0, 4]. At 0.25 a picture costs a
+            sixteenth.
 
     References:
         Krizhevsky, Sutskever and Hinton, "ImageNet Classification with Deep Convolutional
@@ -30,29 +33,30 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         Convolutional Neural Networks", arXiv:1404.5997, whose widths torchvision follows.
     """
     channels, side = picture_shape("alexnet", input_shape, SMALL)
+    a, b, c, d, hidden = (scaled(n, width, "alexnet") for n in (64, 192, 384, 256, 4096))
     model = nn.Sequential(
-        nn.Conv2d(channels, 64, kernel_size=3, stride=1 if side <= 32 else 2, padding=1),
+        nn.Conv2d(channels, a, kernel_size=3, stride=1 if side <= 32 else 2, padding=1),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
-        nn.Conv2d(64, 192, kernel_size=5, padding=2),
+        nn.Conv2d(a, b, kernel_size=5, padding=2),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
-        nn.Conv2d(192, 384, kernel_size=3, padding=1),
+        nn.Conv2d(b, c, kernel_size=3, padding=1),
         nn.ReLU(inplace=True),
-        nn.Conv2d(384, 256, kernel_size=3, padding=1),
+        nn.Conv2d(c, d, kernel_size=3, padding=1),
         nn.ReLU(inplace=True),
-        nn.Conv2d(256, 256, kernel_size=3, padding=1),
+        nn.Conv2d(d, d, kernel_size=3, padding=1),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
         nn.AdaptiveAvgPool2d((6, 6)),
         nn.Flatten(),
         Dropout(0.5),
-        nn.Linear(256 * 6 * 6, 4096),
+        nn.Linear(d * 6 * 6, hidden),
         nn.ReLU(inplace=True),
         Dropout(0.5),
-        nn.Linear(4096, 4096),
+        nn.Linear(hidden, hidden),
         nn.ReLU(inplace=True),
-        nn.Linear(4096, num_classes),
+        nn.Linear(hidden, num_classes),
     )
     # From PyTorch's initial weights the loss on CIFAR-10 did not move in 80 steps.
     initialize_like_he(model)

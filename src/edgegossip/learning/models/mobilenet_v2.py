@@ -8,6 +8,7 @@ from edgegossip.learning.dropout import Dropout
 from edgegossip.learning.models.initialization import initialize_like_he
 from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import SMALL, picture_shape
+from edgegossip.learning.models.width import scaled
 from edgegossip.learning.normalization import Normalization, normalization_2d
 
 STAGES = (
@@ -63,7 +64,11 @@ class InvertedResidual(nn.Module):
 
 
 def mobilenet_v2(
-    input_shape: tuple[int, ...], num_classes: int, *, normalization: Normalization = "batch"
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    normalization: Normalization = "batch",
+    width: float = 1.0,
 ) -> nn.Module:
     """Build MobileNetV2: 2,236,682 parameters for 10 classes, 3,504,872 for 1000.
 
@@ -74,35 +79,39 @@ def mobilenet_v2(
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Size of the output.
         normalization: Behind each convolution.
+        width: The paper's multiplier of the channels, in (0, 4]; it never narrows the last
+            ones, which are 1280 up to a width of 1.
 
     References:
         Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear
         Bottlenecks", CVPR 2018, arXiv:1801.04381, Table 2.
     """
     channels, side = picture_shape("mobilenet_v2", input_shape, SMALL)
-    width = 32
+    num_inputs = scaled(32, width, "mobilenet_v2")
     layers: list[nn.Module] = [
-        _convolution(channels, width, 3, 1 if side <= 32 else 2, normalization)
+        _convolution(channels, num_inputs, 3, 1 if side <= 32 else 2, normalization)
     ]
-    for expansion, num_outputs, num_blocks, stride in STAGES:
+    for expansion, num_channels, num_blocks, stride in STAGES:
+        num_outputs = scaled(num_channels, width, "mobilenet_v2")
         for block in range(num_blocks):
             layers.append(
                 InvertedResidual(
-                    width,
+                    num_inputs,
                     num_outputs,
                     expansion=expansion,
                     stride=stride if block == 0 else 1,
                     normalization=normalization,
                 )
             )
-            width = num_outputs
+            num_inputs = num_outputs
+    num_last = scaled(1280, max(1.0, width), "mobilenet_v2")
     model = nn.Sequential(
         *layers,
-        _convolution(width, 1280, 1, 1, normalization),
+        _convolution(num_inputs, num_last, 1, 1, normalization),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         Dropout(0.2),
-        nn.Linear(1280, num_classes),
+        nn.Linear(num_last, num_classes),
     )
     initialize_like_he(model)
     return channels_last(model)

@@ -34,7 +34,9 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build SqueezeNet 1.1: 727,626 parameters for 10 classes, 1,235,496 for 1000.
 
     For small pictures the first convolution is padded and has a stride of 1 up to 32 pixels,
-    which leaves the parameters as they are.
+    which leaves the parameters as they are. And the classifier has no ReLU behind it: with the
+    authors', nothing but zeros left it on CIFAR-10 within 40 steps at any learning rate we
+    tried, from which no gradient leads back.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
@@ -61,7 +63,6 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         Fire(512, 64, 256),
         Dropout(0.5),
         nn.Conv2d(512, num_classes, kernel_size=1),
-        nn.ReLU(inplace=True),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )

@@ -1,0 +1,26 @@
+"""Models with a share of their channels."""
+
+from __future__ import annotations
+
+
+def scaled(num_channels: int, width: float, model: str) -> int:
+    """`width` times `num_channels`, to a multiple of 8 that is at least 0.9 times as many.
+
+    Args:
+        num_channels: Of the full model, or hidden units.
+        width: Share of them, above 0.
+        model: Its name, for the message.
+
+    Raises:
+        ValueError: If the width is out of range.
+
+    References:
+        Sandler et al., "MobileNetV2", arXiv:1801.04381, and the rounding of its authors' code.
+
+    >>> scaled(24, 0.5, "mobilenet_v2"), scaled(24, 0.25, "mobilenet_v2")
+    (16, 8)
+    """
+    if not 0 < width <= 4:
+        raise ValueError(f"{model} takes a width above 0 and up to 4, got {width}")
+    nearest = max(8, int(num_channels * width + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * num_channels * width else nearest + 8
