@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ MEMORY: Seconds = 60.0
 SHORTEST: Seconds = 0.1
 """Between two readings of the counters: the system's own count in hundredths of a second."""
 _STRETCH: Seconds = 0.25
-"""Of training, or up to twice that: a few batches, over which their differences average out."""
+"""Of training, at most: a few batches, over which their differences average out."""
 _MAX_SPANS = 256
 """Of training with pauses between them, to remember."""
 
@@ -65,8 +66,8 @@ class Watch:
 
     Counters are read once a second, and when a forecast is asked for, so it knows what others
     used on average between two readings. Of the training task it knows how long each stretch of
-    a quarter of a second or a little more took, pauses left out. What others use now is that of
-    the last reading, what they usually use the mean of a minute.
+    an eighth to a quarter of a second took, pauses left out. What others use now is that of the
+    last reading, what they usually use the mean of a minute.
 
     Args:
         watched: The machine.
@@ -179,7 +180,7 @@ def _equal_stretches(spans: list[Span]) -> Iterator[list[Span]]:
     does in half or twice the usual time: it is not observed alone while there are others.
     """
     total = _length(spans)
-    length = total / max(1, int(total / _STRETCH))
+    length = total / max(1, math.ceil(total / _STRETCH))
     stretch: list[Span] = []
     missing = length
     for start, end in spans:
