@@ -106,8 +106,9 @@ def test_many_short_steps_say_the_same_as_one_long_stretch() -> None:
 
 
 @pytest.mark.parametrize("last_step", [0.5, 2.0])
+@pytest.mark.parametrize("asks_before", [False, True])
 def test_a_round_that_ends_with_a_single_step_is_not_judged_by_that_alone(
-    last_step: float,
+    last_step: float, asks_before: bool
 ) -> None:
     """A quota that is spent lets one step run through, and the next one wait."""
     counted = Counted()
@@ -118,10 +119,27 @@ def test_a_round_that_ends_with_a_single_step_is_not_judged_by_that_alone(
         spend(counted, monitor, 2)
         for step in range(99):
             monitor.trained(start + step * usual, start + (step + 1) * usual, usual * SPEED)
+        if asks_before:
+            assert monitor.forecast(start + 2.0).throughput == pytest.approx(SPEED, rel=0.1)
         spend(counted, monitor, 1)
         monitor.trained(start + 2.5, start + 2.5 + last_step * usual, usual * SPEED)
         found = monitor.forecast(start + 3.0).throughput
         assert found == pytest.approx(SPEED, rel=0.1)
+
+
+def test_what_was_too_short_to_be_judged_counts_later() -> None:
+    counted = Counted()
+    monitor = make(counted, PerformancePredictor())
+    for step in range(12):
+        spend(counted, monitor, 1)
+        monitor.trained(step + 0.5, step + 0.54, 4.0)
+        found = monitor.forecast(step + 1.0).throughput
+        assert found == pytest.approx(100.0)
+    for step in range(12, 24):
+        spend(counted, monitor, 1)
+        monitor.trained(step + 0.5, step + 0.54, 2.0)
+        found = monitor.forecast(step + 1.0).throughput
+    assert found == pytest.approx(50.0)
 
 
 def test_counters_are_read_when_a_forecast_is_asked_for() -> None:

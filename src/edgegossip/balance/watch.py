@@ -77,8 +77,10 @@ class Watch:
     """
 
     __slots__ = (
+        "_has_observed",
         "_last_reading",
         "_make_predictor",
+        "_observed_until",
         "_predictor",
         "_readings",
         "_spans",
@@ -97,8 +99,9 @@ class Watch:
         self._readings = readings
         self._make_predictor = make_predictor
         self._predictor: Predictor | None = None
-        self._start = self._last_reading = start
-        # When training ran since the last forecast.
+        self._start = self._last_reading = self._observed_until = start
+        self._has_observed = False
+        # When training ran that was not observed yet.
         self._spans: list[Span] = []
 
     def trained(self, start: Seconds, end: Seconds) -> None:
@@ -115,30 +118,40 @@ class Watch:
     def forecast(self, now: Seconds) -> Predicted:
         """Forecast the throughput of the work that begins at `now`."""
         predictor = self._predictor = self._predictor or self._make_predictor()
-        readings = self._readings_since_last(now)
+        self._observe(predictor, now)
         executors = range(self._watched.executors)
-        for contention, seconds in self._observations(readings):
-            for executor in executors:
-                predictor.observe(executor, contention, seconds)
-        present = self._watched.mean_contention(readings[-2], now)
+        last = self._readings_since(self._last_reading, now)[-2]
+        present = self._watched.mean_contention(last, now)
         usual = self._watched.mean_contention(max(self._start, now - MEMORY), now)
         forecast = predictor.forecast([present for _ in executors], [usual for _ in executors])
         self._last_reading = now
-        self._spans.clear()
         return Predicted(forecast.throughput, forecast.relative_error)
 
-    def _readings_since_last(self, now: Seconds) -> list[Seconds]:
-        """When the counters were read since the last forecast, and when before that."""
-        first = max(self._start, now - MEMORY, min(self._last_reading, now - SHORTEST))
+    def _readings_since(self, moment: Seconds, now: Seconds) -> list[Seconds]:
+        """When the counters were read since `moment`, and when before that."""
+        first = max(self._start, now - MEMORY, min(moment, now - SHORTEST))
         return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
 
-    def _observations(self, readings: list[Seconds]) -> Iterator[tuple[Contention, Seconds]]:
-        """What was used, and seconds per sample of an executor, stretch by stretch."""
+    def _observe(self, predictor: Predictor, now: Seconds) -> None:
+        """Tell `predictor` what training has shown since it was told last, stretch by stretch.
+
+        Too little training is kept until there is more of it: a round that is done in blocks
+        may end with one of a single step.
+        """
+        readings = self._readings_since(self._observed_until, now)
+        trained = _length(self._trained_within(readings[0], now))
+        if 0 < trained < 0.5 * _STRETCH and self._has_observed:
+            return
         for begin, end in pairwise(self._with_training_between(readings)):
             contention = self._watched.mean_contention(begin, end)
             for stretch in _equal_stretches(self._trained_within(begin, end)):
                 work = sum(self._watched.work(*span) for span in stretch)
-                yield contention, _length(stretch) * self._watched.executors / work
+                for executor in range(self._watched.executors):
+                    seconds = _length(stretch) * self._watched.executors / work
+                    predictor.observe(executor, contention, seconds)
+        self._has_observed |= trained > 0
+        self._observed_until = now
+        self._spans.clear()
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
         """Those of `readings` that have a stretch between them, the first, and the last."""
@@ -159,6 +172,8 @@ class Watch:
         return {
             "start": self._start,
             "last_reading": self._last_reading,
+            "observed_until": self._observed_until,
+            "has_observed": self._has_observed,
             "spans": list(self._spans),
             "predictor": None if self._predictor is None else self._predictor.state_dict(),
         }
@@ -166,6 +181,8 @@ class Watch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a `state_dict` of a monitor made alike."""
         self._start, self._last_reading = state["start"], state["last_reading"]
+        self._observed_until = state["observed_until"]
+        self._has_observed = state["has_observed"]
         self._spans = list(state["spans"])
         self._predictor = None
         if state["predictor"] is not None:

@@ -47,8 +47,12 @@ class Progress:
     def take(
         self, history: History, slow_down: Callable[[Contention], float]
     ) -> list[tuple[Seconds, Seconds]]:
-        """When training ran since the last call; `work` answers for these times from now on."""
-        self._times, self._totals = [0.0], [0.0]
+        """When training ran since the last call; `work` answers for these times from now on.
+
+        And still for some before them: the last 256 ends of pieces and readings.
+        """
+        # Of what was taken before, some may not have been asked for.
+        del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]
         new = list(self._pieces)[len(self._pieces) - self._num_new :]
         for start, end, cost in new:
             bounds = [start, *history.readings(start, end), end]
