@@ -216,6 +216,21 @@ def test_it_finds_out_how_much_the_present_load_says(is_lasting: bool) -> None:
     assert forecast == pytest.approx(100 / TRUE.slow_down(coming), rel=0.03)
 
 
+@pytest.mark.parametrize("num_slow", [1, 10])
+def test_it_finds_out_whether_a_base_time_that_jumps_is_news(num_slow: int) -> None:
+    """Of 20 steps the last take three times as long: one, which says nothing, or ten."""
+    predictor = PerformancePredictor(seconds_alone=0.01)
+    errors = []
+    for k in range(600):
+        phase = k % 20
+        predictor.observe(0, IDLE, 0.03 if phase >= 20 - num_slow else 0.01)
+        found = predictor.forecast([IDLE]).throughput
+        if k >= 300 and phase == 20 - num_slow:
+            coming = 100.0 if num_slow == 1 else 100 / 3
+            errors.append(abs(found / coming - 1))
+    assert max(errors) < 0.1
+
+
 # Keeping.
 
 

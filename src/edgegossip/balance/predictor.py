@@ -34,7 +34,7 @@ _PATIENCE = 8
 _FADING = 32
 """Forecasts over which their errors are averaged."""
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Between the forecast from the usual load (0) and that from the present one (1)."""
+"""Between the forecast from what is usual (0) and that from the present (1)."""
 _MIN_JUMP = 0.02
 """Deviations below this share are never a jump: averaging follows them soon enough."""
 
@@ -107,17 +107,19 @@ class BaseTime:
 class Record:
     """How the forecasts of a platform came out, and what to make of it.
 
-    A forecast lies between what the present load and the usual one let expect, at the one of
-    five places that would have been best lately. So it finds out by itself how fast the load
-    changes and how far ahead it is asked. (Mean absolute errors decide: squared ones pull
-    towards the usual load, since it is never far off, and did worse within 5 s.)
+    A forecast lies between what the present and what is usual let expect, of the load and of
+    the base time, at the one of five places that would have been best lately. So it finds out
+    by itself how fast things change, how far ahead it is asked, and whether a base time that
+    jumps is news or noise. (Mean absolute errors decide: squared ones pull towards the usual
+    load, since it is never far off, and did worse within 5 s.)
 
     Attributes:
         speeds: Sums of measured throughputs since the last forecast, for each executor.
         counts: How many each sum holds.
         variance: Of the relative errors so far.
-        present: The last forecast from the present load, samples/s; 0 once it was judged.
-        usual: The last forecast from the usual load, samples/s.
+        present: The last forecast from the present load and base time, samples/s; 0 once it
+            was judged.
+        usual: The last forecast from the usual load and the average base time, samples/s.
         errors: Mean relative error of each place.
         num_judged: Forecasts so far.
     """
@@ -127,7 +129,7 @@ class Record:
     variance: float
     present: float = 0.0
     usual: float = 0.0
-    # The present load has a head start.
+    # The present has a head start.
     errors: list[float] = field(default_factory=lambda: [0.02, 0.02, 0.02, 0.02, 0.01])
     num_judged: int = 0
 
@@ -247,18 +249,21 @@ class PerformancePredictor:
         Raises:
             ValueError: If there is not one for each executor, or nothing is known yet.
         """
-        present_speed = self._throughput(present)
-        usual_speed = present_speed if usual is None else self._throughput(usual)
+        present_speed = self._throughput(present, [base.seconds for base in self._base_times])
+        averages = [base.average for base in self._base_times]
+        usual_speed = self._throughput(present if usual is None else usual, averages)
         self._record.judge()
         self._record.present, self._record.usual = present_speed, usual_speed
         return Forecast(self._record.blend, math.sqrt(self._record.variance))
 
-    def _throughput(self, contentions: Sequence[Contention]) -> float:
+    def _throughput(
+        self, contentions: Sequence[Contention], base_times: Sequence[Seconds]
+    ) -> float:
         if len(contentions) != self.num_executors:
             raise ValueError(
                 f"got {len(contentions)} contentions for {self.num_executors} executors"
             )
-        known = [base.seconds for base in self._base_times if not math.isnan(base.seconds)]
+        known = [seconds for seconds in base_times if not math.isnan(seconds)]
         if not known:
             raise ValueError(
                 "there is nothing to forecast from; fit a profile, observe, or give "
@@ -267,8 +272,8 @@ class PerformancePredictor:
         # An executor that was never observed is taken for an average one.
         average = sum(known) / len(known)
         return sum(
-            1 / ((average if math.isnan(base.seconds) else base.seconds) * self.slow_down(u))
-            for base, u in zip(self._base_times, contentions, strict=True)
+            1 / ((average if math.isnan(seconds) else seconds) * self.slow_down(u))
+            for seconds, u in zip(base_times, contentions, strict=True)
         )
 
     def slow_down(self, contention: Contention) -> float:
