@@ -344,6 +344,11 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         # It goes past the link, and a process that is killed leaves 16 MB behind until the next
         # one begins; but on one machine it halves the time.
         "transport/shared_memory/enabled": is_local,
+        # What neighbors that are gone have shared, 16 MB each, stays mapped for good, which is
+        # too much for messages that are copied in no time.
+        "transport/shared_memory/transport_optimization/message_size_threshold": (
+            CHUNK_BYTES // 2
+        ),
         # Priorities would let the end of a token overtake the last messages.
         "transport/unicast/qos/enabled": False,
         "scouting/multicast/enabled": address.multicast,
