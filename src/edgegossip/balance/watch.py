@@ -146,8 +146,8 @@ class Watch:
             contention = self._watched.mean_contention(begin, end)
             for stretch in _equal_stretches(self._trained_within(begin, end)):
                 work = sum(self._watched.work(*span) for span in stretch)
+                seconds = _length(stretch) * self._watched.executors / work
                 for executor in range(self._watched.executors):
-                    seconds = _length(stretch) * self._watched.executors / work
                     predictor.observe(executor, contention, seconds)
         self._has_observed |= trained > 0
         self._observed_until = now

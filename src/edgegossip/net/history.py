@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgegossip.balance.watch import MEMORY
+from edgegossip.balance.watch import MEMORY, Span
 from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds
 from edgegossip.net.counters import Counters, Reading
@@ -101,7 +101,7 @@ class History:
         """Times of the readings later than `after`, and not later than `until`."""
         return self.times[bisect_right(self.times, after) : bisect_right(self.times, until)]
 
-    def mean_contention(self, *spans: tuple[Seconds, Seconds]) -> Contention:
+    def mean_contention(self, *spans: Span) -> Contention:
         """The mean over `spans`, each (start, end), of the parts that are remembered.
 
         That between the last two readings, if there are none.

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from edgegossip.balance.watch import Span
 from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds
 from edgegossip.net.history import History
@@ -44,9 +45,7 @@ class Progress:
         self._pieces.append((start, end, cost))
         self._num_new = min(self._num_new + 1, _MAX_PIECES)
 
-    def take(
-        self, history: History, slow_down: Callable[[Contention], float]
-    ) -> list[tuple[Seconds, Seconds]]:
+    def take(self, history: History, slow_down: Callable[[Contention], float]) -> list[Span]:
         """When training ran since the last call; `work` answers for these times from now on.
 
         And still for some before them: the last 256 ends of pieces and readings.
@@ -71,11 +70,11 @@ class Progress:
         before, after = np.interp((start, end), self._times, self._totals)
         return float(after - before)
 
-    def spans(self, start: Seconds, end: Seconds) -> list[tuple[Seconds, Seconds]]:
+    def spans(self, start: Seconds, end: Seconds) -> list[Span]:
         """When training ran from `start` to `end`, as far as that is remembered."""
         overlaps = ((max(start, s), min(end, e)) for s, e, _ in self._pieces)
         return [span for span in overlaps if span[0] < span[1]]
 
-    def last(self) -> tuple[Seconds, Seconds] | None:
+    def last(self) -> Span | None:
         """The piece of training that ended last."""
         return self._pieces[-1][:2] if self._pieces else None
