@@ -36,11 +36,10 @@ from edgegossip.core.protocol import (
     Seconds,
     Send,
     Trained,
-    Trainer,
-    TrainingResult,
     Work,
 )
 from edgegossip.core.topology import complete
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.batches import BatchStream
 from edgegossip.sim.monitor import profile
 from edgegossip.sim.platform import Platform, uneven

@@ -25,11 +25,10 @@ from edgegossip.core.protocol import (
     Started,
     Steps,
     Trained,
-    Trainer,
-    TrainingResult,
     Work,
     WorkerState,
 )
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.sim.fault import Fault, Faults
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform

@@ -23,12 +23,11 @@ from edgegossip.core.protocol import (
     Seconds,
     Steps,
     Trained,
-    Trainer,
-    TrainingResult,
     Work,
     WorkerState,
 )
 from edgegossip.core.randomness import generator
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.quadratic import QuadraticTrainer
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links

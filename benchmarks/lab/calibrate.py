@@ -85,8 +85,8 @@ def _throughput_of_worker(experiment: Experiment, options: Options) -> float:
         join(alone, 0, out=folder, connection=Connection(address=Address(listen=(NOBODY,))))
         lines = (Path(folder) / "events.jsonl").read_text().splitlines()
     trained = [event for event in map(json.loads, lines) if event["type"] == "trained"]
-    seconds = trained[-1]["time"] - trained[0]["start"]  # until then it has got ready
-    return float(sum(event["cost"] for event in trained) / seconds)
+    first, *others = trained  # which has got ready, too
+    return float(sum(event["cost"] for event in others) / (trained[-1]["time"] - first["time"]))
 
 
 def _without_neighbors(algorithm: Algorithm[Any]) -> Algorithm[Any]:

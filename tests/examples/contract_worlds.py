@@ -22,12 +22,11 @@ from edgegossip.core.protocol import (
     Seconds,
     Steps,
     Trained,
-    Trainer,
-    TrainingResult,
     Work,
 )
 from edgegossip.core.randomness import generator
 from edgegossip.core.schema import TensorSpec
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.quadratic import QuadraticTrainer
 from edgegossip.sim.fault import Fault, Faults
 from edgegossip.sim.link import Link, Links

@@ -152,6 +152,21 @@ def test_a_cut_pass_costs_its_share_of_a_whole_one(keep_ratio: float) -> None:
     assert some.train(start(some), work, {}).num_samples == keep_ratio * len(SHARD)
 
 
+@pytest.mark.parametrize("selection", [Random(), Focused(), Focused(num_points=3), Ranked()])
+@pytest.mark.parametrize("look_share", [None, 0.02, 0.2])
+def test_what_a_pass_costs_is_known_before_the_data_is_aggregated(
+    selection: Selection, look_share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracy_aware = AccuracyAware(selection=selection, look_share=look_share)
+    some, other = (learner(accuracy_aware=accuracy_aware) for _ in range(2))
+    with monkeypatch.context() as no_aggregating:
+        no_aggregating.setattr(AccuracyAware, "aggregate", None)
+        epoch_cost = other.epoch_cost
+        other.load_state_dict(other.state_dict())
+    some.set_up()
+    assert epoch_cost == some.epoch_cost == some.cost(Epochs(), {})
+
+
 @pytest.mark.parametrize("work", [Epochs(1.0, 0.001), Steps(2, 0.001)])
 def test_the_smallest_share_is_enough_for_batch_normalisation(work: Epochs | Steps) -> None:
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 3)))

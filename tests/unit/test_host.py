@@ -24,11 +24,11 @@ from edgegossip.core.protocol import (
     Payload,
     Rank,
     Received,
-    TrainingResult,
     Work,
     WorkerLost,
 )
 from edgegossip.core.topology import complete
+from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.host import Host
 from edgegossip.net.memory import MemoryNetwork

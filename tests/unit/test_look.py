@@ -14,7 +14,7 @@ from edgegossip.balance.selection import Focused
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.batches import BatchStream
-from edgegossip.learning.look import Look
+from edgegossip.learning.look import Budget, Look
 
 NUM_SAMPLES, NUM_POINTS = 120, 12
 
@@ -37,7 +37,7 @@ def stream(max_cost: float | None = None) -> tuple[BatchStream, Model]:
         batch_size=10,
         selection=HardestSubsets(),
     )
-    return BatchStream(sampler, Look(model, NUM_POINTS, max_cost)), model
+    return BatchStream(sampler, Look(model, Budget(NUM_POINTS, max_cost))), model
 
 
 def take(some: BatchStream, work: Epochs | Steps) -> int:
@@ -45,11 +45,11 @@ def take(some: BatchStream, work: Epochs | Steps) -> int:
 
 
 def test_a_point_costs_a_third_of_a_training_sample() -> None:
-    assert Look(Model(), 12).cost(0.5) == pytest.approx(4.0)
+    assert Budget(12).cost(0.5) == pytest.approx(4.0)
 
 
 def test_a_look_that_may_cost_less_sees_fewer_points() -> None:
-    look = Look(Model(), 12, max_cost=2.0)
+    look = Budget(12, max_cost=2.0)
     assert look.cost(1.0) == pytest.approx(2.0)
     assert look.cost(0.5) == pytest.approx(1.0)
     assert look.cost(0.01) == pytest.approx(1 / 3)
@@ -101,7 +101,7 @@ def test_a_cut_pass_costs_its_share_of_a_whole_one(
     cost = some.cost(work)
     assert cost == pytest.approx(keep_ratio * some.epoch_cost, abs=0.5)
     # The look is paid for with samples.
-    look = Look(Model(), NUM_POINTS, max_cost).cost(keep_ratio)
+    look = Budget(NUM_POINTS, max_cost).cost(keep_ratio)
     assert take(some, work) == round(cost - look)
 
 

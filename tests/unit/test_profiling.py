@@ -16,7 +16,8 @@ from torch import Tensor
 from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.profile import Profile
 from edgegossip.core.contention import Contention
-from edgegossip.core.protocol import Payload, Steps, Trainer, TrainingResult, Work
+from edgegossip.core.protocol import Payload, Steps, Work
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.net.counters import Usage
 from edgegossip.net.loads import Load
 from edgegossip.net.monitor import Monitor

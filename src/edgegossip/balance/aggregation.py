@@ -93,7 +93,7 @@ class Aggregator:
             y.long(), return_inverse=True, return_counts=True
         )
         classes = torch.split(class_of.argsort(stable=True), class_sizes.tolist())
-        num_subsets = self._num_subsets(class_sizes)
+        num_subsets = self._subsets_of(class_sizes)
         largest = max(abs(float(bound)) for bound in x.aminmax())
         firsts = num_subsets.cumsum(0) - num_subsets
         subset_of = torch.empty(len(x), dtype=torch.int64)
@@ -131,7 +131,11 @@ class Aggregator:
             )
         return num_flops
 
-    def _num_subsets(self, class_sizes: Tensor) -> Tensor:
+    def num_subsets(self, y: Tensor) -> int:
+        """How many subsets `fit` divides samples of these classes into, [num_samples]."""
+        return int(self._subsets_of(torch.unique(y, return_counts=True)[1]).sum())
+
+    def _subsets_of(self, class_sizes: Tensor) -> Tensor:
         """How many subsets each class has, so that roundings do not add up."""
         ends = (class_sizes.cumsum(0).double() / self.ratio).round().long()
         return ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).clamp(min=1)

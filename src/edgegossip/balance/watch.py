@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from edgegossip.balance.predictor import Forecast
 from edgegossip.core.contention import Contention
-from edgegossip.core.protocol import Predicted, Seconds
+from edgegossip.core.protocol import Predicted, Seconds, Span
 
 MEMORY: Seconds = 60.0
 """How far back a monitor remembers."""
@@ -55,8 +55,6 @@ class Watched(Protocol):
         """Samples' worth of training from `start` to `end`, while it ran all the time."""
 
 
-Span = tuple[Seconds, Seconds]
-"""From when to when."""
 Readings = Callable[[Seconds, Seconds], Iterable[Seconds]]
 """``readings(after, until)``: when counters were read, later than the one, up to the other."""
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Payload, Rank, Seconds, Trainer, TrainingResult, Work
+from edgegossip.core.protocol import Payload, Rank, Seconds, Work
 from edgegossip.core.topology import complete
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.task import Workload
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform

@@ -15,16 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import (
-    Algorithm,
-    Epochs,
-    Payload,
-    Rank,
-    Seconds,
-    Trainer,
-    TrainingResult,
-    Work,
-)
+from edgegossip.core.protocol import Algorithm, Epochs, Payload, Rank, Seconds, Work
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.experiments.describe import describe
 from edgegossip.learning.flat import FlatModel
 from edgegossip.net.host import Host

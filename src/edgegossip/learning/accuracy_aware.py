@@ -14,7 +14,7 @@ from edgegossip.balance.sampler import AccuracyAwareSampler
 from edgegossip.balance.selection import Focused, Random, Selection
 from edgegossip.learning.batches import BatchStream
 from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.look import Look
+from edgegossip.learning.look import Budget, Look
 from edgegossip.learning.loss import Loss, losses_of, to_model
 
 
@@ -65,9 +65,21 @@ class AccuracyAware:
         )
         if aggregated is None or loss_of is None:
             return BatchStream(sampler)
+        return BatchStream(sampler, Look(loss_of, self._budget(num_samples, len(aggregated.y))))
+
+    def epoch_cost(self, labels: Tensor) -> float:
+        """What a pass over samples of these labels ([n]) costs, in their worth, with its look.
+
+        The `BatchStream.epoch_cost` of their stream, without aggregating them.
+        """
+        if not self.selection.needs_losses:
+            return float(len(labels))
+        budget = self._budget(len(labels), self.aggregator.num_subsets(labels))
+        return len(labels) + budget.cost(1.0)
+
+    def _budget(self, num_samples: int, num_subsets: int) -> Budget:
         max_cost = None if self.look_share is None else self.look_share * num_samples
-        num_points = min(len(aggregated.y), self.selection.num_points or len(aggregated.y))
-        return BatchStream(sampler, Look(loss_of, num_points, max_cost))
+        return Budget(min(num_subsets, self.selection.num_points or num_subsets), max_cost)
 
 
 PLAIN = AccuracyAware(selection=Random())

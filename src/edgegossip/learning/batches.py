@@ -98,7 +98,7 @@ class BatchStream:
     def _begin_pass(self, keep_ratio: float) -> None:
         if self._look is not None:
             self._look(self.sampler, keep_ratio)
-            self._unpaid += self._look.cost(keep_ratio)
+            self._unpaid += self._look_cost(keep_ratio)
         self._batches = self.sampler.begin_epoch(self._num_due(keep_ratio))
         self._sizes = list(map(len, self._batches))
         self._position = 0
@@ -106,7 +106,7 @@ class BatchStream:
     # What it costs.
 
     def _look_cost(self, keep_ratio: float) -> float:
-        return 0.0 if self._look is None else self._look.cost(keep_ratio)
+        return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
         """Samples of a pass, so that with its look it costs `keep_ratio` of a whole one."""

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from edgegossip.balance.sampler import Batch
 from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Epochs, Payload, Rank, Trainer, TrainingResult, Work
+from edgegossip.core.protocol import Epochs, Payload, Rank, Work
 from edgegossip.core.randomness import generator
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware, AggregatedLosses
 from edgegossip.learning.batches import BatchStream
 from edgegossip.learning.dataset import Dataset
@@ -111,6 +112,11 @@ class Learner(Trainer):
         return len(self.shard)
 
     @property
+    def epoch_cost(self) -> float:
+        """What a pass over the shard costs, in samples' worth, the look at points included."""
+        return self._accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
+
+    @property
     def setup_cost(self) -> float:
         """What aggregating the shard costs, in training samples' worth."""
         if not self._accuracy_aware.selection.needs_losses:
@@ -121,6 +127,10 @@ class Learner(Trainer):
             self.num_samples, self._dataset.input_shape, self._dataset.num_classes
         )
         return num_flops / training_flops(self.model.module, x)
+
+    def set_up(self) -> None:
+        """Aggregate the shard."""
+        _ = self.batches
 
     def assign(self, ranks: tuple[Rank, ...]) -> None:
         """Train on the shards of `ranks` from now on.
@@ -254,7 +264,7 @@ class Learner(Trainer):
             "assigned": self._assigned,
             "num_assigned": self._num_assigned,
             "optimizer": self._optimizer.state_dict(),
-            "batches": self.batches.state_dict() if self.num_samples else None,
+            "batches": None if self._batches is None else self._batches.state_dict(),
             "augmentation": self._random.get_state(),
             "dropout": self._dropout.get_state(),
             "num_steps": self._num_steps,

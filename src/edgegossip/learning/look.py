@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,39 +15,46 @@ FORWARD_COST = 1 / 3
 twice as long as a forward one."""
 
 
-class Look:
-    """Measures the losses of aggregated points and tells them to a sampler.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many aggregated points a look sees.
 
-    Args:
-        loss_of: ``loss_of(points)``: the present model's losses of these aggregated points,
-            [num_points].
+    Attributes:
         num_points: Aggregated points to look at each time, those first that were looked at
             longest ago.
         max_cost: What the look may cost at most, in samples' worth, before a pass over all
             data; proportionally less before one that is cut down. None for any.
     """
 
-    def __init__(
-        self,
-        loss_of: Callable[[Tensor], Tensor],
-        num_points: int,
-        max_cost: float | None = None,
-    ) -> None:
-        self._loss_of = loss_of
-        self._num_points = num_points
-        self._max_cost = max_cost
+    num_points: int
+    max_cost: float | None = None
 
     def cost(self, keep_ratio: float) -> float:
         """What the look before a pass of `keep_ratio` costs, in training samples' worth."""
-        return self._num_looked_at(keep_ratio) * FORWARD_COST
+        return self.num_looked_at(keep_ratio) * FORWARD_COST
+
+    def num_looked_at(self, keep_ratio: float) -> int:
+        """Points that the look before a pass of `keep_ratio` sees."""
+        if self.max_cost is None:
+            return self.num_points
+        affordable = int(keep_ratio * self.max_cost / FORWARD_COST)
+        return min(self.num_points, max(1, affordable))
+
+
+class Look:
+    """Measures the losses of aggregated points and tells them to a sampler.
+
+    Args:
+        loss_of: ``loss_of(points)``: the present model's losses of these aggregated points,
+            [num_points].
+        budget: How many points it sees.
+    """
+
+    def __init__(self, loss_of: Callable[[Tensor], Tensor], budget: Budget) -> None:
+        self._loss_of = loss_of
+        self.budget = budget
 
     @torch.no_grad()
     def __call__(self, sampler: AccuracyAwareSampler, keep_ratio: float) -> None:
-        points = sampler.stalest_points(self._num_looked_at(keep_ratio))
+        points = sampler.stalest_points(self.budget.num_looked_at(keep_ratio))
         sampler.set_losses(self._loss_of(points), points)
-
-    def _num_looked_at(self, keep_ratio: float) -> int:
-        if self._max_cost is None:
-            return self._num_points
-        affordable = int(keep_ratio * self._max_cost / FORWARD_COST)
-        return min(self._num_points, max(1, affordable))

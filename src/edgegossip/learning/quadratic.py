@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Payload, Steps, Trainer, TrainingResult, Work
+from edgegossip.core.protocol import Payload, Steps, Work
+from edgegossip.core.trainer import Trainer, TrainingResult
 
 
 @dataclass(frozen=True, slots=True, eq=False)

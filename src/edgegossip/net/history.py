@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgegossip.balance.watch import MEMORY, Span
+from edgegossip.balance.watch import MEMORY
 from edgegossip.core.contention import Contention
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Seconds, Span
 from edgegossip.net.counters import Counters, Reading
 
 _HALF_LIFE: Seconds = 10.0

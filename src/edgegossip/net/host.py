@@ -31,8 +31,8 @@ from edgegossip.core.protocol import (
     TimerFired,
     Train,
     Trained,
-    Trainer,
 )
+from edgegossip.core.trainer import Trainer
 from edgegossip.net.alarms import Alarms
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers

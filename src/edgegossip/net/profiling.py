@@ -14,7 +14,8 @@ from torch import Tensor
 
 from edgegossip.balance.profile import Profile
 from edgegossip.core.contention import Contention
-from edgegossip.core.protocol import Seconds, Steps, Trainer
+from edgegossip.core.protocol import Seconds, Steps
+from edgegossip.core.trainer import Trainer
 from edgegossip.net.loads import KINDS, SIZES, Load
 
 _TURN: Seconds = 0.1

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgegossip.balance.watch import Span
 from edgegossip.core.contention import Contention
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Seconds, Span
 from edgegossip.net.history import History
 
 _PIECE: Seconds = 0.25

@@ -14,7 +14,6 @@ from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
-    Epochs,
     Evaluate,
     Evaluated,
     Event,
@@ -22,12 +21,12 @@ from edgegossip.core.protocol import (
     Predicted,
     Rank,
     Seconds,
+    Span,
     Started,
     Train,
     Trained,
-    Trainer,
-    TrainingResult,
 )
+from edgegossip.core.trainer import Trainer
 from edgegossip.net.background import Background
 from edgegossip.net.settings import Forecaster
 
@@ -80,31 +79,30 @@ class Work:
         """What the worker is told first."""
         if not has_data:
             return Started(has_rejoined)
-        cost = self._trainer.cost(Epochs(), {})
-        return Started(has_rejoined, self._trainer.num_samples, cost)
+        return Started(has_rejoined, self._trainer.num_samples, self._trainer.epoch_cost)
 
     def train(self, effect: Train, now: Seconds) -> None:
         """Begin to train; ends with `Trained`."""
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
         self.is_busy = True
-        cost = self._trainer.cost(effect.work, effect.inputs)
+        trainer = self._trainer
 
         def job() -> Callable[[Seconds], Event]:
-            result = self._trainer.train(effect.params, effect.work, effect.inputs)
-            return partial(self._trained, result, effect.params, now, cost)
+            trainer.set_up()
+            began = self._clock()
+            cost = trainer.cost(effect.work, effect.inputs)
+            result = trainer.train(effect.params, effect.work, effect.inputs)
+            span = (began, self._clock())
+            return lambda end: self._trained(result.event(effect.params, end - now, cost), span)
 
         self._beside(self._bench, job)
 
-    def _trained(
-        self, result: TrainingResult, before: Tensor, start: Seconds, cost: float, now: Seconds
-    ) -> Trained:
+    def _trained(self, event: Trained, span: Span) -> Trained:
         self.is_busy = False
-        trained = result.event(before, now - start, cost)
         if self._forecaster is not None:
-            end = self._clock()
-            self._forecaster.trained(end - trained.seconds, end, trained.cost)
-        return trained
+            self._forecaster.trained(*span, event.cost)
+        return event
 
     def ask(self, effect: Evaluate | Predict | Assign) -> None:
         """Begin to find out; ends with `Evaluated`, `Predicted` or `Assigned`."""
@@ -162,8 +160,8 @@ class Work:
 
         def job() -> Callable[[Seconds], Event]:
             trainer.assign(effect.ranks)
-            cost = trainer.cost(Epochs(), {})
-            return partial(self._assigned, Assigned(trainer.num_samples, cost))
+            assigned = Assigned(trainer.num_samples, trainer.epoch_cost)
+            return partial(self._assigned, assigned)
 
         self._beside(self._bench, job)
 

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.report.log import RunLog, Span, WorkerLog
+from edgegossip.core.protocol import Seconds, Span
+from edgegossip.report.log import RunLog, WorkerLog
 from edgegossip.report.units import percent
 
 Spans: TypeAlias = NDArray[np.float64]

@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Rank, Seconds
-
-Span: TypeAlias = tuple[Seconds, Seconds]
-"""Start and end in virtual time."""
+from edgegossip.core.protocol import Rank, Seconds, Span
 
 SCHEMA = 1
 HEADER_TYPES = {

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from edgegossip.core.protocol import Rank, Seconds, Trainer
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.trainer import Trainer
 from edgegossip.sim.monitor import MakePredictor, Monitor, default_predictor
 from edgegossip.sim.platform import Platform
 

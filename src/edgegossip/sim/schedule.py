@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Message, Rank, Seconds, Trained, TrainingResult
+from edgegossip.core.protocol import Message, Rank, Seconds, Trained
+from edgegossip.core.trainer import TrainingResult
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.network import Transfer
 from edgegossip.sim.pool import Pending

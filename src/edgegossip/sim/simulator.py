@@ -18,7 +18,6 @@ from edgegossip.core.protocol import (
     Algorithm,
     Assign,
     Assigned,
-    Epochs,
     Evaluate,
     Evaluated,
     Event,
@@ -229,7 +228,7 @@ class Simulator(Generic[State]):
         record.busy_until = self.now + self._platforms[rank].duration(
             self.now, trainer.setup_cost
         )
-        return trainer.num_samples, trainer.cost(Epochs(), {})
+        return trainer.num_samples, trainer.epoch_cost
 
     def _train(self, rank: Rank, effect: Train) -> None:
         record = self._records[rank]

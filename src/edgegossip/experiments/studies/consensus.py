@@ -17,9 +17,10 @@ from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.core.compression.selection import largest
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import Algorithm, Payload, TrainingResult, Work
+from edgegossip.core.protocol import Algorithm, Payload, Work
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring
+from edgegossip.core.trainer import TrainingResult
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.study import Cell, Row, Session, Study

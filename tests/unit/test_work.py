@@ -1,0 +1,85 @@
+"""What a host's own machine does for it, beside it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import torch
+from tests.worlds import NUM_PARAMS, ManySamples
+from torch import Tensor
+
+from edgegossip.core.protocol import (
+    Epochs,
+    Payload,
+    Predicted,
+    Seconds,
+    Started,
+    Train,
+    Trained,
+)
+from edgegossip.core.protocol import Work as WorkAsked
+from edgegossip.core.trainer import TrainingResult
+from edgegossip.net.work import Work
+
+SIZE = 10
+SETTING_UP, TRAINING = 100.0, 1.0
+
+
+class Clock:
+    """Stands still unless told otherwise."""
+
+    now = 0.0
+
+    def __call__(self) -> Seconds:
+        return self.now
+
+
+class SlowToSetUp(ManySamples):
+    """Takes its time before it trains for the first time, and waits for leave to begin."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(0, 0.1, SIZE)
+        self.may_begin = threading.Event()
+        self._clock = clock
+        self._is_set_up = False
+
+    def set_up(self) -> None:
+        assert self.may_begin.wait(10)
+        if not self._is_set_up:
+            self._clock.now += SETTING_UP
+        self._is_set_up = True
+
+    def train(self, params: Tensor, work: WorkAsked, inputs: Payload) -> TrainingResult:
+        self._clock.now += TRAINING
+        return super().train(params, work, inputs)
+
+
+class Noting:
+    """A forecaster that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Seconds, Seconds, float]] = []
+
+    def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
+        self.told.append((start, end, cost))
+
+    def forecast(self, now: Seconds) -> Predicted:
+        raise AssertionError("nobody asks")
+
+
+def test_a_host_is_not_kept_by_its_own_setting_up_and_a_forecast_does_not_count_it() -> None:
+    clock, forecaster = Clock(), Noting()
+    trainer = SlowToSetUp(clock)
+    items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    work = Work(0, trainer, items, forecaster, None, clock)
+    assert work.started(has_rejoined=False, has_data=True) == Started(False, SIZE, SIZE)
+    for _ in range(2):
+        work.train(Train(torch.zeros(NUM_PARAMS), Epochs()), clock.now)
+        trainer.may_begin.set()  # the host has gone on
+        trained = work.take(items.get(timeout=10), clock.now)
+        assert isinstance(trained, Trained)
+    work.close()
+    first, second = SETTING_UP + TRAINING, SETTING_UP + 2 * TRAINING
+    assert forecaster.told == [(SETTING_UP, first, SIZE), (first, second, SIZE)]
