@@ -66,7 +66,7 @@ class Aggregator:
     division: Division
     ratio: float = 10.0
     seed: int = 0
-    flops_per_value: ClassVar[float] = 90
+    flops_per_value: ClassVar[float] = 140
 
     def __post_init__(self) -> None:
         if not 1 <= self.ratio < math.inf:
@@ -112,7 +112,7 @@ class Aggregator:
 
         So that a simulated platform can be charged for it: the time of `fit` is this number
         over the FLOP/s at which the platform trains. Formulas count operations; their constants
-        were measured on one core that trains LeNet-5 on CIFAR-10 with batches of 64 at 3.0e10
+        were measured on one core that trains LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10
         FLOP/s, and hold within a factor of 1.5 for 1,000 to 15,000 samples of MNIST, CIFAR-10
         and HAR (`benchmarks/aggregation.py`).
 

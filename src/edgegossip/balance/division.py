@@ -50,7 +50,7 @@ class KMeans:
 
     num_iterations: int = 20
     chunk_size: ClassVar[int] = 1024
-    flops_per_operation: ClassVar[float] = 70
+    flops_per_operation: ClassVar[float] = 100
 
     def __post_init__(self) -> None:
         require_at_least_one(num_iterations=self.num_iterations)
@@ -105,7 +105,7 @@ class MedianSplit:
     tensor([1, 0, 0, 1, 1])
     """
 
-    flops_per_operation: ClassVar[float] = 4.1e5
+    flops_per_operation: ClassVar[float] = 6.1e5
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
         subset_of = torch.empty(len(features), dtype=torch.int64)
@@ -140,7 +140,7 @@ class RandomHyperplanes:
         Charikar, "Similarity Estimation Techniques from Rounding Algorithms", STOC 2002.
     """
 
-    flops_per_operation: ClassVar[float] = 3.5e5
+    flops_per_operation: ClassVar[float] = 5.2e5
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
         num_planes = num_subsets.bit_length() - 1
@@ -167,7 +167,7 @@ class GaussianMixture:
     """
 
     num_iterations: int = 20
-    flops_per_operation: ClassVar[float] = 560
+    flops_per_operation: ClassVar[float] = 840
 
     def __post_init__(self) -> None:
         require_at_least_one(num_iterations=self.num_iterations)

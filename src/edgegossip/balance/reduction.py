@@ -55,7 +55,7 @@ class SingularValues:
     """
 
     num_features: int = 10
-    flops_per_operation: ClassVar[float] = 135
+    flops_per_operation: ClassVar[float] = 170
 
     def __post_init__(self) -> None:
         require_at_least_one(num_features=self.num_features)
@@ -222,7 +222,7 @@ class Histogram:
     """
 
     num_features: int = 10
-    flops_per_operation: ClassVar[float] = 100
+    flops_per_operation: ClassVar[float] = 135
 
     def __post_init__(self) -> None:
         require_at_least_one(num_features=self.num_features)
