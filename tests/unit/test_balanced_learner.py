@@ -144,6 +144,24 @@ def test_a_restored_learner_has_the_data_it_was_assigned() -> None:
     assert torch.equal(results[0].params, results[1].params)
 
 
+def test_a_restored_learner_aggregates_no_sooner_than_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accuracy_aware = AccuracyAware(selection=Focused())
+    original, other, third = (learner(accuracy_aware=accuracy_aware) for _ in range(3))
+    original.train(start(original), Epochs(0.5), {})
+    with monkeypatch.context() as no_aggregating:
+        no_aggregating.setattr(AccuracyAware, "aggregate", None)
+        other.load_state_dict(assemble(*dismantle(original.state_dict())))
+        # Kept again before it has trained.
+        third.load_state_dict(assemble(*dismantle(other.state_dict())))
+    work = Epochs(0.5, goes_on=True)
+    params = start(original)
+    one, two, three = (each.train(params, work, {}).params for each in (original, other, third))
+    assert torch.equal(one, two)
+    assert torch.equal(one, three)
+
+
 @pytest.mark.parametrize("keep_ratio", [0.25, 0.5, 1.0])
 def test_a_cut_pass_costs_its_share_of_a_whole_one(keep_ratio: float) -> None:
     some = learner()

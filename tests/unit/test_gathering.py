@@ -195,6 +195,17 @@ def test_what_a_worker_does_again_counts_again(out: Path) -> None:
     assert worker.samples.at(6) == 15
 
 
+def test_speed_is_measured_without_what_came_with_getting_ready(out: Path) -> None:
+    worker = WorkerFolder(out / WORKERS / "0", 0)
+    slow, again = {**trained(9.0, 4), "start": 1.0}, {"type": "worker", "rank": 0}
+    write_lines(out, 0, slow)
+    worker.read()
+    assert worker.throughput == 0.5  # nothing better is known
+    write_lines(out, 0, {**trained(10.0, 4), "start": 9.0}, again, slow)
+    worker.read()
+    assert worker.throughput == 4.0
+
+
 def test_a_line_that_is_not_whole_yet_is_read_later(out: Path) -> None:
     worker = WorkerFolder(out / WORKERS / "0", 0)
     text = json.dumps(trained(1.0, 5)) + "\n"

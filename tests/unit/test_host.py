@@ -169,6 +169,65 @@ def test_one_that_comes_back_with_a_checkpoint_hears_all_that_it_is_told_since()
     running.stop()
 
 
+def stopped() -> tuple[Running, dict[Rank, dict[str, Any]]]:
+    """A run that all have left, and their checkpoints."""
+    checkpoints: dict[Rank, dict[str, Any]] = {}
+
+    def save(content: dict[str, Any]) -> bool:
+        checkpoints[content["state"].rank] = copy.deepcopy(content)
+        return True
+
+    running = Running(LONG, save=save)
+    running.wait_for_round(3, *range(NUM_WORKERS))
+    running.stop()
+    return running, checkpoints
+
+
+def test_waiting_for_those_who_go_on_later_is_not_part_of_the_run() -> None:
+    running, checkpoints = stopped()
+    kept_at, round_when_kept = checkpoints[0]["now"], checkpoints[0]["state"].round
+    wait = 0.5
+    running.options["settings"] = replace(SETTINGS, max_seconds=kept_at + wait)
+    for rank in range(NUM_WORKERS):
+        running.options["checkpoint"] = checkpoints[rank]
+        running.start(rank)
+        if rank == 0:
+            time.sleep(2 * wait)
+    running.threads[0].join(20)
+    assert running.reasons[0] == "time limit"
+    assert running.hosts[0].state.round > round_when_kept + 1
+    running.stop()
+
+
+def test_one_that_is_stopping_does_not_give_up_those_who_stopped_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It trains on for longer than it would wait for one that has left."""
+    monkeypatch.setattr("edgegossip.net.peers._GRACE", 0.2)
+    may_end = threading.Event()
+    running = Running(LONG, save=lambda content: True)
+    running.wait_for_round(2, *range(NUM_WORKERS))
+    slow = running.hosts[0]
+    train = slow._work._trainer.train
+
+    def train_for_long(*arguments: Any) -> TrainingResult:  # noqa: ANN401
+        assert may_end.wait(20)
+        return train(*arguments)
+
+    slow._work._trainer.train = train_for_long  # type: ignore[assignment,method-assign]
+    running.hosts[1].stop()
+    running.threads[1].join(20)
+    deadline = time.monotonic() + 20
+    while slow.peers.lose_at == float("inf") and time.monotonic() < deadline:
+        time.sleep(0.002)
+    slow.stop()
+    time.sleep(max(0.0, slow.peers.lose_at - SETTINGS.clock()) + 0.1)
+    may_end.set()
+    running.threads[0].join(20)
+    assert not slow.peers[1].is_lost
+    running.stop()
+
+
 def test_a_run_begins_without_one_that_never_comes_and_takes_it_in_later() -> None:
     settings = replace(SETTINGS, meet_seconds=0.1)
     network = MemoryNetwork()

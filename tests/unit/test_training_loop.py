@@ -125,6 +125,21 @@ def average(models: dict[Rank, nn.Module]) -> None:
                 other.copy_(mean)
 
 
+def test_a_loop_notices_that_the_run_is_over_in_the_midst_of_an_epoch() -> None:
+    learner, transport = Learner(0), MemoryNetwork().transport(0)
+    algorithm = EpochGossip(topology=complete(1), num_rounds=5)
+    loop = TrainingLoop(
+        learner.model, algorithm, 0, 1, transport, num_samples=10**9, max_seconds=0.2
+    )
+    began = time.monotonic()
+    with loop:
+        while not loop.is_over:
+            loop.step(0.5, 1)
+            time.sleep(0.01)
+    assert loop.rounds == 0
+    assert time.monotonic() - began < 5
+
+
 class AsMeasured(Steady):
     """Forecasts what the last piece of work has taken."""
 

@@ -45,7 +45,7 @@ class Results:
         worker_accuracies: In [0, 1], of each evaluated worker at the end.
         params: The averaged model's tensors by name, as in its `state_dict`.
         virtual_seconds: When it ended.
-        wall_seconds: How long it took, resumed parts included.
+        wall_seconds: How long it took, resumed parts included; of workers only the last part.
         mean_staleness: Of received messages, in rounds.
         folder: Where everything is kept.
     """

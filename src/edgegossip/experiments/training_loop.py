@@ -132,6 +132,7 @@ class TrainingLoop:
         piece.num_samples += num_samples
         if piece.is_done:
             self._work.done.put(piece.result(self._flat))
+        if piece.is_done or not self._thread.is_alive():  # the run is over, or has failed
             self._take_next()
 
     def _take_next(self) -> None:
@@ -168,7 +169,7 @@ class TrainingLoop:
     ) -> None:
         """Leave the run, in the midst of it if it is not over."""
         self._host.stop()
-        self._work.done.put(None)
+        self._work.cancel()
         self._thread.join()
 
 
@@ -226,6 +227,9 @@ class _OwnWork(Trainer):
             raise _LoopLeftError
         self._batch_size = result.num_samples / result.num_steps
         return result
+
+    def cancel(self) -> None:
+        self.done.put(None)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

@@ -74,6 +74,7 @@ class WorkerFolder:
     num_rounds: int = 0
     time: Seconds = 0.0
     has_ended: bool = False
+    _first: tuple[float, Seconds] | None = None
     _cost: float = 0.0
     _training: Seconds = 0.0
     _latest: Seconds = 0.0
@@ -98,8 +99,14 @@ class WorkerFolder:
 
     @property
     def throughput(self) -> float:
-        """Samples per second while it trained; 0 if it never did."""
-        return self._cost / self._training if self._training > 0 else 0.0
+        """Samples per second while it trained; 0 if it never did.
+
+        Getting ready is part of what a process trains first: that counts if there is no more.
+        """
+        cost, seconds = (
+            (self._cost, self._training) if self._training else self._first or (0, 0)
+        )
+        return cost / seconds if seconds else 0.0
 
     def read(self) -> None:
         """Read the lines that have been written since."""
@@ -137,6 +144,7 @@ class WorkerFolder:
         match line["type"]:
             case "worker":
                 self._last_seen = self._latest
+                self._first = None
                 return
             case "ended":
                 return
@@ -147,8 +155,12 @@ class WorkerFolder:
                 self._note(self._last_seen)
             case "trained":
                 self.samples.add(line["time"], line["num_samples"])
-                self._cost += line["cost"]
-                self._training += line["time"] - line["start"]
+                seconds = line["time"] - line["start"]
+                if self._first is None:
+                    self._first = (line["cost"], seconds)
+                else:
+                    self._cost += line["cost"]
+                    self._training += seconds
             case "sent":
                 self.bytes_sent.add(line["time"], line["num_bytes"])
                 self.num_rounds = max(self.num_rounds, line["round"] + 1)

@@ -150,6 +150,7 @@ class Learner(Trainer):
     def _take_shard(self, shard: Tensor) -> None:
         self.shard = shard
         self._batches: BatchStream | None = None
+        self._kept_batches: dict[str, Any] | None = None  # to go back to
 
     @property
     def batches(self) -> BatchStream:
@@ -157,7 +158,10 @@ class Learner(Trainer):
         if len(self.shard) == 0:
             raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
         if self._batches is None:
-            self._batches = self._make_batches()
+            batches = self._make_batches()
+            if self._kept_batches is not None:
+                batches.load_state_dict(self._kept_batches)
+            self._batches = batches
         return self._batches
 
     def _make_batches(self) -> BatchStream:
@@ -259,12 +263,13 @@ class Learner(Trainer):
         return float(values.mean())
 
     def state_dict(self) -> Mapping[str, Any]:
+        batches = self._kept_batches if self._batches is None else self._batches.state_dict()
         return {
             "params": self.model.params,
             "assigned": self._assigned,
             "num_assigned": self._num_assigned,
             "optimizer": self._optimizer.state_dict(),
-            "batches": None if self._batches is None else self._batches.state_dict(),
+            "batches": batches,
             "augmentation": self._random.get_state(),
             "dropout": self._dropout.get_state(),
             "num_steps": self._num_steps,
@@ -278,8 +283,7 @@ class Learner(Trainer):
             self.assign(tuple(state["assigned"]))
             self._num_assigned = state["num_assigned"]
         self._optimizer.load_state_dict(state["optimizer"])
-        if state["batches"] is not None:
-            self.batches.load_state_dict(state["batches"])
+        self._batches, self._kept_batches = None, state["batches"]
         self._random.set_state(state["augmentation"])
         self._dropout.set_state(state["dropout"])
         self._num_steps = state["num_steps"]

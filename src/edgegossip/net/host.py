@@ -99,6 +99,7 @@ class Host(Generic[State]):
         self._observer = observer
         self._save = save
         self._zero = settings.clock()
+        self._kept_at: Seconds = 0.0
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._work = Work(rank, trainer, self._items, forecaster, evaluate, settings.clock)
         log_bytes = 0 if save is None else settings.max_log_bytes
@@ -177,8 +178,10 @@ class Host(Generic[State]):
             self._alarms, self._has_finished, self._pending = Alarms(), False, []
             self._work.forget_questions()
             peers.live_anew(new_life())
-        if not peers.is_resumed:
-            now, began_at = self._settings.clock(), peers.began_at
+        now, began_at = self._settings.clock(), peers.began_at
+        if peers.is_resumed:  # time stood still until the others were back
+            self._zero = now - self._kept_at
+        else:
             self._zero = now if began_at is None else min(now, began_at)
         self.post.elapsed = lambda: self.now
         events = peers.begin()
@@ -232,9 +235,10 @@ class Host(Generic[State]):
                 self._due[index] = chore(self.now)
         if self.now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
-        for event in self.peers.overdue(self._settings.clock()):
-            self._handle(event)
-        self._lose_patience()
+        if not self._should_stop:  # a checkpoint must not take who stopped before for lost
+            for event in self.peers.overdue(self._settings.clock()):
+                self._handle(event)
+            self._lose_patience()
         if (
             self.post.phase == Phase.FINISHED
             and self.now >= self._changed_at + self._settings.quiet_seconds
@@ -243,8 +247,8 @@ class Host(Generic[State]):
 
     def _wake_at(self) -> Seconds:
         at = min([self._alarms.next_at, self._settings.max_seconds, *self._due])
-        at = min(at, self._patience.look_at)
-        at = min(at, self.peers.lose_at - self._zero)
+        if not self._should_stop:
+            at = min(at, self._patience.look_at, self.peers.lose_at - self._zero)
         if not self._work.is_busy:
             at = min(at, self._checkpoint_at)
         if self.post.phase == Phase.FINISHED:
@@ -386,5 +390,6 @@ class Host(Generic[State]):
         self._pending = list(checkpoint["pending"])
         self._alarms.load_state_dict(checkpoint["alarms"])
         self._has_finished = checkpoint["has_finished"]
-        self._zero = self._settings.clock() - checkpoint["now"]
+        self._kept_at = checkpoint["now"]
+        self._zero = self._settings.clock() - self._kept_at
         self.peers.load_state_dict(checkpoint["peers"])

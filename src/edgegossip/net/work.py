@@ -48,7 +48,8 @@ class Work:
 
     Args:
         rank: Whose work it is.
-        trainer: Trains; None of its methods is called from two threads at once.
+        trainer: Trains, on a thread of its own; others call only its `epoch_cost`, `state_dict`
+            and `cancel`, the last two also while it sets up or trains.
         items: Where a `Done` is put, for the host to pass to `take`.
         forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
         evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
@@ -79,6 +80,7 @@ class Work:
         """What the worker is told first."""
         if not has_data:
             return Started(has_rejoined)
+        self._beside(self._bench, self._trainer.set_up)
         return Started(has_rejoined, self._trainer.num_samples, self._trainer.epoch_cost)
 
     def train(self, effect: Train, now: Seconds) -> None:
@@ -164,6 +166,7 @@ class Work:
             return partial(self._assigned, assigned)
 
         self._beside(self._bench, job)
+        self._beside(self._bench, trainer.set_up)
 
     def _assigned(self, event: Assigned, now: Seconds) -> Assigned:
         self.is_busy = False
@@ -183,10 +186,13 @@ class Work:
             self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
         return event
 
-    def _beside(self, bench: Background, job: Callable[[], Callable[[Seconds], Event]]) -> None:
+    def _beside(
+        self, bench: Background, job: Callable[[], Callable[[Seconds], Event] | None]
+    ) -> None:
         def work() -> None:
             try:
-                self._items.put(Done(job()))
+                if event := job():
+                    self._items.put(Done(event))
             except BaseException as error:  # whatever it is, the host must hear of it
                 self._items.put(Done(error=error))
 
