@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgegossip.balance.aggregated import AggregatedData
 from edgegossip.balance.sampler import AccuracyAwareSampler, Batch
-from edgegossip.balance.selection import Random
+from edgegossip.balance.selection import Candidates, Choice, Random, Selection
 from edgegossip.core.protocol import Epochs, Steps, Work
 from edgegossip.learning.batches import BatchStream
 
@@ -107,6 +111,35 @@ def test_a_restored_stream_goes_on_as_the_original(work: list[Steps | Epochs]) -
     other.load_state_dict(original.state_dict())
     for one in (Steps(3), Epochs(0.7), Steps(2)):
         assert flat(other.take(one)) == flat(original.take(one))
+
+
+@dataclass(frozen=True)
+class TwoHalves(Selection):
+    """Two subsets, each kept whole: batches larger than asked for."""
+
+    needs_losses: ClassVar[bool] = False
+    keeps_subsets_whole: ClassVar[bool] = True
+
+    def choose(
+        self, candidates: Candidates, num_samples: int, random: torch.Generator
+    ) -> Choice:
+        return Choice(torch.arange(num_samples))
+
+
+def test_work_never_costs_less_than_nothing() -> None:
+    """What was charged for a batch that was not to be is taken off later work, bit by bit."""
+    halves = AggregatedData(torch.zeros(2, 1), torch.zeros(2).long(), torch.arange(100) // 50)
+    some = BatchStream(AccuracyAwareSampler(halves, batch_size=40, selection=TwoHalves()))
+    work = Epochs(0.41)
+    assert some.cost(work) == 80  # two batches of 40
+    assert sum(sizes(some, work)) == 50
+    few = Epochs(1.0, 0.1)
+    charged = 80.0
+    for _ in range(5):
+        charged += some.cost(few)
+        assert some.cost(few) >= 0
+        sizes(some, few)
+    assert charged == 50 + 5 * 10
 
 
 def test_an_empty_shard_is_refused() -> None:

@@ -76,6 +76,27 @@ def test_who_is_not_to_train_waits_for_no_forecasts(throughput: float, cost: flo
     assert only(SetTimer, worker.expects(throughput, now=3.0)) == SetTimer("forecast", 3.0)
 
 
+def test_a_failed_platform_that_has_trained_takes_a_step_from_time_to_time() -> None:
+    """What it costs, 5 samples' worth, would take 2.5 s at the speed that is forecast."""
+    worker = Worker(EdgeGossip(inner=PUSHING, balancer=Balancer(min_throughput=10.0)))
+    train = only(Train, worker.begins(50.0, 40.0, 40.0))
+    worker.trains(train, 200.0, now=1.0)
+    assert only(Finish, worker.expects(2.0, now=1.0)) == Finish()
+    worker.state.step_cost = 5.0
+    assert worker.on(TimerFired("rest"), now=25.0) == [Predict()]
+    assert only(Finish, worker.expects(2.0, now=25.0)) == Finish()
+    assert worker.on(TimerFired("rest"), now=26.0) == [Predict()]
+    assert only(Train, worker.expects(2.0, now=26.0)).work == Steps(1)
+
+
+def test_a_platform_that_has_recovered_waits_for_forecasts_again() -> None:
+    worker = Worker(EdgeGossip(inner=INNER))
+    worker.begins(1e-9, 50.0, 40.0)
+    for sender in (1, 2):
+        worker.on(Received(sender, Message("params", 0, {"params": torch.ones(2)})))
+    assert only(SetTimer, worker.expects(20.0, now=3.0)) == SetTimer("forecast", 3.25)
+
+
 def test_to_continue_is_to_train_without_the_failed() -> None:
     effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(20.0, 1e-9, 1e-9)
     assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)
@@ -186,6 +207,22 @@ def test_a_spare_takes_over_and_catches_up() -> None:
     assert Predict() in caught_up
     assert worker.state.round == 1
     assert worker.state.params.tolist() == [7.0, 7.0]
+
+
+def test_a_spare_that_is_cut_off_takes_over_nothing() -> None:
+    worker = reassigning(2, spares=(2,))
+    worker.cost = 0.0
+    worker.starts()
+    worker.expects(10.0)
+    worker.hears(0, 50.0)
+    assert kinds(worker.on(WorkerLost(1))) == ["Assign"]
+    assert worker.on(WorkerLost(0)) == []
+    assert worker.on(Assigned(100, 100.0)) == []
+    for rank in (0, 1):  # the cut heals
+        worker.on(WorkerJoined(rank))
+    assert worker.hears(1, 50.0) == []
+    assert worker.state.is_spare
+    assert worker.on(WorkerLost(1)) == [Assign((1,))]
 
 
 def test_others_welcome_a_spare_that_joins() -> None:

@@ -131,6 +131,18 @@ def test_running_statistics_have_no_momentum() -> None:
     assert state.params[0] > 8 * 1.0
 
 
+def test_a_model_that_is_passed_on_untrained_is_not_moved_by_momentum() -> None:
+    algorithm = quasi_global(complete(1), momentum=0.9)
+    state = algorithm.init(0, torch.tensor([0.0, 1.0]))
+    algorithm.handle(state, Started(), 0.0)
+    for after in (torch.tensor([1.0, 0.1]), torch.tensor([2.0, 0.05])):
+        event = Trained(after, state.params, 1, 1, seconds=1.0, loss=0.0, num_trained=1)
+        algorithm.handle(state, event, 0.0)
+    before = state.params
+    algorithm.handle(state, Trained(before, before, 0, 0, seconds=0.0, loss=0.0), 0.0)
+    assert torch.equal(state.params, before)
+
+
 def test_it_is_faster_than_gossip() -> None:
     lr, num_rounds = 0.01, 60
     arguments: dict[str, Any] = {"topology": ring(5), "num_rounds": num_rounds}

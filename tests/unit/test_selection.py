@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from edgegossip.balance.sampler import AccuracyAwareSampler
 from edgegossip.balance.selection import (
     SELECTIONS,
     Candidates,
@@ -23,7 +24,9 @@ from edgegossip.balance.selection import (
     Selection,
     selection,
 )
+from edgegossip.core.protocol import Steps
 from edgegossip.core.randomness import generator
+from edgegossip.learning.batches import BatchStream
 
 ALL = [pytest.param(chosen, id=name) for name, chosen in SELECTIONS.items()]
 DISTINCT = [param for param in ALL if param.id != "focused"]
@@ -189,6 +192,14 @@ def test_cyclic_passes_over_everything_before_it_repeats() -> None:
         offered = candidates([1.0], [0], [0] * 10)
         offered.num_visits = num_visits.clone()
         num_visits += choose(Cyclic(), offered, 3, epoch).order.bincount(minlength=10)
+        assert int(num_visits.max() - num_visits.min()) <= 1
+
+
+def test_cyclic_leaves_out_at_the_end_of_a_pass_what_was_visited_most() -> None:
+    stream = BatchStream(AccuracyAwareSampler(num_samples=10, batch_size=4, selection=Cyclic()))
+    for _ in range(20):
+        list(stream.take(Steps(2)))  # two batches a pass, and two samples left out
+        num_visits = stream.sampler.state_dict()["num_visits"]
         assert int(num_visits.max() - num_visits.min()) <= 1
 
 

@@ -97,7 +97,9 @@ class QuasiGlobalGossip(NeighborAveraging[QuasiGlobalState]):
         return Steps(self.local_steps)
 
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
-        state.start = trained.before
+        state.start, state.params = trained.before, trained.params
+        if not trained.num_steps:
+            return  # it has failed, and passes on the model
         state.params = torch.sub(trained.params, state.velocity, alpha=self.momentum)
         if trained.num_trained is not None:
             # With momentum a running variance may become negative.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgegossip.balance.balancer import Balancer, Shares
 from edgegossip.balance.forecasts import detach, forecast_schema, known_of, with_forecast
-from edgegossip.balance.heirs import choose_heirs, inherited_by, require_known
+from edgegossip.balance.heirs import choose_heirs, inherited_by, require_known, require_use
 from edgegossip.balance.plan import EpochPlan
 from edgegossip.balance.state import BalancedState
 from edgegossip.core.protocol import (
@@ -65,9 +65,9 @@ class EdgeGossip:
     unnoticed by the balancer. A forecast that is late or lost blocks nobody: after `timeout`
     the last one known has to do.
 
-    A platform that has failed passes on the model untrained where others wait for it. Where
-    nobody does it has finished, until a forecast, one in the time of the fastest's pass, says
-    that it has recovered.
+    A failed platform passes on the model untrained where others wait for it. Where nobody does
+    it has finished, until a forecast, one in the time of the fastest's pass, says that it has
+    recovered. Lest it never trains again, it takes a step each ten times as long as that takes.
 
     Args:
         inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
@@ -126,12 +126,7 @@ class EdgeGossip:
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
         require_known(self.num_workers, self.spares, self.reachable)
-        if (self.spares or self.reachable) and self.on_failure != "reassign":
-            raise ValueError("spares and reachable are for on_failure='reassign'; set it, too")
-        if self.on_failure != "continue" and self.spread == "gossip":
-            raise ValueError(
-                f"on_failure={self.on_failure!r} needs all forecasts; choose spread='exact'"
-            )
+        require_use(self.on_failure, self.spread, self.spares, self.reachable)
 
     # What experiments read of an algorithm is the inner one's.
 
@@ -235,6 +230,10 @@ class EdgeGossip:
     # Forecasts.
 
     @property
+    def _regulars(self) -> list[Rank]:
+        return [j for j in range(self.num_workers) if j not in self.spares]
+
+    @property
     def _max_age(self) -> int:
         return self.max_age or 2 * (1 + math.ceil(math.log2(max(2, self.num_workers))))
 
@@ -248,9 +247,7 @@ class EdgeGossip:
 
     def _announce(self, state: BalancedState, now: Seconds) -> list[Effect]:
         state.forecasts[state.rank] = own = state.own_forecast
-        # Who is not to train need not know how fast the others are.
-        has_failed = state.has_failed(self.balancer.min_throughput)
-        timeout = 0.0 if has_failed else self.timeout or 0.05 * state.keep_ratio * state.seconds
+        timeout = state.patience(self.timeout, self.balancer.min_throughput)
         timer = [] if state.is_spare else [SetTimer("forecast", now + timeout)]
         return [*self._tell_all(state, own.message()), *timer]
 
@@ -264,8 +261,7 @@ class EdgeGossip:
             return []  # the own forecast comes first
         if state.is_spare:
             return self._handle_failures(state, self._shares(state))
-        expected = (j for j in range(self.num_workers) if j not in self.spares)
-        return self._begin(state, now) if state.has_heard_all(expected) else []
+        return self._begin(state, now) if state.has_heard_all(self._regulars) else []
 
     # Training.
 
@@ -287,9 +283,7 @@ class EdgeGossip:
         state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
-            is_waited_for = getattr(self.inner, "is_synchronous", False)
-            idle = self._skip(state, now) if is_waited_for else self._rest(state, fastest, now)
-            return [*cancel, *idle]
+            return [*cancel, *self._pause(state, fastest, now)]
         if isinstance(state.waiting.work, Steps):
             state.pass_left = state.keep_ratio * state.epoch_cost
             return [*cancel, *self._train_steps(state)]
@@ -314,19 +308,19 @@ class EdgeGossip:
         )
         return state.plan.first()
 
-    def _rest(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
-        """A failed platform that nobody waits for does nothing, and keeps no run open."""
+    def _pause(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
+        """A failed platform hardly trains, holds nobody up and keeps no run open."""
+        if state.is_due_to_try(now):
+            return [replace(state.take_waiting(), work=Steps(1))]
+        if getattr(self.inner, "is_synchronous", False):
+            params = state.take_waiting().params
+            return self._pass_on(state, Trained(params, params, 0, 0, 0.0, 0.0), now)
         state.is_resting = True
         return [Finish(), SetTimer("rest", now + (fastest if fastest < math.inf else _REST))]
 
-    def _skip(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        """A failed platform trains on nothing and holds nobody up."""
-        train = state.take_waiting()
-        untrained = Trained(train.params, train.params, 0, 0, 0.0, 0.0)
-        return self._pass_on(state, untrained, now)
-
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
         state.pass_left -= event.cost or event.num_samples
+        state.trained_at, state.step_cost = now, event.cost / event.num_steps
         if state.plan is None:
             return self._pass_on(state, event, now)
         state.plan.account(event)
@@ -356,7 +350,7 @@ class EdgeGossip:
         has_too_many = self.balancer.has_too_many_failures(shares)
         if self.on_failure == "halt":
             self.balancer.require_few_failures(shares)
-        if state.is_assigning:
+        if state.is_assigning or self._is_stranded(state):
             return []
         inherited = inherited_by(state.rank, state.heirs)
         if has_too_many and self.on_failure == "reassign":
@@ -373,8 +367,15 @@ class EdgeGossip:
         state.is_assigning = True
         return [Assign(own + data)]
 
+    def _is_stranded(self, state: BalancedState) -> bool:
+        """It is a spare that can reach nobody with a model to begin with."""
+        return state.is_spare and state.lost.keys() >= {*self._regulars}
+
     def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
         state.is_assigning = False
+        if self._is_stranded(state):
+            state.heirs = {}
+            return []
         state.epoch_cost = event.epoch_cost
         if state.is_spare:
             state.is_spare = False
@@ -387,9 +388,8 @@ class EdgeGossip:
         state.lost.pop(event.rank, None)
         if event.has_restarted:
             state.forecasts.pop(event.rank, None)
-        missed = []
-        if state.rank in self.spares and not state.is_spare:
-            missed.append(Message("spare-joined", 0))
+        has_joined = state.rank in self.spares and not state.is_spare
+        missed = [Message("spare-joined", 0)] if has_joined else []
         if own := state.forecasts.get(state.rank):
             missed.append(own.message())
         told: list[Effect] = [Send(event.rank, message) for message in missed]

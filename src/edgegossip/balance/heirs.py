@@ -29,6 +29,21 @@ def require_known(
             )
 
 
+def require_use(
+    on_failure: str,
+    spread: str,
+    spares: Collection[Rank],
+    reachable: Mapping[Rank, Collection[Rank]] | None,
+) -> None:
+    """Raise `ValueError` if `spares` and `reachable` are of no use, or failures unnoticed."""
+    if (spares or reachable) and on_failure != "reassign":
+        raise ValueError("spares and reachable are for on_failure='reassign'; set it, too")
+    if on_failure != "continue" and spread == "gossip":
+        raise ValueError(
+            f"on_failure={on_failure!r} needs all forecasts; choose spread='exact'"
+        )
+
+
 def choose_heirs(
     heirs: Mapping[Rank, Rank],
     shares: Shares,
@@ -39,8 +54,8 @@ def choose_heirs(
     """Give each failed platform's data to a spare, else to the fastest that can reach it.
 
     Args:
-        heirs: Who has whose data so far. It goes back to a platform that has recovered, unless
-            a spare has it, which would be left with none.
+        heirs: Who has whose data so far. A platform that has recovered has it for itself again,
+            unless it went to a spare, which would be left with none: then both train on it.
         shares: Says who has failed.
         throughputs: [E] samples per second.
         spares: Platforms without data of their own; each takes over one platform's.

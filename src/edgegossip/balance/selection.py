@@ -229,7 +229,7 @@ class Pruned(Selection):
 class Cyclic(Selection):
     """Those least often visited, ties at random: passes over all data, however small the share.
 
-    Visits of two samples differ by at most one.
+    In that order: where the end of a pass is left out, visits still differ by at most one.
     """
 
     needs_losses: ClassVar[bool] = False
@@ -238,8 +238,7 @@ class Cyclic(Selection):
         self, candidates: Candidates, num_samples: int, random: torch.Generator
     ) -> Choice:
         order = torch.randperm(candidates.num_samples, generator=random)
-        order = order[candidates.num_visits[order].argsort(stable=True)[:num_samples]]
-        return Choice(_shuffled(order, random))
+        return Choice(order[candidates.num_visits[order].argsort(stable=True)[:num_samples]])
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class BalancedState(WorkerState):
         waiting: Training that the inner algorithm asked for and that has not begun.
         plan: The epoch under way.
         keep_ratio: The own share of this epoch.
+        trained_at: When it trained last; infinite before it ever has.
+        step_cost: What a step of it cost, in training samples' worth.
         pass_left: Of an algorithm that trains by steps: what is left until the next forecast.
         forecasts: What each platform said last (`spread = "exact"`).
         fastest: The fastest heard of (`spread = "gossip"`).
@@ -49,6 +51,8 @@ class BalancedState(WorkerState):
     waiting: Train | None = None
     plan: EpochPlan | None = None
     keep_ratio: float = 1.0
+    trained_at: Seconds = math.inf
+    step_cost: float = 0.0
     pass_left: float = 0.0
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)
@@ -104,9 +108,21 @@ class BalancedState(WorkerState):
                 return False
         return True
 
+    def is_due_to_try(self, now: Seconds) -> bool:
+        """One step would take no more than a tenth of the time for which it has not trained."""
+        if not self.epoch_cost:
+            return False
+        return self.throughput * (now - self.trained_at) >= 10 * self.step_cost > 0
+
     def has_failed(self, min_throughput: float) -> bool:
         """It is too slow to train, or has nothing to train on."""
         return self.throughput < min_throughput or self.seconds == math.inf
+
+    def patience(self, timeout: Seconds | None, min_throughput: float) -> Seconds:
+        """How long to wait for forecasts: for who is not to train they need not be there."""
+        if self.has_failed(min_throughput):
+            return 0.0
+        return timeout or 0.05 * (self.keep_ratio or 1.0) * self.seconds
 
     @property
     def seconds(self) -> Seconds:

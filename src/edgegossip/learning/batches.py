@@ -55,9 +55,9 @@ class BatchStream:
         """What `take` would cost for `work`, in samples' worth; does not change anything.
 
         Where subsets are kept whole, batches turn out larger than can be known before a pass
-        begins; the rest is charged with the next work.
+        begins; the rest is charged with the next work, or taken off it.
         """
-        return self._unpaid + self._cost(work)
+        return max(0.0, self._unpaid + self._cost(work))
 
     def _cost(self, work: Work) -> float:
         if isinstance(work, Steps):
@@ -71,7 +71,8 @@ class BatchStream:
 
     def take(self, work: Work) -> Iterator[Batch]:
         """The batches of `work`, one after the other; looks when a pass begins."""
-        self._unpaid = -self._cost(work)
+        cost = self._cost(work)
+        self._unpaid = min(0.0, self._unpaid + cost) - cost
         for batch in self._take(work):
             self._unpaid += len(batch)
             yield batch
