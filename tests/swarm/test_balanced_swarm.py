@@ -84,7 +84,7 @@ def check_balanced_world(world: World) -> None:
     num_exchanges = getattr(inner, "num_exchanges", inner.num_rounds)
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed and rank not in algorithm.spares:
-            if state.is_resting:  # a platform that has failed, for which nobody waits
+            if state.rest_seconds:  # a platform that has failed, for which nobody waits
                 continue
             assert state.round == num_exchanges
             assert state.waiting is None

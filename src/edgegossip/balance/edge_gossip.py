@@ -185,7 +185,7 @@ class EdgeGossip:
             case TimerFired("forecast"):
                 return self._begin(state, now)
             case TimerFired("rest"):
-                state.is_resting, state.is_predicting = False, True
+                state.is_predicting = True
                 return [Predict()]
             case Assigned():
                 return self._take_over(state, event, now)
@@ -240,6 +240,8 @@ class EdgeGossip:
     def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
         if state.plan is not None:
             return self._go_on(state, now)
+        if state.rests_on(self.balancer.min_throughput, now):
+            return [SetTimer("rest", now + state.rest_seconds)]  # nothing new to tell
         if self.spread == "gossip":
             state.fastest.grow_older(self._max_age)
             return self._begin(state, now)
@@ -315,8 +317,8 @@ class EdgeGossip:
         if getattr(self.inner, "is_synchronous", False):
             params = state.take_waiting().params
             return self._pass_on(state, Trained(params, params, 0, 0, 0.0, 0.0), now)
-        state.is_resting = True
-        return [Finish(), SetTimer("rest", now + (fastest if fastest < math.inf else _REST))]
+        state.rest_seconds = fastest if fastest < math.inf else _REST
+        return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
         state.pass_left -= event.cost or event.num_samples
@@ -332,9 +334,7 @@ class EdgeGossip:
         return self._finish_epoch(state, now) if block is None else [block]
 
     def _finish_epoch(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        plan, state.plan = state.plan, None
-        assert plan is not None
-        return self._pass_on(state, plan.result(now), now)
+        return self._pass_on(state, state.take_plan().result(now), now)
 
     # Failures.
 

@@ -34,6 +34,8 @@ class BalancedState(WorkerState):
         keep_ratio: The own share of this epoch.
         trained_at: When it trained last; infinite before it ever has.
         step_cost: What a step of it cost, in training samples' worth.
+        rest_seconds: Between two forecasts of a platform that has failed and that nobody waits
+            for; 0 for one that does not rest.
         pass_left: Of an algorithm that trains by steps: what is left until the next forecast.
         forecasts: What each platform said last (`spread = "exact"`).
         fastest: The fastest heard of (`spread = "gossip"`).
@@ -41,7 +43,6 @@ class BalancedState(WorkerState):
         heirs: Who trains on the data of a platform that failed.
         is_predicting: A forecast was asked for, for what waits.
         is_assigning: Data was asked for and is not there yet.
-        is_resting: The platform has failed, and nobody waits for it.
         is_spare: It waits to be needed, and the inner algorithm has not started.
     """
 
@@ -53,6 +54,7 @@ class BalancedState(WorkerState):
     keep_ratio: float = 1.0
     trained_at: Seconds = math.inf
     step_cost: float = 0.0
+    rest_seconds: Seconds = 0.0
     pass_left: float = 0.0
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)
@@ -60,7 +62,6 @@ class BalancedState(WorkerState):
     heirs: dict[Rank, Rank] = field(default_factory=dict)
     is_predicting: bool = False
     is_assigning: bool = False
-    is_resting: bool = False
     is_spare: bool = False
 
     @property
@@ -71,7 +72,7 @@ class BalancedState(WorkerState):
     @property
     def is_busy(self) -> bool:
         """It must not begin what waits yet."""
-        return self.is_predicting or self.is_assigning or self.is_resting
+        return self.is_predicting or self.is_assigning or self.rest_seconds > 0
 
     @property
     def is_within_pass(self) -> bool:
@@ -84,6 +85,12 @@ class BalancedState(WorkerState):
         train, self.waiting = self.waiting, None
         assert train is not None
         return train
+
+    def take_plan(self) -> EpochPlan:
+        """The epoch under way, which ends now."""
+        plan, self.plan = self.plan, None
+        assert plan is not None
+        return plan
 
     @property
     def own_forecast(self) -> PlatformForecast:
@@ -113,6 +120,12 @@ class BalancedState(WorkerState):
         if not self.epoch_cost:
             return False
         return self.throughput * (now - self.trained_at) >= 10 * self.step_cost > 0
+
+    def rests_on(self, min_throughput: float, now: Seconds) -> bool:
+        """It rests, and the new forecast does not end that."""
+        if not self.has_failed(min_throughput) or self.is_due_to_try(now):
+            self.rest_seconds = 0.0
+        return self.rest_seconds > 0
 
     def has_failed(self, min_throughput: float) -> bool:
         """It is too slow to train, or has nothing to train on."""
