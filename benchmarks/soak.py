@@ -36,6 +36,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -117,6 +118,17 @@ class Disturber:
                 action()
 
 
+def held(pid: int) -> float:
+    """MB of its own memory and of shared memory; pages of program files are not held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    sizes = {
+        name: int(rest.split()[0])
+        for name, _, rest in (s.partition(":") for s in lines)
+        if name.startswith("Rss")
+    }
+    return (sizes["RssAnon"] + sizes["RssShmem"]) * 1024 / 1e6
+
+
 @dataclass
 class Memory:
     """What workers hold, over time, each of their processes by itself."""
@@ -126,8 +138,7 @@ class Memory:
     def sample(self, workers: Crew, now: float) -> None:
         for process in workers.processes.values():
             if process.poll() is None:
-                num_bytes = psutil.Process(process.pid).memory_info().rss
-                self.megabytes.setdefault(process.pid, []).append((now, num_bytes / 1e6))
+                self.megabytes.setdefault(process.pid, []).append((now, held(process.pid)))
 
     def growth(self, warm_up: float = 120.0) -> list[float]:
         """MB per minute, of each process that was watched for a minute after warming up.

@@ -135,6 +135,15 @@ def test_a_rehearsal_takes_as_long_as_an_epoch_on_the_slowest() -> None:
     assert 30 / 250 < once < 30 / 250 + 0.01
 
 
+def test_many_epochs_are_not_rehearsed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
+    whole = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50)
+    monkeypatch.setattr("edgegossip.experiments.rehearsal.MANY", 4)
+    assert epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50) == pytest.approx(whole)
+    endless = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 10**9)
+    assert endless == pytest.approx(10**9 * 30 / 250)
+
+
 # Standings.
 
 

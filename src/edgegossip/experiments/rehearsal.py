@@ -19,10 +19,16 @@ from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 
 
+MANY = 200
+"""Epochs of which no more are simulated."""
+
+
 def epoch_gossip_seconds(
     workload: Workload, platforms: Sequence[Platform], link: Link, num_epochs: int
 ) -> Seconds:
     """Virtual seconds until EpochGossip on the complete graph has done `num_epochs`.
+
+    Of more than `MANY`, each of the others takes what the later half of these did on average.
 
     Args:
         workload: Says how large shards and messages are.
@@ -30,6 +36,12 @@ def epoch_gossip_seconds(
         link: Every link.
         num_epochs: At least 1.
     """
+    if num_epochs > MANY:
+        half, whole = (
+            epoch_gossip_seconds(workload, platforms, link, number)
+            for number in (MANY // 2, MANY)
+        )
+        return whole + (num_epochs - MANY) * (whole - half) / (MANY - MANY // 2)
     simulator = Simulator(
         _OnlySends(topology=complete(len(platforms)), num_rounds=num_epochs),
         platforms,
