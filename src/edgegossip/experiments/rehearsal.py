@@ -18,7 +18,6 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 
-
 MANY = 200
 """Epochs of which no more are simulated."""
 
