@@ -11,15 +11,18 @@ from tests.effects import kinds, only
 
 from edgegossip.balance.balancer import Balancer
 from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.balance.forecasts import PlatformForecast
 from edgegossip.core.errors import PlatformError
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
+    Effect,
     Epochs,
     Finish,
     Message,
     Predict,
     Received,
+    Send,
     SetTimer,
     Steps,
     TimerFired,
@@ -152,6 +155,49 @@ def test_data_goes_back_to_a_platform_that_recovered() -> None:
     worker.expects(50.0)
     worker.hears(1, 40.0, round=1)
     assert worker.hears(2, 30.0, round=1) == [Assign((0,))]
+
+
+def says(worker: Worker, sender: int, throughput: float, *inherited: int) -> list[Effect]:
+    message = PlatformForecast(0, throughput, 100.0, inherited).message()
+    return worker.on(Received(sender, message))
+
+
+def test_an_heir_that_comes_back_leaves_the_data_to_who_has_it_meanwhile() -> None:
+    worker = reassigning()
+    worker.starts()
+    worker.expects(50.0)
+    worker.on(WorkerLost(2))
+    assert "Assign" not in kinds(says(worker, 1, 40.0, 0, 2))
+    other = reassigning()
+    other.starts()
+    other.expects(50.0)
+    other.on(WorkerLost(2))
+    assert says(other, 1, 40.0) == [Assign((0, 2))]  # nobody has it: it is the fastest
+
+
+def test_who_has_data_says_so() -> None:
+    worker = reassigning()
+    worker.begins(50.0, 40.0, 1e-9)
+    effects = worker.on(Assigned(200, 200.0))
+    told = next(effect.message for effect in effects if isinstance(effect, Send))
+    assert PlatformForecast.from_message(told).inherited == (2,)
+    schema = worker.algorithm.schema(torch.zeros(2))["forecast"]
+    assert schema.mismatch(told.payload) is None
+
+
+def test_of_two_who_have_the_same_data_one_gives_it_back() -> None:
+    worker = reassigning(1)
+    worker.starts()
+    worker.expects(50.0)
+    worker.hears(0, 40.0)
+    assert worker.hears(2, 1e-9) == [Assign((1, 2))]
+    train = only(Train, worker.on(Assigned(200, 200.0)))
+    says(worker, 0, 40.0, 2)
+    worker.trains(train, 125.0)
+    for sender in (0, 2):
+        worker.on(Received(sender, Message("params", 0, {"params": torch.ones(2)})))
+    worker.expects(50.0)
+    assert worker.on(TimerFired("forecast")) == [Assign((1,))]
 
 
 def test_a_platform_never_heard_of_is_no_heir() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgegossip.balance.balancer import Balancer, Shares
 from edgegossip.balance.forecasts import detach, forecast_schema, known_of, with_forecast
-from edgegossip.balance.heirs import choose_heirs, inherited_by, require_known, require_use
+from edgegossip.balance.heirs import choose_heirs, heirs_by, inherited_by, require_valid
 from edgegossip.balance.plan import EpochPlan
 from edgegossip.balance.state import BalancedState
 from edgegossip.core.protocol import (
@@ -125,8 +125,8 @@ class EdgeGossip:
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
-        require_known(self.num_workers, self.spares, self.reachable)
-        require_use(self.on_failure, self.spread, self.spares, self.reachable)
+        ways = (self.on_failure, self.spread)
+        require_valid(self.num_workers, self.spares, self.reachable, *ways)
 
     # What experiments read of an algorithm is the inner one's.
 
@@ -163,7 +163,7 @@ class EdgeGossip:
         inner = schema_of(self.inner, params)
         if self.spread == "gossip":
             return with_forecast(inner)
-        return {**inner, **forecast_schema(self.num_exchanges)}
+        return {**inner, **forecast_schema(self.num_exchanges, self.num_workers)}
 
     def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -352,19 +352,17 @@ class EdgeGossip:
             self.balancer.require_few_failures(shares)
         if state.is_assigning or self._is_stranded(state):
             return []
-        inherited = inherited_by(state.rank, state.heirs)
+        heirs = heirs_by(state.holdings, self.spares)
         if has_too_many and self.on_failure == "reassign":
             throughputs, _ = self._known(state)
-            state.heirs = choose_heirs(
-                state.heirs, shares, throughputs, self.spares, self.reachable
-            )
+            heirs = choose_heirs(heirs, shares, throughputs, self.spares, self.reachable)
         elif not has_too_many:
-            state.heirs = {f: j for f, j in state.heirs.items() if j in self.spares}
-        data = inherited_by(state.rank, state.heirs)
+            heirs = {f: j for f, j in heirs.items() if j in self.spares}
+        data = inherited_by(state.rank, heirs)
         own = () if state.rank in self.spares else (state.rank,)
-        if data == inherited or not own + data:
+        if data == state.inherited or not own + data:
             return []
-        state.is_assigning = True
+        state.inherited, state.is_assigning = data, True
         return [Assign(own + data)]
 
     def _is_stranded(self, state: BalancedState) -> bool:
@@ -374,7 +372,7 @@ class EdgeGossip:
     def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
         state.is_assigning = False
         if self._is_stranded(state):
-            state.heirs = {}
+            state.inherited = ()
             return []
         state.epoch_cost = event.epoch_cost
         if state.is_spare:

@@ -13,6 +13,7 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 FIELD = "forecast"
 """Name of the tensor that a forecast adds to a payload."""
+_INHERITED = "inherited"
 
 
 @dataclass(slots=True)
@@ -23,21 +24,26 @@ class PlatformForecast:
         round: Its round when it said so.
         throughput: Training samples' worth per second.
         epoch_cost: What a pass over all its data costs, in training samples' worth.
+        inherited: Whose data it has taken over, in order.
     """
 
     round: int
     throughput: float
     epoch_cost: float
+    inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """As it travels: [throughput, epoch_cost]."""
+        """As it travels: [throughput, epoch_cost], and whose data it has besides its own."""
         values = torch.tensor([self.throughput, self.epoch_cost], dtype=torch.float64)
-        return Message("forecast", self.round, {FIELD: values})
+        more = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
+        return Message("forecast", self.round, {FIELD: values, **more})
 
     @staticmethod
     def from_message(message: Message) -> PlatformForecast:
         """What `message` says."""
-        return PlatformForecast(message.round, *message.payload[FIELD].tolist())
+        throughput, epoch_cost = message.payload[FIELD].tolist()
+        ranks = message.payload.get(_INHERITED, torch.empty(0)).tolist()
+        return PlatformForecast(message.round, throughput, epoch_cost, tuple(ranks))
 
 
 @dataclass(slots=True)
@@ -89,9 +95,10 @@ def detach(event: Received) -> Received:
     return replace(event, message=replace(event.message, payload=payload))
 
 
-def forecast_schema(max_ahead: int) -> dict[str, MessageSpec]:
+def forecast_schema(max_ahead: int, num_workers: int) -> dict[str, MessageSpec]:
     """Of the messages that travel beside the inner algorithm's (`spread = "exact"`)."""
-    forecast = MessageSpec({FIELD: _TWO_NUMBERS}, max_ahead=max_ahead)
+    ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
+    forecast = MessageSpec({FIELD: _TWO_NUMBERS}, {_INHERITED: ranks}, max_ahead=max_ahead)
     return {"forecast": forecast, "spare-joined": MessageSpec(max_ahead=0)}
 
 

@@ -9,14 +9,16 @@ from edgegossip.balance.balancer import Shares
 from edgegossip.core.protocol import Rank
 
 
-def require_known(
+def require_valid(
     num_workers: int,
     spares: Collection[Rank],
     reachable: Mapping[Rank, Collection[Rank]] | None,
+    on_failure: str = "reassign",
+    spread: str = "exact",
 ) -> None:
-    """Raise `ValueError` if `spares` or `reachable` name a worker that there is not.
+    """Raise `ValueError` if these settings of `EdgeGossip` do not go together.
 
-    >>> require_known(3, spares=(2,), reachable={0: (1, 7)})
+    >>> require_valid(3, spares=(2,), reachable={0: (1, 7)})
     Traceback (most recent call last):
         ...
     ValueError: reachable names worker 7; ranks are 0..2
@@ -27,15 +29,6 @@ def require_known(
             raise ValueError(
                 f"{name} names worker {strangers[0]}; ranks are 0..{num_workers - 1}"
             )
-
-
-def require_use(
-    on_failure: str,
-    spread: str,
-    spares: Collection[Rank],
-    reachable: Mapping[Rank, Collection[Rank]] | None,
-) -> None:
-    """Raise `ValueError` if `spares` and `reachable` are of no use, or failures unnoticed."""
     if (spares or reachable) and on_failure != "reassign":
         raise ValueError("spares and reachable are for on_failure='reassign'; set it, too")
     if on_failure != "continue" and spread == "gossip":
@@ -54,8 +47,9 @@ def choose_heirs(
     """Give each failed platform's data to a spare, else to the fastest that can reach it.
 
     Args:
-        heirs: Who has whose data so far. A platform that has recovered has it for itself again,
-            unless it went to a spare, which would be left with none: then both train on it.
+        heirs: Who has whose data so far, as `heirs_by` finds it. A platform that has recovered
+            has it for itself again, unless it went to a spare, which would be left with none:
+            then both train on it.
         shares: Says who has failed.
         throughputs: [E] samples per second.
         spares: Platforms without data of their own; each takes over one platform's.
@@ -92,6 +86,18 @@ def _that_stay(
         for rank, by in heirs.items()
         if by not in failed and (rank in failed or by in spares)
     }
+
+
+def heirs_by(
+    holdings: Mapping[Rank, Collection[Rank]], spares: Collection[Rank]
+) -> dict[Rank, Rank]:
+    """Who has whose data, by what each says that it has; of several a spare, then the lowest.
+
+    >>> heirs_by({0: (3,), 1: (3, 4), 2: (4,)}, spares=(2,))
+    {3: 0, 4: 2}
+    """
+    last_first = sorted(holdings, key=lambda j: (j not in spares, j), reverse=True)
+    return {owner: j for j in last_first for owner in holdings[j]}
 
 
 def inherited_by(rank: Rank, heirs: Mapping[Rank, Rank]) -> tuple[Rank, ...]:

@@ -40,7 +40,7 @@ class BalancedState(WorkerState):
         forecasts: What each platform said last (`spread = "exact"`).
         fastest: The fastest heard of (`spread = "gossip"`).
         lost: Workers that cannot be reached, as keys.
-        heirs: Who trains on the data of a platform that failed.
+        inherited: Whose data it has taken over, in order.
         is_predicting: A forecast was asked for, for what waits.
         is_assigning: Data was asked for and is not there yet.
         is_spare: It waits to be needed, and the inner algorithm has not started.
@@ -59,7 +59,7 @@ class BalancedState(WorkerState):
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)
     lost: dict[Rank, None] = field(default_factory=dict)
-    heirs: dict[Rank, Rank] = field(default_factory=dict)
+    inherited: tuple[Rank, ...] = ()
     is_predicting: bool = False
     is_assigning: bool = False
     is_spare: bool = False
@@ -95,7 +95,14 @@ class BalancedState(WorkerState):
     @property
     def own_forecast(self) -> PlatformForecast:
         """What the others are told."""
-        return PlatformForecast(self.inner.round, self.throughput, self.epoch_cost)
+        speed = (self.throughput, self.epoch_cost)
+        return PlatformForecast(self.inner.round, *speed, inherited=self.inherited)
+
+    @property
+    def holdings(self) -> dict[Rank, tuple[Rank, ...]]:
+        """Whose data each platform that can be reached has taken over, as it has said."""
+        known = {j: f.inherited for j, f in self.forecasts.items() if j not in self.lost}
+        return {**known, self.rank: self.inherited}
 
     def hear_forecast(self, sender: Rank, message: Message) -> None:
         """Keep what `sender` says, unless it has said something newer."""
