@@ -211,6 +211,15 @@ def test_a_platform_never_heard_of_is_no_heir() -> None:
 # Spares.
 
 
+def idle_spare() -> Worker:
+    """The third of three, which has said how fast it is."""
+    worker = reassigning(2, spares=(2,))
+    worker.cost = 0.0
+    worker.starts()
+    worker.expects(10.0)
+    return worker
+
+
 def test_a_spare_has_no_data_and_is_not_evaluated() -> None:
     algorithm = EdgeGossip(inner=INNER, on_failure="reassign", spares=(2,))
     assert [algorithm.role(rank).has_data for rank in range(3)] == [True, True, False]
@@ -239,10 +248,7 @@ def test_others_neither_wait_for_an_idle_spare_nor_send_it_parameters() -> None:
 
 
 def test_a_spare_takes_over_and_catches_up() -> None:
-    worker = reassigning(2, spares=(2,))
-    worker.cost = 0.0
-    worker.starts()
-    worker.expects(10.0)
+    worker = idle_spare()
     worker.hears(0, 50.0)
     assert worker.on(WorkerLost(1)) == [Assign((1,))]
     joined = worker.on(Assigned(100, 100.0), now=5.0)
@@ -256,10 +262,7 @@ def test_a_spare_takes_over_and_catches_up() -> None:
 
 
 def test_a_spare_that_is_cut_off_takes_over_nothing() -> None:
-    worker = reassigning(2, spares=(2,))
-    worker.cost = 0.0
-    worker.starts()
-    worker.expects(10.0)
+    worker = idle_spare()
     worker.hears(0, 50.0)
     assert kinds(worker.on(WorkerLost(1))) == ["Assign"]
     assert worker.on(WorkerLost(0)) == []
@@ -279,10 +282,7 @@ def test_others_welcome_a_spare_that_joins() -> None:
 
 
 def test_a_spare_that_has_joined_says_so_to_who_comes_back() -> None:
-    worker = reassigning(2, spares=(2,))
-    worker.cost = 0.0
-    worker.starts()
-    worker.expects(10.0)
+    worker = idle_spare()
     worker.on(WorkerLost(1))
     worker.on(Assigned(100, 100.0))
     told = sends(worker.on(WorkerJoined(1, has_restarted=True)))
@@ -290,10 +290,7 @@ def test_a_spare_that_has_joined_says_so_to_who_comes_back() -> None:
 
 
 def test_a_spare_that_fails_itself_keeps_what_it_has() -> None:
-    worker = reassigning(2, spares=(2,))
-    worker.cost = 0.0
-    worker.starts()
-    worker.expects(10.0)
+    worker = idle_spare()
     worker.on(WorkerLost(1))
     worker.on(Assigned(100, 100.0))
     worker.on(Received(0, Message("catch-up", 0, {"params": torch.zeros(2)})))
