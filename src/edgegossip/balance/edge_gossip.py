@@ -67,7 +67,7 @@ class EdgeGossip:
 
     A failed platform passes on the model untrained where others wait for it. Where nobody does
     it has finished, until a forecast, one in the time of the fastest's pass, says that it has
-    recovered. Lest it never trains again, it takes a step each ten times as long as that takes.
+    recovered. Lest it never trains again, it takes one step every ten times as long as one takes.
 
     Args:
         inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
@@ -321,8 +321,9 @@ class EdgeGossip:
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
-        state.pass_left -= event.cost or event.num_samples
-        state.trained_at, state.step_cost = now, event.cost / event.num_steps
+        cost = event.cost or event.num_samples
+        state.pass_left -= cost
+        state.trained_at, state.step_cost = now, cost / max(1, event.num_steps)
         if state.plan is None:
             return self._pass_on(state, event, now)
         state.plan.account(event)
