@@ -67,7 +67,7 @@ class EdgeGossip:
 
     A failed platform passes on the model untrained where others wait for it. Where nobody does
     it has finished, until a forecast, one in the time of the fastest's pass, says that it has
-    recovered. Lest it never trains again, it takes one step every ten times as long as one takes.
+    recovered. Lest it never trains again, it takes a step every ten times as long as one takes.
 
     Args:
         inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
