@@ -143,8 +143,8 @@ class Memory:
     def growth(self, warm_up: float = 120.0) -> list[float]:
         """MB per minute, of each process that was watched for a minute after warming up.
 
-        Eight that share two cores need fifty seconds to begin, and have all that they ever hold
-        once a checkpoint was written with all messages since the one before: two minutes.
+        Eight that share two cores take a while to begin, and have all that they ever hold once
+        checkpoints were written with all messages since those before: two minutes.
         """
         slopes = []
         for samples in self.megabytes.values():

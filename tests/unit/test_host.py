@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
-from tests.parity import SETTINGS, SIZE, run_all
-from tests.worlds import NUM_PARAMS, ManySamples
+from tests.hosts import EPOCHS, LONG, Checkpoints, Running, Slow, make_host
+from tests.parity import SETTINGS, run_all
+from tests.worlds import NUM_PARAMS
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import (
-    Algorithm,
     Message,
     Payload,
     Rank,
@@ -30,90 +27,9 @@ from edgegossip.core.protocol import (
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.host import Host
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.post import Frame
 from edgegossip.net.status import STATUS
-
-EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=6)
-LONG = replace(EPOCHS, num_rounds=10_000)
-
-
-class Slow(ManySamples):
-    """Takes its time, and calls `before` each piece of work."""
-
-    def __init__(
-        self, rank: Rank, seconds: float = 0.005, before: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__(rank, 0.1, SIZE)
-        self._seconds = seconds
-        self._before = before or (lambda: None)
-
-    def train(self, params: torch.Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        self._before()
-        time.sleep(self._seconds)
-        return super().train(params, work, inputs)
-
-
-def make_host(
-    algorithm: Algorithm[Any],
-    rank: Rank,
-    network: MemoryNetwork,
-    trainer: ManySamples | None = None,
-    **options: Any,  # noqa: ANN401
-) -> Host[Any]:
-    options = {"settings": SETTINGS} | options
-    return Host(
-        algorithm,
-        rank,
-        NUM_WORKERS,
-        torch.zeros(NUM_PARAMS),
-        trainer or Slow(rank),
-        network.transport(rank),
-        **options,
-    )
-
-
-class Running:
-    """Hosts that run in threads, to be disturbed meanwhile."""
-
-    def __init__(self, algorithm: Algorithm[Any], **options: Any) -> None:  # noqa: ANN401
-        self.network = MemoryNetwork()
-        self.options = options
-        self.algorithm = algorithm
-        self.reasons: dict[Rank, str] = {}
-        self.hosts: dict[Rank, Host[Any]] = {}
-        self.threads: dict[Rank, threading.Thread] = {}
-        for rank in range(NUM_WORKERS):
-            self.start(rank)
-
-    def start(self, rank: Rank) -> None:
-        host = make_host(self.algorithm, rank, self.network, **self.options)
-
-        def run() -> None:
-            self.reasons[rank] = host.run()
-
-        self.hosts[rank] = host
-        self.threads[rank] = threading.Thread(target=run, daemon=True)
-        self.threads[rank].start()
-
-    def kill(self, rank: Rank) -> None:
-        self.network.kill(rank)
-        self.hosts[rank].stop()
-
-    def wait_for_round(self, number: int, *ranks: Rank) -> None:
-        deadline = time.monotonic() + 20
-        while any(self.hosts[rank].state.round < number for rank in ranks):
-            assert time.monotonic() < deadline, [h.state.round for h in self.hosts.values()]
-            time.sleep(0.002)
-
-    def stop(self) -> None:
-        for host in self.hosts.values():
-            host.stop()
-        for thread in self.threads.values():
-            thread.join(20)
-            assert not thread.is_alive()
-
 
 # Failures.
 
@@ -150,14 +66,9 @@ def test_one_that_comes_back_takes_a_neighbors_round_and_goes_on() -> None:
 
 
 def test_one_that_comes_back_with_a_checkpoint_hears_all_that_it_is_told_since() -> None:
-    checkpoints: dict[Rank, dict[str, Any]] = {}
-
-    def save(content: dict[str, Any]) -> bool:
-        checkpoints[content["state"].rank] = copy.deepcopy(content)
-        return True
-
+    checkpoints = Checkpoints()
     settings = replace(SETTINGS, checkpoint_seconds=0.1)
-    running = Running(LONG, save=save, settings=settings)
+    running = Running(LONG, save=checkpoints.save, settings=settings)
     running.wait_for_round(10, *range(NUM_WORKERS))
     running.kill(1)
     running.threads[1].join(20)
@@ -169,15 +80,10 @@ def test_one_that_comes_back_with_a_checkpoint_hears_all_that_it_is_told_since()
     running.stop()
 
 
-def stopped() -> tuple[Running, dict[Rank, dict[str, Any]]]:
+def stopped() -> tuple[Running, Checkpoints]:
     """A run that all have left, and their checkpoints."""
-    checkpoints: dict[Rank, dict[str, Any]] = {}
-
-    def save(content: dict[str, Any]) -> bool:
-        checkpoints[content["state"].rank] = copy.deepcopy(content)
-        return True
-
-    running = Running(LONG, save=save)
+    checkpoints = Checkpoints()
+    running = Running(LONG, save=checkpoints.save)
     running.wait_for_round(3, *range(NUM_WORKERS))
     running.stop()
     return running, checkpoints

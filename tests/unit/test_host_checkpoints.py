@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
+from tests.hosts import EPOCHS, Checkpoints, Slow, make_host
 from tests.parity import SETTINGS, Steady, run_all, simulate
-from tests.unit.test_host import EPOCHS, Slow, make_host
 
 from edgegossip.core.protocol import (
     Assign,
@@ -36,7 +36,7 @@ from edgegossip.net.memory import MemoryNetwork
 def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
     algorithm = SYNCHRONOUS[name]
     _, states = simulate(algorithm)
-    checkpoints: dict[Rank, dict[str, Any]] = {}
+    checkpoints = Checkpoints()
 
     def hosts(network: MemoryNetwork, *, is_resumed: bool) -> list[Host[Any]]:
         def stop_in_the_middle() -> None:
@@ -47,15 +47,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
         made: list[Host[Any]] = []
         for rank in range(NUM_WORKERS):
             trainer = Slow(rank, before=stop_in_the_middle if rank == 2 else None)
-            checkpoint = checkpoints.get(rank) if is_resumed else None
-
-            def save(content: dict[str, Any], rank: Rank = rank) -> bool:
-                checkpoints[rank] = content
-                return True
-
-            made.append(
-                make_host(algorithm, rank, network, trainer, save=save, checkpoint=checkpoint)
-            )
+            options: dict[str, Any] = {"save": checkpoints.save}
+            if is_resumed:
+                options["checkpoint"] = checkpoints.get(rank)
+            made.append(make_host(algorithm, rank, network, trainer, **options))
         return made
 
     assert "interrupted" in run_all(hosts(MemoryNetwork(), is_resumed=False))

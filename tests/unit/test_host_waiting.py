@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
+from tests.hosts import EPOCHS, LONG, Slow, make_host
 from tests.parity import SETTINGS, run_all
-from tests.unit.test_host import EPOCHS, LONG, Slow, make_host
 from tests.worlds import NUM_PARAMS
 
 from edgegossip.core.protocol import Evaluate, Rank
