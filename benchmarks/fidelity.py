@@ -5,9 +5,11 @@
 Four hosts with speeds 1 : 0.8 : 0.33 : 0.25 and links of 100, 100, 50 and 20 Mbit/s train
 LeNet-5 on MNIST (from $EDGEGOSSIP_DATA) by EpochGossip, GoSGD and EdgeGossip, each host of a
 lab with an `edgegossip worker`. Just before and just after, all hosts train for some seconds
-without the network; the simulator is told the mean of the speeds found, the bandwidths, and
-nothing else. The machine must have nothing else to do; how far its speed drifts all the same is
-told, and no error below that means anything.
+without the network. The machine, which must have nothing else to do, becomes faster and slower
+all the same, so that something that never changes is timed on each of its cores all the while
+(`benchmarks/lab/pace.py`). The simulator is told the bandwidths, the mean of the speeds found
+before and after, how the cores' speed has changed during the run, and nothing else. "Drift" is
+by how much the two means differ where that change is accounted for.
 
 An epoch is a round, or, for GoSGD, as many samples as there are. Exits with 1 if something
 differs by more than it may.
@@ -27,8 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.lab.calibrate import Calibration
 from benchmarks.lab.lab import GOODPUT, HostSpec, Lab, Process
-from benchmarks.lab.machine import missing
+from benchmarks.lab.machine import missing, share_out
+from benchmarks.lab.pace import Pace, platform
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cli.commands import RunOptions
@@ -49,6 +53,9 @@ HOSTS = tuple(
     HostSpec(cpu=FASTEST * speed, bandwidth=mbit * 1e6 / 8)
     for speed, mbit in zip(UNEVEN_SPEEDS, MBITS, strict=True)
 )
+CORES = [core or 0 for core in share_out([host.cpu for host in HOSTS])]
+WINDOW = 1.0
+"""Seconds over which the pace of a core is averaged."""
 ALLOWED = {"seconds an epoch": 0.10, "seconds to target": 0.10, "bytes an epoch": 0.01}
 
 
@@ -175,8 +182,8 @@ class Setting:
         return chosen.experiments
 
 
-def calibrate(setting: Setting, algorithm: str) -> list[float]:
-    """Samples per second of each host, while all of them train."""
+def calibrate(setting: Setting, algorithm: str, pace: Pace) -> Calibration:
+    """Let all hosts train without the network."""
     go = setting.out / f"{algorithm}.go"
     go.unlink(missing_ok=True)
     module = [sys.executable, "-m", "benchmarks.lab.calibrate", *setting.arguments]
@@ -188,9 +195,11 @@ def calibrate(setting: Setting, algorithm: str) -> list[float]:
         for child in children:
             _read_until(child, "ready")
         go.touch()
-        found = [_read_until(child, None) for child in children]
+        began = time.time()
+        found = [float(_read_until(child, None)) for child in children]
+        paces = [pace.mean(core, began, time.time()) for core in CORES]
     go.unlink()
-    return [float(said) for said in found]
+    return Calibration(found, paces)
 
 
 def _read_until(child: Process, expected: str | None) -> str:
@@ -209,11 +218,12 @@ def _read_until(child: Process, expected: str | None) -> str:
 
 def run_in_lab(
     setting: Setting, algorithm: str, max_seconds: float | None
-) -> tuple[Results, int]:
+) -> tuple[Results, int, float]:
     """Run an algorithm on the hosts, and gather what they leave.
 
     Returns:
-        The results, and the bytes that all hosts' network cards have sent.
+        The results, the bytes that all hosts' network cards have sent, and the time of day when
+        the run began.
     """
     out = setting.out / algorithm / "lab"
     module = [sys.executable, "-m", "edgegossip.cli.main", "worker", *setting.arguments]
@@ -234,18 +244,24 @@ def run_in_lab(
         num_bytes = sum(lab.traffic(rank)[0] for rank in range(len(HOSTS)))
     if any(codes):
         raise RuntimeError(f"workers ended with {codes}; see {out / WORKERS}/*/log.txt")
+    first = out / WORKERS / "0"  # which writes its parameters when its run has ended
+    seconds = json.loads((first / "summary.json").read_text())["seconds"]
+    began = (first / "params.safetensors").stat().st_mtime - seconds
     gathering = Gathering(setting.experiments[algorithm], out, setting.recipe)
     with one_intra_op_thread():
-        return gathering.finish(), num_bytes
+        return gathering.finish(), num_bytes, began
 
 
 def run_simulated(
-    setting: Setting, algorithm: str, throughputs: Sequence[float], max_seconds: float | None
+    setting: Setting,
+    algorithm: str,
+    platforms: Sequence[Platform],
+    max_seconds: float | None,
 ) -> Results:
     """Simulate an algorithm on platforms as fast as the hosts were found to be."""
     experiment = replace(
         setting.experiments[algorithm],
-        platforms=tuple(Platform(throughput=each) for each in throughputs),
+        platforms=tuple(platforms),
         links=_links(),
         max_seconds=max_seconds,
         evaluation_interval=0.5,
@@ -271,21 +287,30 @@ def time_limit(
     return round(num_epochs * shard / min(throughputs), 1)
 
 
-def check(setting: Setting, algorithm: str, target: float) -> tuple[list[Row], dict[str, Any]]:
+def check(
+    setting: Setting, algorithm: str, target: float, pace: Pace
+) -> tuple[list[Row], dict[str, Any]]:
     """Run an algorithm both ways; returns what differs how much, and what was found besides."""
     experiment = setting.experiments[algorithm]
-    before = calibrate(setting, algorithm)
-    limit = time_limit(experiment, setting.num_epochs, before)
-    real, num_bytes = run_in_lab(setting, algorithm, limit)
-    after = calibrate(setting, algorithm)
-    throughputs = [(a + b) / 2 for a, b in zip(before, after, strict=True)]
-    simulated = run_simulated(setting, algorithm, throughputs, limit)
+    before = calibrate(setting, algorithm, pace)
+    limit = time_limit(experiment, setting.num_epochs, before.throughputs)
+    real, num_bytes, began = run_in_lab(setting, algorithm, limit)
+    until = began + real.history[-1].time
+    traces = [pace.trace(core, began, until, WINDOW) for core in CORES]
+    after = calibrate(setting, algorithm, pace)
+    pairs = list(zip(before.samples_per_step, after.samples_per_step, strict=True))
+    platforms = [
+        platform((a + b) / 2, trace) for (a, b), trace in zip(pairs, traces, strict=True)
+    ]
+    simulated = run_simulated(setting, algorithm, platforms, limit)
     folders = [setting.out / algorithm / name for name in ("lab", "simulated")]
     rows = compare(algorithm, *(measure(folder, target) for folder in folders))
     found = {
         "is_synchronous": isinstance(experiment.algorithm, EpochGossip),
-        "throughputs": throughputs,
-        "drift": [b / a - 1 for a, b in zip(before, after, strict=True)],
+        "before": asdict(before),
+        "after": asdict(after),
+        "drift": [b / a - 1 for a, b in pairs],
+        "paces": dict(zip(CORES, traces, strict=True)),
         "max_seconds": limit,
         "accuracy": [real.final_accuracy, simulated.final_accuracy],
         "sent_by_cards_over_messages": num_bytes / real.history[-1].bytes_sent,
@@ -336,12 +361,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = Setting(options.recipe, options.num_epochs, out)
     rows: list[Row] = []
     found: dict[str, Any] = {}
-    for algorithm in options.only:
-        new, found[algorithm] = check(setting, algorithm, options.target)
-        rows += new
-        if not options.json:
-            show(new)
-            print(json.dumps(found[algorithm]), flush=True)
+    with Pace(CORES) as pace:
+        for algorithm in options.only:
+            new, found[algorithm] = check(setting, algorithm, options.target, pace)
+            rows += new
+            if not options.json:
+                show(new)
+                print(json.dumps(found[algorithm]), flush=True)
     is_kept = all(row.is_kept for row in rows) and all(
         each["equal_params"] for each in found.values() if each["is_synchronous"]
     )

@@ -53,6 +53,24 @@ class Options:
     seconds: Seconds = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How fast the hosts are while all of them train.
+
+    Attributes:
+        throughputs: Samples per second of each.
+        paces: Seconds that a step of the pace took meanwhile on the core of each.
+    """
+
+    throughputs: list[float]
+    paces: list[float]
+
+    @property
+    def samples_per_step(self) -> list[float]:
+        """How many each host trains while its core does a step of the pace."""
+        return [a * b for a, b in zip(self.throughputs, self.paces, strict=True)]
+
+
 def throughput(experiment: Experiment, options: Options) -> float:
     """Samples per second of one worker."""
     task, num_workers = experiment.task, experiment.num_workers

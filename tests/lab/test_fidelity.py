@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +12,13 @@ import pytest
 import torch
 from benchmarks import fidelity
 from benchmarks.fidelity import Measured, Row, Setting
+from benchmarks.lab.pace import Pace, platform
 
 from edgegossip.experiments.results import Evaluation
+from edgegossip.sim.platform import Platform
 
 THROUGHPUTS = (1000.0, 800.0, 330.0, 250.0)
+PLATFORMS = tuple(Platform(throughput=each) for each in THROUGHPUTS)
 
 
 def _evaluation(time: float, accuracy: float) -> Evaluation:
@@ -40,7 +46,7 @@ def test_accuracy_is_crossed_between_two_evaluations() -> None:
 
 
 def test_rounds_count_when_the_last_worker_has_sent_them(setting: Setting) -> None:
-    results = fidelity.run_simulated(setting, "epoch-gossip", THROUGHPUTS, None)
+    results = fidelity.run_simulated(setting, "epoch-gossip", PLATFORMS, None)
     assert results.folder is not None
     found = fidelity.measure(results.folder, target=2.0)
     shard = len(setting.experiments["epoch-gossip"].task.dataset.train) / 4
@@ -51,7 +57,7 @@ def test_rounds_count_when_the_last_worker_has_sent_them(setting: Setting) -> No
 
 
 def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Setting) -> None:
-    results = fidelity.run_simulated(setting, "gosgd", THROUGHPUTS, 2.0)
+    results = fidelity.run_simulated(setting, "gosgd", PLATFORMS, 2.0)
     assert results.folder is not None
     found = fidelity.measure(results.folder, target=2.0)
     num_train = len(setting.experiments["gosgd"].task.dataset.train)
@@ -63,7 +69,10 @@ def test_equal_runs_are_found_equal_and_others_are_not(
 ) -> None:
     one, other = (
         fidelity.run_simulated(
-            replace(setting, out=tmp_path / str(speed)), "epoch-gossip", (speed,) * 4, None
+            replace(setting, out=tmp_path / str(speed)),
+            "epoch-gossip",
+            (Platform(throughput=speed),) * 4,
+            None,
         )
         for speed in (1000.0, 500.0)
     )
@@ -86,3 +95,25 @@ def test_slow_epochs_set_the_time_of_algorithms_without_an_end(setting: Setting)
     shard = len(experiments["gosgd"].task.dataset.train) / 4
     limit = fidelity.time_limit(experiments["gosgd"], 3, THROUGHPUTS)
     assert limit == pytest.approx(3 * shard / 250, abs=0.1)
+
+
+def test_a_host_is_as_fast_as_its_core_lets_it_be() -> None:
+    host = platform(8.0, [(0.0, 0.004), (1.0, 0.008), (2.0, 0.002)])
+    assert host.duration(start=0.0, cost=2000) == pytest.approx(1.0)
+    assert host.duration(start=1.0, cost=1000) == pytest.approx(1.0)
+    assert host.duration(start=2.0, cost=4000) == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_the_pace_of_a_core_is_followed() -> None:
+    core = min(os.sched_getaffinity(0))
+    with Pace([core]) as pace:
+        began = time.time()
+        while time.time() < began + 30:
+            time.sleep(0.1)
+            with suppress(RuntimeError):
+                assert pace.mean(core, began, time.time()) > 0
+                break
+        else:
+            pytest.fail("nothing was measured")
+        assert len(pace.trace(core, began, time.time(), window=60.0)) == 1
