@@ -69,6 +69,15 @@ def times(gathering: Gathering) -> list[float]:
 # What is measured while the run goes on.
 
 
+def test_the_newest_moment_is_measured_first(out: Path) -> None:
+    write_snapshots(out, 0, 1, 2)
+    gathering = Gathering(EXPERIMENT, out)
+    gathering.read()
+    assert gathering.measure_next()
+    assert times(gathering) == [1]
+    assert times(measured(out)) == [0, 0.5, 1]
+
+
 def test_each_moment_has_what_was_done_up_to_it(out: Path) -> None:
     for rank in range(NUM_WORKERS):
         write_lines(out, rank, trained(0.2, 8), sent(0.3, 0, 100), trained(0.7, 8))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tests.small_runs import events, summary, tensors
 
 from edgegossip.cli.recipe import pick
 from edgegossip.core.errors import RunFolderError, TrainingError
+from edgegossip.experiments import launch as launching
 from edgegossip.experiments.launch import free_ports, launch
+from edgegossip.experiments.progress import Silent
 from edgegossip.experiments.registry import load_recipe
 
 PROGRAM = (sys.executable, "-m", "edgegossip.cli.main")
@@ -280,3 +283,36 @@ def test_a_folder_that_cannot_be_written_ends_the_workers_that_have_begun(
 
 def test_free_ports_are_different() -> None:
     assert len(set(free_ports(20))) == 20
+
+
+def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring, seconds = [], 0.02
+
+    class Measured:
+        """One whose snapshots never end."""
+
+        workers = ()
+
+        def read(self) -> None:
+            pass
+
+        def measure_next(self) -> bool:
+            measuring.append(time.monotonic())
+            time.sleep(seconds)
+            return True
+
+    class Working:
+        """A worker that takes a while."""
+
+        until = time.monotonic() + 1.0
+
+        def poll(self) -> int | None:
+            return None if time.monotonic() < self.until else 0
+
+    monkeypatch.setattr(launching, "_LOOK", 0.01)
+    monkeypatch.setattr(launching, "_status", lambda *arguments: None)
+    experiment = pick("quickstart", load_recipe("quickstart")(), None)
+    launching._watch(experiment, Measured(), {0: Working()}, Silent())  # type: ignore[arg-type, dict-item]
+    gaps = [after - before for before, after in pairwise(measuring)]
+    assert gaps
+    assert min(gaps) > 19 * seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from heapq import merge
@@ -85,20 +86,18 @@ class Gathering:
             worker.read()
 
     def measure_next(self) -> bool:
-        """Evaluate the next moment for which all snapshots are there; False if none is."""
+        """Evaluate the newest moment that all have snapshots of; False if none is left."""
         ranks = self._evaluated_ranks()
         there = {rank: self.workers[rank].snapshots for rank in ranks}
         self._drop_measured(there)
-        waiting = {index for found in there.values() for index in found}
+        # Of what is later, more snapshots may still come.
+        running = [rank for rank in ranks if not self.workers[rank].has_ended]
+        complete = min((max(there[rank], default=-1) for rank in running), default=math.inf)
+        waiting = {index for found in there.values() for index in found if index <= complete}
         waiting = {index for index in waiting if index not in self._evaluations}
         if not waiting:
             return False
-        index = min(waiting)
-        for rank in ranks:
-            if not self.workers[rank].has_ended and (
-                not there[rank] or there[rank][-1] < index
-            ):
-                return False  # its snapshot may still come
+        index = max(waiting)
         paths = [self.workers[rank].snapshot(index) for rank in ranks if index in there[rank]]
         self._evaluations.add(index, self._evaluate_snapshots(index, paths))
         return True
