@@ -4,7 +4,8 @@
     python benchmarks/overhead.py --json    one JSON object
 
 LeNet-5 on MNIST (from $EDGEGOSSIP_DATA), 15,000 pictures a process and epoch, one intra-op
-thread each. All kinds alternate; medians are compared, after a first epoch that is not counted.
+thread each; a first epoch is not counted. All kinds take turns; ratios are medians of those
+within a turn, as the speed of the machine changes from one to the next.
 
 - "alone": samples per second of one process; a `TrainingLoop` around a hand-written loop and a
   worker (`take_part`), each without neighbors, over the same hand-written loop by itself.
@@ -201,7 +202,7 @@ def at_once(kind: Callable[[Part], float], num: int, dataset: Dataset, epochs: i
 
 
 def measure(num_samples: int, num_epochs: int, num_repeats: int) -> dict[str, float]:
-    """All figures: medians of alternating runs."""
+    """All figures: medians of alternating runs, and of the ratios between neighbors in time."""
     four = _first(mnist(default_data_dir()), 4 * num_samples)
     seconds: dict[str, list[float]] = defaultdict(list)
     for repeat in range(num_repeats):
@@ -210,17 +211,23 @@ def measure(num_samples: int, num_epochs: int, num_repeats: int) -> dict[str, fl
             for kind in islice(cycle(kinds), repeat, repeat + len(kinds)):
                 taken = at_once(kind, num, dataset, num_epochs)
                 seconds[f"{kind.__name__} {num}"].append(taken)
-    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+
+    def ratio(kind: str, other: str) -> float:
+        return statistics.median(
+            a / b for a, b in zip(seconds[kind], seconds[other], strict=True)
+        )
+
     return {
-        "plain_samples_per_second": num_samples / medians["plain 1"],
-        "training_loop_alone": medians["plain 1"] / medians["training_loop 1"],
-        "worker_alone": medians["plain 1"] / medians["worker 1"],
-        "training_loop_of_four": medians["plain 4"] / medians["training_loop 4"],
-        "worker_of_four": medians["plain 4"] / medians["worker 4"],
-        "round_seconds": medians["worker 4"],
-        "gloo_round_seconds": medians["gloo 4"],
-        "round_over_gloo": medians["worker 4"] / medians["gloo 4"],
-        "training_loop_round_over_gloo": medians["training_loop 4"] / medians["gloo 4"],
+        "plain_samples_per_second": num_samples / statistics.median(seconds["plain 1"]),
+        "training_loop_alone": ratio("plain 1", "training_loop 1"),
+        "worker_alone": ratio("plain 1", "worker 1"),
+        "training_loop_of_four": ratio("plain 4", "training_loop 4"),
+        "worker_of_four": ratio("plain 4", "worker 4"),
+        "round_seconds": statistics.median(seconds["worker 4"]),
+        "gloo_round_seconds": statistics.median(seconds["gloo 4"]),
+        "round_over_gloo": ratio("worker 4", "gloo 4"),
+        "training_loop_round_over_gloo": ratio("training_loop 4", "gloo 4"),
+        "gloo_of_four": ratio("plain 4", "gloo 4"),
     }
 
 
