@@ -27,7 +27,7 @@ from edgegossip.core.protocol import (
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.memory import MemoryNetwork, MemoryTransport
 from edgegossip.net.post import Frame
 from edgegossip.net.status import STATUS
 
@@ -267,7 +267,17 @@ def test_what_the_algorithm_holds_counts_too() -> None:
     assert 50 <= len(host.state.queue) <= 200
 
 
-def test_a_limit_never_stops_those_who_wait_for_each_other() -> None:
+@pytest.mark.parametrize("seconds_to_send", [0.0, 0.05])
+def test_a_limit_never_stops_those_who_wait_for_each_other(
+    seconds_to_send: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = MemoryTransport.send
+
+    def send_slowly(*arguments: Any) -> None:  # noqa: ANN401
+        time.sleep(seconds_to_send)
+        send(*arguments)
+
+    monkeypatch.setattr(MemoryTransport, "send", send_slowly)
     settings = replace(SETTINGS, max_waiting_bytes=1)
     network = MemoryNetwork()
     hosts = [

@@ -30,13 +30,16 @@ class Holding:
         max_bytes: Of all frames; None for an eighth of the machine's memory, but at least
             eight of the largest messages, and otherwise at most 1 GiB.
         largest: Bytes of the largest message.
+
+    Attributes:
+        share: Bytes that are taken from each sender in any case.
     """
 
     def __init__(self, max_bytes: int | None, largest: int) -> None:
         if max_bytes is None:
             max_bytes = max(8 * largest, min(_GIB, psutil.virtual_memory().total // 8))
         self.max_bytes = max_bytes
-        self._share = _SHARE * (largest + _ROOM)
+        self.share = _SHARE * (largest + _ROOM)
         self._lock = threading.Lock()
         self._held: Counter[Rank] = Counter()
         # Memory may be freed in any thread, even in one that has the lock.
@@ -48,7 +51,7 @@ class Holding:
         with self._lock:
             self._settle()
             is_too_much = self._held.total() + num_bytes > self.max_bytes
-            if is_too_much and self._held[sender] + num_bytes > self._share:
+            if is_too_much and self._held[sender] + num_bytes > self.share:
                 return None
             self._held[sender] += num_bytes
         owner = np.asarray(frame)  # not every buffer can say when it is freed

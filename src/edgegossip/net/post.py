@@ -110,7 +110,7 @@ class Post:
         """When each of the others last said how it is."""
         largest = max(each.max_num_bytes for each in schema.values())
         self._holding = Holding(settings.max_waiting_bytes, largest)
-        self._outbox = Outbox(transport, self._holding.max_bytes)
+        self._outbox = Outbox(transport, max(self._holding.max_bytes, self._holding.share))
         self._told: dict[Rank, Status] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
