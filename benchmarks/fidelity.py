@@ -32,7 +32,7 @@ import torch
 from benchmarks.lab.calibrate import Calibration
 from benchmarks.lab.lab import GOODPUT, HostSpec, Lab, Process
 from benchmarks.lab.machine import missing, share_out
-from benchmarks.lab.pace import Pace, platform
+from benchmarks.lab.pace import Pace, follow, platform
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cli.commands import RunOptions
@@ -361,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = Setting(options.recipe, options.num_epochs, out)
     rows: list[Row] = []
     found: dict[str, Any] = {}
-    with Pace(CORES) as pace:
+    with follow(CORES) as pace:
         for algorithm in options.only:
             new, found[algorithm] = check(setting, algorithm, options.target, pace)
             rows += new

@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 import torch
@@ -36,31 +37,15 @@ _STEPS = 3
 _SAMPLES = 64
 
 
+@dataclass(frozen=True, slots=True)
 class Pace:
-    """Follows the speed of some cores while it is entered; costs each a seventh of its time."""
+    """How fast some cores were, from when they began to be followed; see `follow`.
 
-    def __init__(self, cores: Iterable[int]) -> None:
-        self._cores = sorted(set(cores))
+    Attributes:
+        folder: Has a file for each core.
+    """
 
-    def __enter__(self) -> Pace:
-        self._folder = tempfile.TemporaryDirectory()
-        module = [sys.executable, "-m", "benchmarks.lab.pace"]
-        self._children = []
-        for core in self._cores:
-            with self._path(core).open("wb") as output:
-                self._children.append(subprocess.Popen([*module, str(core)], stdout=output))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for child in self._children:
-            child.kill()
-            child.wait()
-        self._folder.cleanup()
+    folder: Path
 
     def trace(self, core: int, since: float, until: float, window: Seconds) -> Trace:
         """Processor seconds of a step on `core`: the mean of each window, counted from `since`.
@@ -74,7 +59,7 @@ class Pace:
         Raises:
             RuntimeError: If nothing was found in that time.
         """
-        lines = self._path(core).read_text().splitlines()
+        lines = self.path(core).read_text().splitlines()
         found = [(float(at), float(seconds)) for at, seconds in map(json.loads, lines)]
         return means(found, since, until, window)
 
@@ -82,8 +67,22 @@ class Pace:
         """Processor seconds of a step on `core` between two times of day."""
         return self.trace(core, since, until, until - since)[0][1]
 
-    def _path(self, core: int) -> Path:
-        return Path(self._folder.name) / str(core)
+    def path(self, core: int) -> Path:
+        """What was found of `core`."""
+        return self.folder / str(core)
+
+
+@contextmanager
+def follow(cores: Iterable[int]) -> Iterator[Pace]:
+    """Follow the speed of some cores, which costs each a seventh of its time."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        pace = Pace(Path(folder))
+        for core in sorted(set(cores)):
+            with pace.path(core).open("wb") as output:
+                command = [sys.executable, "-m", "benchmarks.lab.pace", str(core)]
+                child = stack.enter_context(subprocess.Popen(command, stdout=output))
+                stack.callback(child.kill)
+        yield pace
 
 
 def means(found: Trace, since: float, until: float, window: Seconds) -> Trace:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmarks import fidelity
 from benchmarks.fidelity import Measured, Row, Setting
-from benchmarks.lab.pace import Pace, platform
+from benchmarks.lab.pace import follow, platform
 
 from edgegossip.experiments.results import Evaluation
 from edgegossip.sim.platform import Platform
@@ -107,7 +107,7 @@ def test_a_host_is_as_fast_as_its_core_lets_it_be() -> None:
 @pytest.mark.slow
 def test_the_pace_of_a_core_is_followed() -> None:
     core = min(os.sched_getaffinity(0))
-    with Pace([core]) as pace:
+    with follow([core]) as pace:
         began = time.time()
         while time.time() < began + 30:
             time.sleep(0.1)

@@ -42,7 +42,8 @@ class HostSettings:
             long nothing must have changed.
         settle_seconds: How long counts may disagree before a worker leaves anyway.
         max_waiting_bytes: That may wait for one receiver; and of what has arrived, until the
-            algorithm needs it no more. None for a default: see `Holding`.
+            algorithm needs it no more. There is room for three of the largest messages in
+            any case. None for a default: see `Holding`.
         max_log_bytes: Of messages that are kept for each worker, to send them again when a
             run is resumed.
         clock: Seconds, never going back.
