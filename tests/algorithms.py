@@ -10,6 +10,7 @@ from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.difference_push import DifferencePush
+from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
@@ -73,6 +74,13 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         topology=one_peer_exponential(NUM_WORKERS),
         num_rounds=NUM_ROUNDS,
         compressor=TopK(keep_ratio=0.3),
+    ),
+    "diloco": DiLoCo(
+        topology=directed_ring(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+        compressor=TopK(keep_ratio=0.3),
+        repair_rounds=2,
     ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""

@@ -12,6 +12,9 @@ from .algorithms.choco_gossip import (
 from .algorithms.difference_push import (
     DifferencePush as DifferencePush,
 )
+from .algorithms.diloco import (
+    DiLoCo as DiLoCo,
+)
 from .algorithms.epoch_gossip import (
     EpochGossip as EpochGossip,
 )
@@ -463,6 +466,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Delay",
+    "DiLoCo",
     "DifferencePush",
     "Dirichlet",
     "Drop",

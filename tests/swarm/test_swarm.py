@@ -22,6 +22,7 @@ from tests.worlds import TARGETS, Recorder, Watched, make_world
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip, ChocoState
+from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.push_sum import PushSum
@@ -64,7 +65,7 @@ LOWEST = TARGETS.amin(0).clamp(max=0.0) - 1e-5
 HIGHEST = TARGETS.amax(0).clamp(min=0.0) + 1e-5
 # Momentum, late steps, what compression has held back and EdgeGossip's correction lead out of
 # it, but not far.
-OVERSHOOTING = (ADPSGD, ChocoGossip, QuasiGlobalGossip, PushSum)
+OVERSHOOTING = (ADPSGD, ChocoGossip, DiLoCo, QuasiGlobalGossip, PushSum)
 FAR = 10.0
 
 

@@ -304,7 +304,7 @@ class RoundBased(Synchronous[S], Generic[S]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """What `outgoing` gives, and whole vectors for those who come back."""
         # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
-        max_ahead = self.num_rounds * self.exchanges_per_round
+        max_ahead = self.num_exchanges
         own = self.payload_schema(params)
         whole = {"params": TensorSpec.like(params)}
         return {

@@ -1,8 +1,9 @@
-"""Can every worker reach every other one, in however many rounds?"""
+"""Can every worker reach every other one, and in how many rounds?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # which itself asks here
@@ -36,3 +37,30 @@ def reached(topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]]
             reached |= fresh
             frontier += fresh
     return reached
+
+
+@lru_cache(maxsize=64)
+def flooding_time(topology: Topology) -> int:
+    """Rounds until everybody knows what anybody knew, whichever round it begins in; at least 1.
+
+    In each round every worker tells its out-neighbors all that it knows. The graph must be
+    connected, as `require_connected` demands: else this would never end.
+
+    >>> from edgegossip.core.topology import complete, directed_ring, one_peer_exponential
+    >>> [flooding_time(make(8)) for make in (complete, directed_ring, one_peer_exponential)]
+    [1, 7, 3]
+    """
+    return max(_flooding_time(topology, first) for first in range(topology.period))
+
+
+def _flooding_time(topology: Topology, first: int) -> int:
+    ranks = range(topology.num_workers)
+    known, everything = [{rank} for rank in ranks], set(ranks)
+    num_rounds = 0
+    while num_rounds == 0 or any(each != everything for each in known):
+        told = [each.copy() for each in known]
+        for rank in ranks:
+            for receiver in topology.out_neighbors(rank, first + num_rounds):
+                told[receiver] |= known[rank]
+        known, num_rounds = told, num_rounds + 1
+    return num_rounds

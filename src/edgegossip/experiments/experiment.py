@@ -121,8 +121,8 @@ def algorithm_name(algorithm: Algorithm[Any]) -> str:
     >>> algorithm_name(GoSGD(topology=complete(4), num_rounds=10))
     'gosgd'
     """
-    # A hyphen before a word, but none within GoSGD.
-    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "-", type(algorithm).__name__).lower()
+    # A hyphen before a word, but none within GoSGD and DiLoCo.
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z]{2})", "-", type(algorithm).__name__).lower()
 
 
 @dataclass(frozen=True, kw_only=True)

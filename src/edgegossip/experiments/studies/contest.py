@@ -46,6 +46,7 @@ class Contender:
         local_steps: Steps between two messages.
         options: Its other arguments.
         has_momentum: The optimizer has the task's; otherwise none, for those with their own.
+        lr_factor: Of the task's learning rate, for those who go further with the same steps.
         ending: What the options of the rounds that end it begin with, where there are to be as
             many of them as add a tenth to its bytes.
     """
@@ -55,6 +56,7 @@ class Contender:
     local_steps: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     has_momentum: bool = True
+    lr_factor: float = 1.0
     ending: str | None = None
 
     def build(self, steps: int) -> Algorithm[Any]:
@@ -139,11 +141,13 @@ class Contest:
 
     def _task(self, data_dir: Path, contender: Contender) -> Task:
         task = replace(self.problem.task(data_dir), partition=self.partition)
-        if contender.has_momentum:
-            return task
         settings = self.problem.settings
-        plain = SGD(lr=settings.lr, momentum=0.0, weight_decay=settings.weight_decay)
-        return replace(task, optimizer=plain)
+        optimizer = SGD(
+            lr=settings.lr * contender.lr_factor,
+            momentum=settings.momentum if contender.has_momentum else 0.0,
+            weight_decay=settings.weight_decay,
+        )
+        return replace(task, optimizer=optimizer)
 
 
 def _found(experiment: Experiment, results: Results) -> dict[str, Any]:

@@ -1,0 +1,267 @@
+"""DiLoCo: many local steps, then momentum along the way that all workers have gone together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.rounds import RoundBased, RoundState
+from edgegossip.core.compression.compressor import Compressor, Identity
+from edgegossip.core.connectivity import flooding_time, require_connected
+from edgegossip.core.protocol import Payload, Rank, Steps, Trained, Work
+from edgegossip.core.schema import MessageSpec, TensorSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class DiLoCoState(RoundState):
+    r"""State of one worker; `params` is the model that all share, :math:`x`.
+
+    Attributes:
+        velocity: :math:`u`, [num_params].
+        error: :math:`e_i`, what compressing has held back so far, [num_params].
+        updates: What is known of this round, by the worker that it comes from.
+        told: Whose updates each neighbor has, as keys.
+        num_trained: Of the entries of a model, those that are trained; None for all.
+        repairs_until: Before this round parts of the model are sent along.
+        has_missed: It does not know all that the others know.
+    """
+
+    velocity: Tensor
+    error: Tensor
+    updates: dict[Rank, Payload] = field(default_factory=dict)
+    told: dict[Rank, dict[Rank, None]] = field(default_factory=dict)
+    num_trained: int | None = None
+    repairs_until: int = 0
+    has_missed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(RoundBased[DiLoCoState]):
+    r"""Local steps from one shared model; what they change, compressed, is told to everybody.
+
+    In each round worker :math:`i` takes `local_steps` SGD steps from the shared model
+    :math:`x`, which change it by :math:`\Delta_i`. With compressor :math:`C`, error memory
+    :math:`e_i`, outer momentum :math:`\beta` and outer learning rate :math:`\alpha`
+
+    .. math::
+        v_i &= e_i + \Delta_i, \quad q_i = C(v_i), \quad e_i = v_i - q_i \\
+        g &= \tfrac{1}{n} \sum_{j} q_j, \quad u \leftarrow \beta u + g, \quad
+        x \leftarrow x + \alpha (g + \beta u)
+
+    Every :math:`q_j` comes to every worker by *flooding*: a round has as many exchanges as
+    the graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each of
+    them a worker passes on what it knows and the neighbor may not know yet. So all have the
+    same :math:`x` and :math:`u`, to the last bit, on every graph that is strongly connected
+    over its period. That is why momentum can act on them. Push-sum, whose workers never quite
+    agree, would with momentum over rounds enlarge what they disagree in.
+
+    The price is that a worker passes on :math:`n - 1` updates a round in a ring, where
+    push-sum sends one message, and with more neighbors than needed it hears some twice: for
+    some ten workers, not for hundreds.
+
+    An update that a worker has not heard when the round is over counts for nothing there: a
+    message that is lost loses a part of a round, and workers differ from then on. Who misses
+    the update of a worker that is not known to be lost, or has come back, says so with its
+    next one. Then for `repair_rounds` rounds all send a part of :math:`x` and :math:`u` along,
+    each time the next one, and average it, until all agree again.
+
+    Running statistics of normalisation layers are averaged, without momentum.
+
+    Without compression, :math:`\beta = 0` and :math:`\alpha = 1` it is exact averaging every
+    `local_steps` steps.
+
+    Args:
+        topology: Whom a worker sends to in each exchange; may be directed and vary in time.
+        num_rounds: Rounds of train-then-flood.
+        local_steps: SGD steps in a round, at least 1.
+        compressor: :math:`C`.
+        outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by :math:`1 / (1 - \beta)`,
+            so take half of the learning rate that you would take without it.
+        outer_lr: :math:`\alpha`, above 0.
+        repair_rounds: How many parts a model is sent in when workers have come to differ.
+        timeout: Seconds that a worker waits for its neighbors in one exchange. See
+            `RoundBased`.
+        seed: Of compressors that draw at random.
+
+    Raises:
+        ValueError: If not every worker can reach every other one over the topology's period,
+            or a number is out of range.
+
+    References:
+        Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+        2023, arXiv:2311.08105, Algorithm 1, with compressed updates and error feedback as in
+        Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
+        arXiv:2508.15706. Departures: no server and no all-reduce, but flooding over any graph;
+        the inner optimizer is the task's; the outer one is Nesterov's momentum as in DiLoCo,
+        while SparseLoCo makes do with the error memory; repairs.
+    """
+
+    local_steps: int = 1
+    compressor: Compressor = Identity()
+    outer_momentum: float = 0.7
+    outer_lr: float = 1.0
+    repair_rounds: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("local_steps", "repair_rounds"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.outer_momentum < 1:
+            raise ValueError(f"outer_momentum must be in [0, 1), got {self.outer_momentum}")
+        if not self.outer_lr > 0:
+            raise ValueError(f"outer_lr must be above 0, got {self.outer_lr}")
+        require_connected(self.topology)
+
+    @property
+    def exchanges_in_round(self) -> int:
+        """How many it takes until everybody has heard of everybody."""
+        return flooding_time(self.topology)
+
+    @property
+    def num_exchanges(self) -> int:
+        return self.num_rounds * self.exchanges_in_round
+
+    def init(self, rank: Rank, params: Tensor) -> DiLoCoState:
+        nothing = torch.zeros_like(params)
+        return DiLoCoState(rank=rank, params=params, velocity=nothing, error=nothing)
+
+    def work(self, state: DiLoCoState) -> Work | None:
+        is_first = state.round % self.exchanges_in_round == 0
+        return Steps(self.local_steps) if is_first else None
+
+    def learn(self, state: DiLoCoState, trained: Trained) -> None:
+        state.num_trained = trained.num_trained
+        held = state.error + trained.delta
+        number = state.round // self.exchanges_in_round
+        update = self.compressor.compress(held, self.seed, state.rank, "update", number)
+        state.error = held - self.compressor.decompress(update, held.numel())
+        if number < state.repairs_until:
+            part = self._part(number, held.numel())
+            until = torch.tensor(state.repairs_until)
+            shared = torch.stack([state.params[part], state.velocity[part]])
+            update = {**update, "part": shared, "until": until}
+        state.updates[state.rank] = update
+
+    # Flooding.
+
+    def outgoing(self, state: DiLoCoState, receiver: Rank) -> Payload:
+        told = state.told.setdefault(receiver, {})
+        news = [rank for rank in state.updates if rank not in told and rank != receiver]
+        told.update(dict.fromkeys(news))
+        return {
+            f"{rank}.{name}": tensor
+            for rank in sorted(news)
+            for name, tensor in state.updates[rank].items()
+        }
+
+    def mix(self, state: DiLoCoState, inbox: Mapping[Rank, Payload]) -> None:
+        number, exchange = divmod(state.round, self.exchanges_in_round)
+        for sender, payload in inbox.items():
+            told = state.told.setdefault(sender, {})
+            for rank, update in _by_rank(payload).items():
+                told[rank] = None
+                if self._is_sound(update, number, state.params.numel()):
+                    state.updates.setdefault(rank, update)
+        if exchange == self.exchanges_in_round - 1:
+            self._end_round(state, number)
+            state.updates, state.told = {}, {}
+
+    def _is_sound(self, update: Payload, number: int, numel: int) -> bool:
+        """Whether all of it is there, and fits; each tensor alone is as `schema` says."""
+        expected = set(self.compressor.schema(numel))
+        if "part" in update:
+            part = self._part(number, numel)
+            if update["part"].shape[1] != part.stop - part.start:
+                return False
+            expected |= {"part", "until"}
+        return update.keys() == expected
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        return {}  # all is optional: a worker may have nothing new to tell
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Updates of whichever workers, with parts of the model where there is a repair."""
+        numel = params.numel()
+        largest = 2 * (numel // self.repair_rounds + 1)
+        update = {
+            **self.compressor.schema(numel),
+            "part": TensorSpec(params.dtype, (2, None), max_numel=largest),
+            "until": TensorSpec(
+                torch.int64, (), minimum=0, maximum=self._end_of_repairs(self.num_rounds)
+            ),
+        }
+        updates = {
+            f"{rank}.{name}": spec
+            for rank in range(self.topology.num_workers)
+            for name, spec in update.items()
+        }
+        whole = {"params": TensorSpec.like(params)}
+        return {
+            "params": MessageSpec(optional=updates, max_ahead=self.num_exchanges),
+            "catch-up": MessageSpec(whole, max_ahead=self.num_exchanges),
+        }
+
+    def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
+        state.params = payload["params"]
+        state.has_missed = True
+
+    # The end of a round.
+
+    def _end_round(self, state: DiLoCoState, number: int) -> None:
+        updates = [state.updates[rank] for rank in sorted(state.updates)]
+        missing = set(range(self.topology.num_workers)) - state.updates.keys()
+        if missing - state.lost.keys() or state.has_missed:
+            state.repairs_until = self._end_of_repairs(number)
+            state.has_missed = False
+        self._repair(state, number)
+        numel = state.params.numel()
+        mean = torch.zeros_like(state.params)
+        for update in updates:
+            mean.add_(self.compressor.decompress(update, numel), alpha=1 / len(updates))
+        state.velocity = torch.add(mean, state.velocity, alpha=self.outer_momentum)
+        change = torch.add(mean, state.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
+        if state.num_trained is not None:
+            # With momentum a running variance may become negative.
+            change[state.num_trained :] = mean[state.num_trained :]
+        state.params = state.params + change
+
+    def _repair(self, state: DiLoCoState, number: int) -> None:
+        """Average a part of the model and of the velocity with what others say of it."""
+        sent = {rank: each for rank, each in state.updates.items() if "part" in each}
+        if not sent:
+            return
+        said = (int(update["until"]) for update in sent.values())
+        state.repairs_until = max(state.repairs_until, *said)
+        part = self._part(number, state.params.numel())
+        own = torch.stack([state.params[part], state.velocity[part]])
+        # One who hears of a repair only now has not sent any.
+        parts = {state.rank: own} | {rank: update["part"] for rank, update in sent.items()}
+        # Rank order: float sums come out bit-identical everywhere.
+        mean = torch.stack([parts[rank] for rank in sorted(parts)]).mean(0)
+        state.params, state.velocity = state.params.clone(), state.velocity.clone()
+        state.params[part], state.velocity[part] = mean
+
+    def _part(self, number: int, numel: int) -> slice:
+        """The entries that are compared in round `number`."""
+        place = number % self.repair_rounds
+        return slice(
+            place * numel // self.repair_rounds, (place + 1) * numel // self.repair_rounds
+        )
+
+    def _end_of_repairs(self, number: int) -> int:
+        """Of one that round `number` gives cause to; in the next round all hear of it."""
+        return number + self.repair_rounds + 2
+
+
+def _by_rank(payload: Payload) -> Mapping[Rank, Payload]:
+    """The updates in a message, by the worker that they come from."""
+    updates: dict[Rank, dict[str, Tensor]] = {}
+    for key, tensor in payload.items():
+        rank, _, name = key.partition(".")
+        updates.setdefault(int(rank), {})[name] = tensor
+    return updates

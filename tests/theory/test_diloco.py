@@ -1,0 +1,259 @@
+"""DiLoCo against its theory: one model for all, moved by momentum, whatever the graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import MATCHINGS, NUM_ROUNDS, NUM_WORKERS
+from tests.worlds import (
+    NUM_PARAMS,
+    TARGETS,
+    UNEVEN,
+    Recorder,
+    Watched,
+    final_params,
+    make_world,
+)
+from torch import Tensor
+
+from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.core.compression.sparse import TopK
+from edgegossip.core.compression.values import Quantize
+from edgegossip.core.connectivity import flooding_time
+from edgegossip.core.protocol import (
+    Event,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    Started,
+    Trained,
+    WorkerState,
+)
+from edgegossip.core.topology import (
+    Topology,
+    complete,
+    directed_ring,
+    one_peer_exponential,
+    ring,
+    star,
+)
+from edgegossip.core.varying_topology import intermittent, random_one_peer
+from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Recover
+
+GRAPHS = [
+    complete(NUM_WORKERS),
+    directed_ring(NUM_WORKERS),
+    one_peer_exponential(NUM_WORKERS),
+    MATCHINGS,
+    random_one_peer(NUM_WORKERS, period=7, seed=0),
+    intermittent(ring(NUM_WORKERS), availability=0.5, period=5, seed=0),
+]
+on_each_graph = pytest.mark.parametrize("topology", GRAPHS, ids=repr)
+COMPRESSED: dict[str, Any] = {"compressor": TopK(0.4, Quantize(2)), "repair_rounds": 2}
+
+
+def diloco(topology: Topology, **others: Any) -> DiLoCo:  # noqa: ANN401
+    return DiLoCo(topology=topology, num_rounds=NUM_ROUNDS, local_steps=3, **others)
+
+
+@on_each_graph
+def test_without_momentum_a_round_averages_exactly(topology: Topology) -> None:
+    exact = AllReduce(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=3)
+    after = final_params(make_world(diloco(topology, outer_momentum=0.0)))
+    torch.testing.assert_close(after, final_params(make_world(exact)))
+
+
+def test_outer_step_is_that_of_sgd_with_nesterovs_momentum() -> None:
+    model = torch.zeros(NUM_PARAMS, requires_grad=True)
+    outer = torch.optim.SGD([model], lr=0.8, momentum=0.6, nesterov=True)
+    for _ in range(NUM_ROUNDS):
+        # Three steps of 0.1 towards each target leave 0.9 ** 3 of the way.
+        model.grad = -(1 - 0.9**3) * (TARGETS[:NUM_WORKERS] - model.detach()).mean(0)
+        outer.step()
+    algorithm = diloco(directed_ring(NUM_WORKERS), outer_momentum=0.6, outer_lr=0.8)
+    after = final_params(make_world(algorithm))
+    torch.testing.assert_close(after, model.detach().expand_as(after))
+
+
+@on_each_graph
+def test_all_have_the_same_model_to_the_last_bit(topology: Topology) -> None:
+    simulator = make_world(diloco(topology, **COMPRESSED), platforms=UNEVEN)
+    after = final_params(simulator)
+    assert after[0].norm() > 0
+    assert all(torch.equal(each, after[0]) for each in after)
+    velocities = [state.velocity for state in simulator.states]
+    assert all(torch.equal(each, velocities[0]) for each in velocities)
+
+
+def test_what_compressing_holds_back_is_all_that_is_missing() -> None:
+    trained: list[Tensor] = []
+
+    def note(_state: WorkerState, event: Event, _now: Seconds) -> None:
+        if isinstance(event, Trained):
+            trained.append(event.delta)
+
+    algorithm = diloco(directed_ring(NUM_WORKERS), outer_momentum=0.0, **COMPRESSED)
+    simulator = make_world(Watched(algorithm, after=note))
+    after = final_params(simulator)
+    held_back = torch.stack([state.error for state in simulator.states])
+    assert held_back.norm() > 0.01
+    torch.testing.assert_close(after.sum(0) + held_back.sum(0), torch.stack(trained).sum(0))
+
+
+@dataclass
+class Links(Recorder):
+    """Counts whose updates went over each link, and the parts of models."""
+
+    passed: Counter[tuple[Rank, Rank, Rank, int]] = field(default_factory=Counter)
+    num_parts: int = 0
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        *others: Any,  # noqa: ANN401
+    ) -> None:
+        for name in message.payload:
+            origin, _, what = name.partition(".")
+            self.num_parts += what == "part"
+            if what == "bits":
+                self.passed[rank, receiver, int(origin), message.round] += 1
+
+
+def test_update_goes_once_over_each_link_of_a_directed_ring() -> None:
+    links = Links()
+    algorithm = diloco(directed_ring(NUM_WORKERS), **COMPRESSED)
+    final_params(make_world(algorithm, observer=links))
+    assert set(links.passed.values()) == {1}
+    # Over all links of the ring but the one that leads back to where it comes from.
+    assert len(links.passed) == NUM_ROUNDS * NUM_WORKERS * (NUM_WORKERS - 1)
+    assert links.num_parts == 0
+
+
+@on_each_graph
+def test_nobody_is_told_what_it_told_or_made(topology: Topology) -> None:
+    links = Links()
+    final_params(make_world(diloco(topology, **COMPRESSED), observer=links))
+    length = flooding_time(topology)
+    for sender, receiver, origin, exchange in links.passed:
+        assert receiver != origin
+        earlier = range(exchange // length * length, exchange)
+        assert not any((receiver, sender, origin, each) in links.passed for each in earlier)
+
+
+def test_who_hears_of_a_repair_only_now_meets_the_others_half_way() -> None:
+    algorithm = DiLoCo(topology=complete(2), num_rounds=9, repair_rounds=1, outer_momentum=0.0)
+    state = algorithm.init(0, torch.zeros(3))
+    algorithm.handle(state, Started(), 0.0)
+    algorithm.handle(state, trained(torch.zeros(3), torch.zeros(3), num_trained=3), 0.0)
+    shared = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+    update = {"1.values": torch.zeros(3), "1.part": shared, "1.until": torch.tensor(4)}
+    algorithm.handle(state, Received(1, Message("params", 0, update)), 0.0)
+    assert state.params.tolist() == [0.5, 1.0, 1.5]
+    assert state.repairs_until == 4
+
+
+@pytest.mark.parametrize(
+    ("topology", "script"),
+    [
+        (directed_ring(4), (Drop(probability=0.3, end=30.0),)),
+        (directed_ring(4), (Crash(at=13.0, rank=2), Recover(at=24.0, rank=2))),
+        (complete(4), (Crash(at=17.0, rank=2), Recover(at=17.01, rank=2))),
+    ],
+    ids=["messages lost", "worker lost", "worker restarted within its round"],
+)
+def test_workers_that_have_come_to_differ_agree_again(
+    topology: Topology, script: tuple[Fault, ...]
+) -> None:
+    distances: list[float] = []
+
+    def note(_state: WorkerState, _event: Event, _now: Seconds) -> None:
+        models = torch.stack(simulator.estimates())
+        distances.append(float((models - models.mean(0)).norm()))
+
+    algorithm = DiLoCo(
+        topology=topology, num_rounds=40, local_steps=2, timeout=9.0, **COMPRESSED
+    )
+    faults = Faults(script=script)
+    watched = Watched(algorithm, after=note)
+    simulator = make_world(watched, platforms=UNEVEN[:4], faults=faults)
+    after = final_params(simulator)
+    assert max(distances) > 0.1
+    assert all(torch.equal(each, after[0]) for each in after)
+    assert any(state.repairs_until for state in simulator.states)
+
+
+def test_running_statistics_are_averaged_without_momentum() -> None:
+    algorithm = DiLoCo(topology=complete(1), num_rounds=3)
+    state = algorithm.init(0, torch.zeros(3))
+    algorithm.handle(state, Started(), 0.0)
+    for _ in range(2):
+        after = state.params + torch.tensor([1.0, 1.0, 1.0])
+        algorithm.handle(state, trained(state.params, after, num_trained=2), 0.0)
+    # With 0.7: 1 + 0.7, and then 1 + 0.7 * (1 + 0.7) more.
+    torch.testing.assert_close(state.params, torch.tensor([3.89, 3.89, 2.0]))
+
+
+def trained(before: Tensor, after: Tensor, num_trained: int) -> Trained:
+    return Trained(
+        after,
+        before,
+        num_samples=1,
+        num_steps=1,
+        seconds=1.0,
+        loss=0.0,
+        num_trained=num_trained,
+    )
+
+
+def test_flooding_takes_as_long_as_the_longest_way() -> None:
+    assert [flooding_time(each) for each in (ring(8), star(6), directed_ring(9))] == [4, 2, 8]
+    # Worker 0 hears of worker 4 over (3, 4), (2, 3), (1, 2), (0, 1), which take turns.
+    assert flooding_time(MATCHINGS) == 5
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"part": torch.ones(2, 3), "until": torch.tensor(4)},
+        {"values": torch.ones(3), "part": torch.ones(2, 3)},
+        {"values": torch.ones(3), "until": torch.tensor(4)},
+        {"values": torch.ones(3), "part": torch.ones(2, 4), "until": torch.tensor(4)},
+    ],
+    ids=["no values", "no end", "no part", "too long"],
+)
+def test_update_that_is_not_whole_counts_for_nothing(update: dict[str, Tensor]) -> None:
+    algorithm = DiLoCo(topology=complete(2), num_rounds=9, repair_rounds=1, timeout=1.0)
+    message = {f"1.{name}": tensor for name, tensor in update.items()}
+    schema = algorithm.schema(torch.zeros(3))["params"]
+    assert schema.mismatch(message) is None
+    assert schema.bad_values(message) is None
+    state = algorithm.init(0, torch.zeros(3))
+    algorithm.handle(state, Started(), 0.0)
+    algorithm.handle(state, Received(1, Message("params", 0, message)), 0.0)
+    algorithm.handle(state, trained(torch.zeros(3), torch.zeros(3), num_trained=3), 0.0)
+    assert state.round == 1
+    assert state.params.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("local_steps", 0, "at least 1"),
+        ("repair_rounds", 0, "at least 1"),
+        ("outer_momentum", 1.0, r"in \[0, 1\)"),
+        ("outer_lr", 0.0, "above 0"),
+    ],
+)
+def test_bad_numbers_are_refused(name: str, value: float, allowed: str) -> None:
+    wrong: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=f"{name} must be {allowed}, got {value}"):
+        DiLoCo(topology=ring(3), num_rounds=1, **wrong)
