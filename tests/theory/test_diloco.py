@@ -32,6 +32,7 @@ from edgegossip.core.protocol import (
     Received,
     Seconds,
     Started,
+    Train,
     Trained,
     WorkerState,
 )
@@ -104,6 +105,19 @@ def test_what_compressing_holds_back_is_all_that_is_missing() -> None:
     held_back = torch.stack([state.error for state in simulator.states])
     assert held_back.norm() > 0.01
     torch.testing.assert_close(after.sum(0) + held_back.sum(0), torch.stack(trained).sum(0))
+
+
+def test_training_goes_on_from_what_was_held_back() -> None:
+    algorithm = diloco(complete(1), compressor=TopK(0.4))
+    state = algorithm.init(0, torch.zeros(5))
+    algorithm.handle(state, Started(), 0.0)
+    after = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    [train] = algorithm.handle(state, trained(torch.zeros(5), after, num_trained=5), 0.0)
+    assert isinstance(train, Train)
+    moved = 1 + algorithm.outer_momentum
+    torch.testing.assert_close(state.params, torch.tensor([0.0, 0.0, 0.0, 4.0, 5.0]) * moved)
+    expected = torch.tensor([1.0, 2.0, 3.0, 4.0 * moved, 5.0 * moved])
+    torch.testing.assert_close(train.params, expected)
 
 
 @dataclass

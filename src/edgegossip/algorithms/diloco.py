@@ -42,9 +42,10 @@ class DiLoCoState(RoundState):
 class DiLoCo(RoundBased[DiLoCoState]):
     r"""Local steps from one shared model; what they change, compressed, is told to everybody.
 
-    In each round worker :math:`i` takes `local_steps` SGD steps from the shared model
-    :math:`x`, which change it by :math:`\Delta_i`. With compressor :math:`C`, error memory
-    :math:`e_i`, outer momentum :math:`\beta` and outer learning rate :math:`\alpha`
+    In each round worker :math:`i` takes `local_steps` SGD steps, which change the parameters by
+    :math:`\Delta_i`. It starts from :math:`x + e_i`: the shared model, and what it has learnt
+    and not yet told. With compressor :math:`C`, outer momentum :math:`\beta` and outer learning
+    rate :math:`\alpha`
 
     .. math::
         v_i &= e_i + \Delta_i, \quad q_i = C(v_i), \quad e_i = v_i - q_i \\
@@ -96,7 +97,8 @@ class DiLoCo(RoundBased[DiLoCoState]):
         Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
         arXiv:2508.15706. Departures: no server and no all-reduce, but flooding over any graph;
         the inner optimizer is the task's; the outer one is Nesterov's momentum as in DiLoCo,
-        while SparseLoCo makes do with the error memory; repairs.
+        while SparseLoCo makes do with the error memory, which fades there and is not trained
+        from; repairs.
     """
 
     local_steps: int = 1
@@ -133,6 +135,9 @@ class DiLoCo(RoundBased[DiLoCoState]):
     def work(self, state: DiLoCoState) -> Work | None:
         is_first = state.round % self.exchanges_in_round == 0
         return Steps(self.local_steps) if is_first else None
+
+    def start(self, state: DiLoCoState) -> Tensor:
+        return state.params + state.error
 
     def learn(self, state: DiLoCoState, trained: Trained) -> None:
         state.num_trained = trained.num_trained

@@ -125,6 +125,10 @@ class Synchronous(ABC, Generic[S]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """What `send` and `announce` send, by kind; `params` ([num_params]) as for `init`."""
 
+    def start(self, state: S) -> Tensor:
+        """What training starts from, [num_params]."""
+        return state.estimate
+
     def learn(self, state: S, trained: Trained) -> None:
         """Account for what training has brought."""
         state.params = trained.params
@@ -173,7 +177,7 @@ class Synchronous(ABC, Generic[S]):
         effects: list[Effect] = []
         while state.round < self.num_exchanges:
             if (work := self.work(state)) is not None:
-                return [*effects, Train(state.estimate, work)]
+                return [*effects, Train(self.start(state), work)]
             effects += self._exchange(state, now)
             if not self._is_complete(state):
                 return effects
