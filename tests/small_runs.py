@@ -23,6 +23,7 @@ from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.difference_push import DifferencePush
+from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
@@ -58,6 +59,12 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         num_rounds=6,
         compressor=TopK(keep_ratio=0.1),
         resend_after=0.1,
+    ),
+    "diloco": DiLoCo(
+        topology=directed_ring(NUM_WORKERS),
+        num_rounds=3,
+        compressor=TopK(keep_ratio=0.1),
+        timeout=0.5,
     ),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5

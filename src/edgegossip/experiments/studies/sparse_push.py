@@ -143,7 +143,7 @@ OURS = Rung(0.1, 4, local_steps=14)
 SPARSE = (Rung(0.1, 32), PAPER, Rung(0.01, 4), Rung(0.05, 4, local_steps=8))
 DIFFERENCE = (Rung(0.01, 4), OURS, Rung(0.1, 4, local_steps=32))
 """Rising compression."""
-FLOODED = Rung(0.0375, 2, local_steps=32)
+FLOODED = Rung(0.036, 2, local_steps=32)
 """466 times fewer bytes, with LeNet-5, where a message is passed on by 7 of 8 workers."""
 FINAL = compressor(1, 3)
 """Of the rounds of averaging that skewed data is compensated with, for a tenth of the bytes."""
