@@ -11,7 +11,17 @@ from torch import Tensor
 from edgegossip.algorithms.rounds import RoundBased, RoundState
 from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.connectivity import flooding_time, require_connected
-from edgegossip.core.protocol import Payload, Rank, Steps, Trained, Work
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Payload,
+    Rank,
+    Seconds,
+    Started,
+    Steps,
+    Trained,
+    Work,
+)
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 
@@ -24,16 +34,19 @@ class DiLoCoState(RoundState):
         error: :math:`e_i`, what compressing has held back so far, [num_params].
         updates: What is known of this round, by the worker that it comes from.
         told: Whose updates each neighbor has, as keys.
-        num_trained: Of the entries of a model, those that are trained; None for all.
+        num_trained: Of the entries of a model, those that are trained; None for all, and 0
+            before it is known.
+        missing: Whose updates it had not heard when the last round was over, as keys.
         repairs_until: Before this round parts of the model are sent along.
-        has_missed: It does not know all that the others know.
+        has_missed: It has come back, and does not know all that the others know.
     """
 
     velocity: Tensor
     error: Tensor
     updates: dict[Rank, Payload] = field(default_factory=dict)
     told: dict[Rank, dict[Rank, None]] = field(default_factory=dict)
-    num_trained: int | None = None
+    num_trained: int | None = 0
+    missing: dict[Rank, None] = field(default_factory=dict)
     repairs_until: int = 0
     has_missed: bool = False
 
@@ -59,17 +72,23 @@ class DiLoCo(RoundBased[DiLoCoState]):
     over its period. That is why momentum can act on them. Push-sum, whose workers never quite
     agree, would with momentum over rounds enlarge what they disagree in.
 
-    The price is that a worker passes on :math:`n - 1` updates a round in a ring, where
+    The price is that a worker passes on :math:`n - 1` updates a round in a directed ring, where
     push-sum sends one message, and with more neighbors than needed it hears some twice: for
     some ten workers, not for hundreds.
 
-    An update that a worker has not heard when the round is over counts for nothing there: a
-    message that is lost loses a part of a round, and workers differ from then on. Who misses
-    the update of a worker that is not known to be lost, or has come back, says so with its
-    next one. Then for `repair_rounds` rounds all send a part of :math:`x` and :math:`u` along,
-    each time the next one, and average it, until all agree again.
+    An update that a worker has not heard when the round is over counts for nothing there, so a
+    message that is lost, or comes after the `timeout`, loses a part of a round, and workers
+    differ from then on. Who misses an update, or hears from a worker again, or has come back,
+    says so with its next one. Then for `repair_rounds` rounds all send a part of :math:`x` and
+    :math:`u` along, each time the next one, and average it. After that they agree again, if
+    so many rounds are left. Where the ways around a lost worker take more exchanges than a
+    round has, as in rings, those far apart do not hear of each other until it is back, and
+    their models stay apart. Whoever misses somebody who is not lost takes for :math:`g` half of
+    its own :math:`q_i` and half of the mean, or differences would grow.
 
-    Running statistics of normalisation layers are averaged, without momentum.
+    Running statistics of normalisation layers are compressed too, but averaged without
+    momentum. Coarse values may make a small variance negative: with less than 4 bits take a
+    task with ``has_buffers=False``, or layers without such statistics.
 
     Without compression, :math:`\beta = 0` and :math:`\alpha = 1` it is exact averaging every
     `local_steps` steps.
@@ -83,8 +102,8 @@ class DiLoCo(RoundBased[DiLoCoState]):
             so take half of the learning rate that you would take without it.
         outer_lr: :math:`\alpha`, above 0.
         repair_rounds: How many parts a model is sent in when workers have come to differ.
-        timeout: Seconds that a worker waits for its neighbors in one exchange. See
-            `RoundBased`.
+        timeout: Seconds that a worker waits for its neighbors in one exchange, well above what
+            a round of training takes. See `RoundBased`.
         seed: Of compressors that draw at random.
 
     Raises:
@@ -211,29 +230,48 @@ class DiLoCo(RoundBased[DiLoCoState]):
             "catch-up": MessageSpec(whole, max_ahead=self.num_exchanges),
         }
 
-    def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
-        state.params = payload["params"]
-        state.has_missed = True
+    def handle(self, state: DiLoCoState, event: Event, now: Seconds) -> list[Effect]:
+        if isinstance(event, Started) and event.has_rejoined:
+            state.has_missed = True
+        return super().handle(state, event, now)
 
     # The end of a round.
 
     def _end_round(self, state: DiLoCoState, number: int) -> None:
-        updates = [state.updates[rank] for rank in sorted(state.updates)]
-        missing = set(range(self.topology.num_workers)) - state.updates.keys()
-        if missing - state.lost.keys() or state.has_missed:
+        ranks = range(self.topology.num_workers)
+        missing = dict.fromkeys(rank for rank in ranks if rank not in state.updates)
+        is_complete = missing.keys() <= state.lost.keys()
+        # One who is lost may have told some: when it is heard no longer, they differ. So do
+        # the parts of a cut network, when they hear of each other again.
+        has_changed = missing.keys() != state.missing.keys()
+        if has_changed or not is_complete or state.has_missed:
             state.repairs_until = self._end_of_repairs(number)
-            state.has_missed = False
+        state.missing, state.has_missed = missing, False
         self._repair(state, number)
-        numel = state.params.numel()
-        mean = torch.zeros_like(state.params)
-        for update in updates:
-            mean.add_(self.compressor.decompress(update, numel), alpha=1 / len(updates))
+        mean = self._mean(state, is_complete)
         state.velocity = torch.add(mean, state.velocity, alpha=self.outer_momentum)
         change = torch.add(mean, state.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
         if state.num_trained is not None:
             # With momentum a running variance may become negative.
             change[state.num_trained :] = mean[state.num_trained :]
         state.params = state.params + change
+
+    def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
+        """Of the updates; of one's own, half, where some were not heard that should have been.
+
+        Averages over different workers may be such that differences between models grow: those
+        of a path, each over the workers nearby, have negative eigenvalues, as large as those
+        of a window. Half of the identity lifts them above 0.
+        """
+        mean = torch.zeros_like(state.params)
+        for rank in sorted(state.updates):
+            told = self.compressor.decompress(state.updates[rank], mean.numel())
+            mean.add_(told, alpha=1 / len(state.updates))
+            if rank == state.rank:
+                own = told
+        if is_complete or state.rank not in state.updates:
+            return mean
+        return (mean + own) / 2
 
     def _repair(self, state: DiLoCoState, number: int) -> None:
         """Average a part of the model and of the velocity with what others say of it."""

@@ -55,10 +55,10 @@ def flooding_time(topology: Topology) -> int:
 
 def _flooding_time(topology: Topology, first: int) -> int:
     ranks = range(topology.num_workers)
-    known, everything = [{rank} for rank in ranks], set(ranks)
+    known, everything = [1 << rank for rank in ranks], (1 << len(ranks)) - 1  # sets, as bits
     num_rounds = 0
     while num_rounds == 0 or any(each != everything for each in known):
-        told = [each.copy() for each in known]
+        told = known.copy()
         for rank in ranks:
             for receiver in topology.out_neighbors(rank, first + num_rounds):
                 told[receiver] |= known[rank]

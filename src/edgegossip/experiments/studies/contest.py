@@ -141,12 +141,10 @@ class Contest:
 
     def _task(self, data_dir: Path, contender: Contender) -> Task:
         task = replace(self.problem.task(data_dir), partition=self.partition)
-        settings = self.problem.settings
-        optimizer = SGD(
-            lr=settings.lr * contender.lr_factor,
-            momentum=settings.momentum if contender.has_momentum else 0.0,
-            weight_decay=settings.weight_decay,
-        )
+        own = task.optimizer
+        assert isinstance(own, SGD)  # a problem's is
+        momentum = own.momentum if contender.has_momentum else 0.0
+        optimizer = replace(own, lr=own.lr * contender.lr_factor, momentum=momentum)
         return replace(task, optimizer=optimizer)
 
 
