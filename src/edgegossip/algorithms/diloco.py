@@ -257,11 +257,11 @@ class DiLoCo(RoundBased[DiLoCoState]):
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
-        """Of the updates; of one's own, half, where some were not heard that should have been.
+        """Of the updates; half of it the own one, where some are missing that should not.
 
-        Averages over different workers may be such that differences between models grow: those
-        of a path, each over the workers nearby, have negative eigenvalues, as large as those
-        of a window. Half of the identity lifts them above 0.
+        If workers average over different sets, differences between their models may grow: where
+        each hears those nearby in a row, the matrix of all averages has negative eigenvalues.
+        Half of the identity lifts them to 0 and above.
         """
         mean = torch.zeros_like(state.params)
         for rank in sorted(state.updates):
