@@ -228,14 +228,19 @@ def test_workers_that_have_come_to_differ_agree_again(
     assert distances[-1] == 0.0
 
 
-def test_models_stay_near_each_other_where_not_all_hear_of_all() -> None:
+@pytest.mark.parametrize(("repair_rounds", "farthest"), [(2, 0.25), (64, 1.0)])
+def test_models_stay_near_each_other_where_not_all_hear_of_all(
+    repair_rounds: int, farthest: float
+) -> None:
     # Without worker 3 the others stand in a row, and 4 exchanges do not lead to its ends.
-    algorithm = DiLoCo(topology=ring(8), num_rounds=150, local_steps=2)
+    algorithm = DiLoCo(
+        topology=ring(8), num_rounds=150, local_steps=2, repair_rounds=repair_rounds
+    )
     faults = Faults(script=(Crash(at=10.0, rank=3),))
     simulator = make_world(algorithm, platforms=EVEN[:1] * 8, faults=faults)
     assert simulator.run()
     models = torch.stack(simulator.estimates())
-    assert 0.0 < (models - models.mean(0)).norm() < TARGETS[:8].norm()
+    assert 0.0 < (models - models.mean(0)).norm() < farthest * TARGETS[:8].norm()
 
 
 def test_statistics_have_no_momentum_where_a_worker_has_not_trained_yet() -> None:
