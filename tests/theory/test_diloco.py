@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import MATCHINGS, NUM_ROUNDS, NUM_WORKERS
+from tests.observers import Silent
 from tests.worlds import (
     EVEN,
     NUM_PARAMS,
     TARGETS,
     UNEVEN,
-    Recorder,
     Watched,
     final_params,
     make_world,
@@ -124,7 +124,7 @@ def test_training_goes_on_from_what_was_held_back() -> None:
 
 
 @dataclass
-class LinkCounts(Recorder):
+class LinkCounts(Silent):
     """Counts whose updates went over each link, and the parts of models."""
 
     passed: Counter[tuple[Rank, Rank, Rank, int]] = field(default_factory=Counter)

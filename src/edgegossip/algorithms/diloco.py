@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.rounds import RoundBased, RoundState
 from edgegossip.core.compression.compressor import Compressor, Identity
+from edgegossip.core.compression.error_feedback import feed_back
 from edgegossip.core.connectivity import flooding_time, require_connected
 from edgegossip.core.protocol import (
     Effect,
@@ -160,15 +161,13 @@ class DiLoCo(RoundBased[DiLoCoState]):
 
     def learn(self, state: DiLoCoState, trained: Trained) -> None:
         state.num_trained = trained.num_trained
-        held = state.error + trained.delta
         number = state.round // self.exchanges_in_round
-        update = self.compressor.compress(held, self.seed, state.rank, "update", number)
-        state.error = held - self.compressor.decompress(update, held.numel())
+        key = (self.seed, state.rank, "update", number)
+        turn = feed_back(self.compressor, trained.delta, state.error, *key)
+        update, state.error = turn.payload, turn.error
         if number < state.repairs_until:
-            part = self._part(number, held.numel())
             until = torch.tensor(state.repairs_until)
-            shared = torch.stack([state.params[part], state.velocity[part]])
-            update = {**update, "part": shared, "until": until}
+            update = {**update, "part": self._own_part(state, number), "until": until}
         state.updates[state.rank] = update
 
     # Flooding.
@@ -224,11 +223,8 @@ class DiLoCo(RoundBased[DiLoCoState]):
             for rank in range(self.topology.num_workers)
             for name, spec in update.items()
         }
-        whole = {"params": TensorSpec.like(params)}
-        return {
-            "params": MessageSpec(optional=updates, max_ahead=self.num_exchanges),
-            "catch-up": MessageSpec(whole, max_ahead=self.num_exchanges),
-        }
+        spec = MessageSpec(optional=updates, max_ahead=self.num_exchanges)
+        return {**super().schema(params), "params": spec}
 
     def handle(self, state: DiLoCoState, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, Started) and event.has_rejoined:
@@ -267,11 +263,10 @@ class DiLoCo(RoundBased[DiLoCoState]):
         for rank in sorted(state.updates):
             told = self.compressor.decompress(state.updates[rank], mean.numel())
             mean.add_(told, alpha=1 / len(state.updates))
-            if rank == state.rank:
-                own = told
-        if is_complete or state.rank not in state.updates:
+        own = state.updates.get(state.rank)
+        if is_complete or own is None:
             return mean
-        return (mean + own) / 2
+        return (mean + self.compressor.decompress(own, mean.numel())) / 2
 
     def _repair(self, state: DiLoCoState, number: int) -> None:
         """Average a part of the model and of the velocity with what others say of it."""
@@ -281,13 +276,19 @@ class DiLoCo(RoundBased[DiLoCoState]):
         said = (int(update["until"]) for update in sent.values())
         state.repairs_until = max(state.repairs_until, *said)
         part = self._part(number, state.params.numel())
-        own = torch.stack([state.params[part], state.velocity[part]])
         # One who hears of a repair only now has not sent any.
-        parts = {state.rank: own} | {rank: update["part"] for rank, update in sent.items()}
+        parts = {state.rank: self._own_part(state, number)} | {
+            rank: update["part"] for rank, update in sent.items()
+        }
         # Rank order: float sums come out bit-identical everywhere.
         mean = torch.stack([parts[rank] for rank in sorted(parts)]).mean(0)
         state.params, state.velocity = state.params.clone(), state.velocity.clone()
         state.params[part], state.velocity[part] = mean
+
+    def _own_part(self, state: DiLoCoState, number: int) -> Tensor:
+        """What is sent of model and velocity in round `number`, [2, length]."""
+        part = self._part(number, state.params.numel())
+        return torch.stack([state.params[part], state.velocity[part]])
 
     def _part(self, number: int, numel: int) -> slice:
         """The entries that are compared in round `number`."""
