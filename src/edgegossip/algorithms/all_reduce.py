@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -60,8 +59,6 @@ class AllReduce(RoundBased[AllReduceState]):
         of around a ring, which costs as many bytes and only two latencies.
     """
 
-    exchanges_per_round: ClassVar[int] = 2
-
     local_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -75,6 +72,10 @@ class AllReduce(RoundBased[AllReduceState]):
         }
         if degrees != {self.num_workers - 1}:
             raise ValueError("AllReduce needs the complete topology: complete(num_workers)")
+
+    @property
+    def exchanges_per_round(self) -> int:
+        return 2
 
     @property
     def num_workers(self) -> int:

@@ -140,20 +140,16 @@ class DiLoCo(RoundBased[DiLoCoState]):
         require_connected(self.topology)
 
     @property
-    def exchanges_in_round(self) -> int:
+    def exchanges_per_round(self) -> int:
         """How many it takes until everybody has heard of everybody."""
         return flooding_time(self.topology)
-
-    @property
-    def num_exchanges(self) -> int:
-        return self.num_rounds * self.exchanges_in_round
 
     def init(self, rank: Rank, params: Tensor) -> DiLoCoState:
         nothing = torch.zeros_like(params)
         return DiLoCoState(rank=rank, params=params, velocity=nothing, error=nothing)
 
     def work(self, state: DiLoCoState) -> Work | None:
-        is_first = state.round % self.exchanges_in_round == 0
+        is_first = state.round % self.exchanges_per_round == 0
         return Steps(self.local_steps) if is_first else None
 
     def start(self, state: DiLoCoState) -> Tensor:
@@ -161,7 +157,7 @@ class DiLoCo(RoundBased[DiLoCoState]):
 
     def learn(self, state: DiLoCoState, trained: Trained) -> None:
         state.num_trained = trained.num_trained
-        number = state.round // self.exchanges_in_round
+        number = state.round // self.exchanges_per_round
         key = (self.seed, state.rank, "update", number)
         turn = feed_back(self.compressor, trained.delta, state.error, *key)
         update, state.error = turn.payload, turn.error
@@ -183,14 +179,14 @@ class DiLoCo(RoundBased[DiLoCoState]):
         }
 
     def mix(self, state: DiLoCoState, inbox: Mapping[Rank, Payload]) -> None:
-        number, exchange = divmod(state.round, self.exchanges_in_round)
+        number, exchange = divmod(state.round, self.exchanges_per_round)
         for sender, payload in inbox.items():
             told = state.told.setdefault(sender, {})
             for rank, update in _by_rank(payload).items():
                 told[rank] = None
                 if self._is_sound(update, number, state.params.numel()):
                     state.updates.setdefault(rank, update)
-        if exchange == self.exchanges_in_round - 1:
+        if exchange == self.exchanges_per_round - 1:
             self._end_round(state, number)
             state.updates, state.told = {}, {}
 

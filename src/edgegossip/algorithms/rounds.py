@@ -81,7 +81,6 @@ class Synchronous(ABC, Generic[S]):
             nothing, an endless wait where they do.
     """
 
-    exchanges_per_round: ClassVar[int] = 1  # `state.round` and messages count exchanges
     is_synchronous: ClassVar[bool] = True  # who makes a worker late makes its neighbors wait
 
     topology: Topology
@@ -136,6 +135,11 @@ class Synchronous(ABC, Generic[S]):
     def end(self, state: S) -> list[Effect]:
         """The last round is over."""
         return [Finish()]
+
+    @property
+    def exchanges_per_round(self) -> int:
+        """Exchanges that make a round; `state.round` and messages count exchanges."""
+        return 1
 
     @property
     def num_exchanges(self) -> int:
