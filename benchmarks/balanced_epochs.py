@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.sampler import AccuracyAwareSampler
 from edgegossip.balance.selection import Random
-from edgegossip.balance.state import BalancedState
 from edgegossip.core.protocol import (
     Effect,
     Event,

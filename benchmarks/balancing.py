@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from edgegossip.balance.balancer import Balancer
-from edgegossip.balance.forecasts import PlatformForecast, known_of
+from edgegossip.algorithms.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast, known_of
 from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.core.contention import Contention
 from edgegossip.sim.monitor import profile

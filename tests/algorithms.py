@@ -11,6 +11,7 @@ from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
@@ -20,7 +21,6 @@ from edgegossip.algorithms.rounds import Synchronous
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.topology import (
     complete,

@@ -6,11 +6,11 @@ import math
 
 import torch
 
+from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.balance.edge_gossip import EdgeGossip
-from edgegossip.balance.forecasts import PlatformForecast
 from edgegossip.core.protocol import (
     Effect,
     Event,

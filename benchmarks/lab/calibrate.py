@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.core.topology import complete

@@ -15,6 +15,12 @@ from .algorithms.difference_push import (
 from .algorithms.diloco import (
     DiLoCo as DiLoCo,
 )
+from .algorithms.edge_gossip.balancer import (
+    Balancer as Balancer,
+)
+from .algorithms.edge_gossip.wrapper import (
+    EdgeGossip as EdgeGossip,
+)
 from .algorithms.epoch_gossip import (
     EpochGossip as EpochGossip,
 )
@@ -44,12 +50,6 @@ from .balance.aggregation import (
 )
 from .balance.aggregation import (
     aggregator as aggregator,
-)
-from .balance.balancer import (
-    Balancer as Balancer,
-)
-from .balance.edge_gossip import (
-    EdgeGossip as EdgeGossip,
 )
 from .balance.predictor import (
     Forecast as Forecast,

@@ -17,11 +17,11 @@ from tests.algorithms import ALGORITHMS, NUM_WORKERS, AnyAlgorithm
 from tests.swarm.test_swarm import MANY_SEEDS, SEEDS, Checks, World, draw_world
 from tests.worlds import EVEN, TARGETS, make_world
 
+from edgegossip.algorithms.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.balance.balancer import Balancer
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.snapshot import assemble, dismantle

@@ -23,13 +23,13 @@ from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip, ChocoState
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.rounds import RoundBased
-from edgegossip.balance.edge_gossip import EdgeGossip
-from edgegossip.balance.state import BalancedState
 from edgegossip.core.protocol import (
     Algorithm,
     Event,

@@ -9,8 +9,8 @@ import torch
 from tests.algorithms import NUM_WORKERS
 from tests.worlds import TARGETS, make_world
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.topology import complete
 from edgegossip.sim.platform import Platform
 

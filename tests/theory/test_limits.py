@@ -30,12 +30,12 @@ from torch import Tensor
 
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.rounds import RoundBased
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.protocol import (
     Algorithm,

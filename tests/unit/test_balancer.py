@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgegossip.balance.balancer import Balancer
+from edgegossip.algorithms.edge_gossip.balancer import Balancer
 
 
 def test_worked_example() -> None:

@@ -11,10 +11,10 @@ import torch
 from tests.balanced_worker import BY_STEPS, CANCEL, INNER, Worker, sends
 from tests.effects import kinds, only
 
+from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.balance.edge_gossip import EdgeGossip
-from edgegossip.balance.forecasts import PlatformForecast
 from edgegossip.core.protocol import (
     Epochs,
     Message,

@@ -9,9 +9,9 @@ import torch
 from tests.balanced_worker import CANCEL, INNER, PUSHING, Worker, sends
 from tests.effects import kinds, only
 
-from edgegossip.balance.balancer import Balancer
-from edgegossip.balance.edge_gossip import EdgeGossip
-from edgegossip.balance.forecasts import PlatformForecast
+from edgegossip.algorithms.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.errors import PlatformError
 from edgegossip.core.protocol import (
     Assign,

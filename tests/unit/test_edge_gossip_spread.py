@@ -8,8 +8,8 @@ import torch
 from tests.balanced_worker import INNER, Worker, sends
 from tests.effects import only
 
-from edgegossip.balance.edge_gossip import EdgeGossip
-from edgegossip.balance.forecasts import FIELD
+from edgegossip.algorithms.edge_gossip.forecasts import FIELD
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.protocol import Epochs, Message, Predict, Received, Send, Train
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.small_runs import NUM_WORKERS, small_run, small_task, with_rounds
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.runner import run
 from edgegossip.learning.optimizer import SGD

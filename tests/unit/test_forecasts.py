@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from edgegossip.balance.forecasts import (
+from edgegossip.algorithms.edge_gossip.forecasts import (
     FIELD,
     Fastest,
     PlatformForecast,

@@ -11,8 +11,8 @@ import torch
 from tests.complaints import complaint
 from tests.small_runs import small_run
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.cli.main import main
 from edgegossip.cli.router import router_command
 from edgegossip.core.protocol import Rank, Work

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgegossip.balance.plan import TOLERANCE, EpochPlan
+from edgegossip.algorithms.edge_gossip.plan import TOLERANCE, EpochPlan
 from edgegossip.balance.sampler import AccuracyAwareSampler
 from edgegossip.balance.selection import Random
 from edgegossip.core.protocol import Epochs, Train, Trained

@@ -12,8 +12,8 @@ from tests.algorithms import ALL, NUM_WORKERS, each_of_all, each_synchronous
 from tests.schemas import SchemaCheck
 from tests.worlds import NUM_PARAMS, make_world
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.rounds import RoundBased, RoundState
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import (
     WORKER,

@@ -12,9 +12,9 @@ import torch
 from tests.parity import Steady
 from torch import Tensor, nn
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.core.topology import complete

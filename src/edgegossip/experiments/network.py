@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgegossip.balance.edge_gossip import EdgeGossip
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.balance.profile import Profile
 from edgegossip.core.protocol import Rank, Seconds

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.protocol import Algorithm
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name

@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.balance.selection import Ranked
 from edgegossip.core.protocol import Epochs
 from edgegossip.core.topology import complete

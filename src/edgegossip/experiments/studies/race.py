@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.balance.edge_gossip import EdgeGossip
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Algorithm, Seconds
 from edgegossip.core.topology import complete

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgegossip.balance.forecasts import Fastest, PlatformForecast
-from edgegossip.balance.plan import EpochPlan
+from edgegossip.algorithms.edge_gossip.forecasts import Fastest, PlatformForecast
+from edgegossip.algorithms.edge_gossip.plan import EpochPlan
 from edgegossip.core.protocol import (
     Epochs,
     Message,

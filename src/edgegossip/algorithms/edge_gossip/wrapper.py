@@ -9,11 +9,21 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from edgegossip.balance.balancer import Balancer, Shares
-from edgegossip.balance.forecasts import detach, forecast_schema, known_of, with_forecast
-from edgegossip.balance.heirs import choose_heirs, heirs_by, inherited_by, require_valid
-from edgegossip.balance.plan import EpochPlan
-from edgegossip.balance.state import BalancedState
+from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
+from edgegossip.algorithms.edge_gossip.balancer import Balancer, Shares
+from edgegossip.algorithms.edge_gossip.forecasts import (
+    detach,
+    forecast_schema,
+    known_of,
+    with_forecast,
+)
+from edgegossip.algorithms.edge_gossip.heirs import (
+    choose_heirs,
+    heirs_by,
+    inherited_by,
+    require_valid,
+)
+from edgegossip.algorithms.edge_gossip.plan import EpochPlan
 from edgegossip.core.protocol import (
     Algorithm,
     Assign,

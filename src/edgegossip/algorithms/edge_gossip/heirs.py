@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
-from edgegossip.balance.balancer import Shares
+from edgegossip.algorithms.edge_gossip.balancer import Shares
 from edgegossip.core.protocol import Rank
 
 
@@ -58,7 +58,7 @@ def choose_heirs(
     Returns:
         The heir of each failed platform that has data and for which there is one.
 
-    >>> from edgegossip.balance.balancer import Balancer
+    >>> from edgegossip.algorithms.edge_gossip.balancer import Balancer
     >>> throughputs = [100.0, 80.0, 0.0]
     >>> shares = Balancer().balance(throughputs, [1000, 1000, 1000])
     >>> choose_heirs({}, shares, throughputs)
