@@ -30,11 +30,11 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.aggregation import COMBINATIONS, Aggregator, aggregator
 from edgegossip.core.errors import DataError
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.readers import DATASETS
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.aggregation import COMBINATIONS, Aggregator, aggregator
 
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28), "har": (9, 128)}
 BATCH_SIZE = 64

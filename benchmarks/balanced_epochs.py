@@ -25,8 +25,6 @@ from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Random
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -40,7 +38,9 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.batches import BatchStream
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import Random
 from edgegossip.sim.monitor import profile
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator

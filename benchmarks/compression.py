@@ -32,8 +32,8 @@ from edgegossip.core import codec
 from edgegossip.core.compression.compressor import Compressor, Floats, Identity
 from edgegossip.core.compression.packing import Positions, pack_positions
 from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.selection import largest
 from edgegossip.core.compression.sparse import RandomK, TopK
+from edgegossip.core.compression.top_k import largest
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
 from edgegossip.core.errors import DataError
 from edgegossip.core.protocol import Message

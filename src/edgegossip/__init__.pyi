@@ -42,15 +42,6 @@ from .algorithms.sparse_push import (
 from .algorithms.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
-from .balance.aggregated import (
-    AggregatedData as AggregatedData,
-)
-from .balance.aggregation import (
-    Aggregator as Aggregator,
-)
-from .balance.aggregation import (
-    aggregator as aggregator,
-)
 from .balance.predictor import (
     Forecast as Forecast,
 )
@@ -59,39 +50,6 @@ from .balance.predictor import (
 )
 from .balance.profile import (
     Profile as Profile,
-)
-from .balance.sampler import (
-    AccuracyAwareSampler as AccuracyAwareSampler,
-)
-from .balance.selection import (
-    Cyclic as Cyclic,
-)
-from .balance.selection import (
-    Focused as Focused,
-)
-from .balance.selection import (
-    Importance as Importance,
-)
-from .balance.selection import (
-    Pruned as Pruned,
-)
-from .balance.selection import (
-    Random as Random,
-)
-from .balance.selection import (
-    Ranked as Ranked,
-)
-from .balance.selection import (
-    RankedPerClass as RankedPerClass,
-)
-from .balance.selection import (
-    RankedShuffled as RankedShuffled,
-)
-from .balance.selection import (
-    Sampled as Sampled,
-)
-from .balance.selection import (
-    selection as selection,
 )
 from .core.compression.compressor import (
     Compressor as Compressor,
@@ -240,9 +198,6 @@ from .experiments.worker import (
 from .experiments.worker import (
     take_part as take_part,
 )
-from .learning.accuracy_aware import (
-    AccuracyAware as AccuracyAware,
-)
 from .learning.augmentation import (
     flip_and_crop as flip_and_crop,
 )
@@ -335,6 +290,51 @@ from .learning.readers import (
 )
 from .learning.readers import (
     npz as npz,
+)
+from .learning.sampling.accuracy_aware import (
+    AccuracyAware as AccuracyAware,
+)
+from .learning.sampling.aggregated import (
+    AggregatedData as AggregatedData,
+)
+from .learning.sampling.aggregation import (
+    Aggregator as Aggregator,
+)
+from .learning.sampling.aggregation import (
+    aggregator as aggregator,
+)
+from .learning.sampling.sampler import (
+    AccuracyAwareSampler as AccuracyAwareSampler,
+)
+from .learning.sampling.selection import (
+    Cyclic as Cyclic,
+)
+from .learning.sampling.selection import (
+    Focused as Focused,
+)
+from .learning.sampling.selection import (
+    Importance as Importance,
+)
+from .learning.sampling.selection import (
+    Pruned as Pruned,
+)
+from .learning.sampling.selection import (
+    Random as Random,
+)
+from .learning.sampling.selection import (
+    Ranked as Ranked,
+)
+from .learning.sampling.selection import (
+    RankedPerClass as RankedPerClass,
+)
+from .learning.sampling.selection import (
+    RankedShuffled as RankedShuffled,
+)
+from .learning.sampling.selection import (
+    Sampled as Sampled,
+)
+from .learning.sampling.selection import (
+    selection as selection,
 )
 from .learning.schedule import (
     Constant as Constant,

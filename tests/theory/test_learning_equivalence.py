@@ -19,15 +19,15 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Random
 from edgegossip.core.protocol import Epochs, Steps, Work
 from edgegossip.core.topology import complete
-from edgegossip.learning.batches import BatchStream
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.models.mlp import mlp
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.readers import digits
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import Random
 from edgegossip.learning.task import Task, Workload
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.pool import ComputePool

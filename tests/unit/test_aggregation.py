@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.aggregation import COMBINATIONS, Aggregator, aggregator
-from edgegossip.balance.division import RandomHyperplanes
-from edgegossip.balance.reduction import PCA
 from edgegossip.core.errors import DataError
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.aggregation import COMBINATIONS, Aggregator, aggregator
+from edgegossip.learning.sampling.division import RandomHyperplanes
+from edgegossip.learning.sampling.reduction import PCA
 
 SHAPES = [(3, 8, 8), (1, 5, 5), (4, 12), (6,)]
 every_combination = pytest.mark.parametrize("name", COMBINATIONS)

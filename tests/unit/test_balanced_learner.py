@@ -12,13 +12,20 @@ import torch.nn.functional as F
 from tests.unit.test_learner import DATA, SHARD, learner, seeded, start
 from torch import nn
 
-from edgegossip.balance.selection import Candidates, Choice, Focused, Random, Ranked, Selection
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.loss import Loss
 from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.selection import (
+    Candidates,
+    Choice,
+    Focused,
+    Random,
+    Ranked,
+    Selection,
+)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.sampler import AccuracyAwareSampler, Batch
-from edgegossip.balance.selection import Candidates, Choice, Random, Selection
 from edgegossip.core.protocol import Epochs, Steps, Work
-from edgegossip.learning.batches import BatchStream
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
+from edgegossip.learning.sampling.selection import Candidates, Choice, Random, Selection
 
 
 def stream(num_samples: int = 10, batch_size: int = 3, rank: int = 0) -> BatchStream:

@@ -12,8 +12,8 @@ from tests.compressors import normal, squared_norm
 from edgegossip.core import codec
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.selection import at_random, largest
 from edgegossip.core.compression.sparse import RandomK, TopK
+from edgegossip.core.compression.top_k import at_random, largest
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
 from edgegossip.core.protocol import Message
 from edgegossip.core.randomness import generator

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgegossip.balance.division import (
+from edgegossip.learning.sampling.division import (
     Division,
     GaussianMixture,
     KMeans,

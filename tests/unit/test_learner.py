@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from tests.small_runs import SHAPE, adam, dataset, small_model, small_task
 from torch import Tensor, nn
 
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Random
 from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Epochs, Steps
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.batches import BatchStream
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import Random
 from edgegossip.learning.task import Task, Workload
 from edgegossip.sim.pool import ComputePool
 

@@ -9,12 +9,12 @@ import torch
 from tests.unit.test_sampler import HardestSubsets, aggregated
 from torch import Tensor
 
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Focused
 from edgegossip.core.protocol import Epochs, Steps
-from edgegossip.learning.accuracy_aware import AccuracyAware
-from edgegossip.learning.batches import BatchStream
-from edgegossip.learning.look import Budget, Look
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.look import Budget, Look
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import Focused
 
 NUM_SAMPLES, NUM_POINTS = 120, 12
 

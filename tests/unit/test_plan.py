@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgegossip.algorithms.edge_gossip.plan import TOLERANCE, EpochPlan
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Random
 from edgegossip.core.protocol import Epochs, Train, Trained
-from edgegossip.learning.batches import BatchStream
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import Random
 
 BATCH_SIZE = 10
 NUM_SAMPLES = 1000

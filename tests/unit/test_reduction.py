@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgegossip.balance.reduction import (
+from edgegossip.learning.sampling.reduction import (
     PCA,
     Fingerprint,
     Histogram,

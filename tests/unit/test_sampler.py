@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Candidates, Choice, Focused, Random, Selection
 from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import (
+    Candidates,
+    Choice,
+    Focused,
+    Random,
+    Selection,
+)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import (
+from edgegossip.core.protocol import Steps
+from edgegossip.core.randomness import generator
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import (
     SELECTIONS,
     Candidates,
     Choice,
@@ -24,9 +27,6 @@ from edgegossip.balance.selection import (
     Selection,
     selection,
 )
-from edgegossip.core.protocol import Steps
-from edgegossip.core.randomness import generator
-from edgegossip.learning.batches import BatchStream
 
 ALL = [pytest.param(chosen, id=name) for name, chosen in SELECTIONS.items()]
 DISTINCT = [param for param in ALL if param.id != "focused"]

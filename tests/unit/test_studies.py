@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.balance.selection import RankedPerClass
 from edgegossip.core.topology import complete
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
@@ -26,8 +25,9 @@ from edgegossip.experiments.studies.race import BASELINE, CONTROLS, Contender, R
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, race_table, standings
 from edgegossip.experiments.study import Row, Study, run_study
-from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.models import mlp
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.selection import RankedPerClass
 from edgegossip.learning.task import Workload
 from edgegossip.report.study import write_study_report
 from edgegossip.sim.link import Links

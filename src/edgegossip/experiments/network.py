@@ -13,8 +13,8 @@ from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
-from edgegossip.learning.accuracy_aware import PLAIN
 from edgegossip.learning.allocation import keep_freed_memory
+from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.task import Workload
 from edgegossip.net.address import Address
 from edgegossip.net.counters import SystemCounters

@@ -10,19 +10,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from edgegossip.balance.sampler import Batch
 from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Epochs, Payload, Rank, Work
 from edgegossip.core.randomness import generator
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware, AggregatedLosses
-from edgegossip.learning.batches import BatchStream
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.dropout import replace_dropout
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
 from edgegossip.learning.loss import Loss, losses_of, prepare_batch
 from edgegossip.learning.optimizer import OptimizerFactory
+from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware, AggregatedLosses
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.sampler import Batch
 from edgegossip.learning.schedule import Constant, Schedule
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]

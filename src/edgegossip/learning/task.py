@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from edgegossip.core.protocol import Rank
 from edgegossip.core.randomness import derive_seed
-from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.flat import FlatModel
@@ -21,6 +20,7 @@ from edgegossip.learning.loss import Loss
 from edgegossip.learning.normalization import warn_of_running_statistics
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition, is_skewed
+from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
 
 _GLOBAL_GENERATOR = threading.Lock()

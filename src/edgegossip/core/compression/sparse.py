@@ -22,7 +22,7 @@ from edgegossip.core.compression.packing import (
     padded,
     unpack_positions,
 )
-from edgegossip.core.compression.selection import at_random, largest
+from edgegossip.core.compression.top_k import at_random, largest
 from edgegossip.core.randomness import derive_seed, generator
 
 

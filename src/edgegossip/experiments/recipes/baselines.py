@@ -19,10 +19,10 @@ from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_
 from edgegossip.experiments.recipes.settings import ACCURACY_AWARE, Settings
 from edgegossip.experiments.recipes.tasks import make_task
 from edgegossip.experiments.rehearsal import epoch_gossip_seconds
-from edgegossip.learning.accuracy_aware import AccuracyAware
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.partition import IID, Partition
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.task import Workload
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform

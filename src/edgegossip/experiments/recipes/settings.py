@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgegossip.learning.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 
 ACCURACY_AWARE = AccuracyAware()
 """How EdgeGossip chooses what slow workers train on, in recipes and studies."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.balance.aggregation import COMBINATIONS, aggregator
 from edgegossip.core.protocol import Steps
 from edgegossip.core.randomness import generator
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
@@ -27,6 +26,7 @@ from edgegossip.experiments.studies.timing import processor_seconds, timed_fit
 from edgegossip.experiments.studies.training import RATIOS, SELECTED
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.dataset import ArraySplit
+from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator
 from edgegossip.learning.task import Workload
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.sparse_push import SparsePush
-from edgegossip.core.compression.selection import largest
 from edgegossip.core.compression.sparse import TopK
+from edgegossip.core.compression.top_k import largest
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Algorithm, Payload, Work
 from edgegossip.core.randomness import generator

@@ -10,7 +10,6 @@ import torch
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.balance.selection import Ranked
 from edgegossip.core.protocol import Epochs
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
@@ -28,7 +27,8 @@ from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import median
 from edgegossip.experiments.studies.timing import processor_seconds
 from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.accuracy_aware import AggregatedLosses
+from edgegossip.learning.sampling.accuracy_aware import AggregatedLosses
+from edgegossip.learning.sampling.selection import Ranked
 from edgegossip.learning.task import Workload
 from edgegossip.sim.platform import paper
 

@@ -25,7 +25,7 @@ from edgegossip.experiments.studies.platforms import time_ratio
 from edgegossip.experiments.studies.problems import Problem
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.study import Cell, Row, Session
-from edgegossip.learning.accuracy_aware import PLAIN, AccuracyAware
+from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.task import Workload
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from edgegossip.balance.selection import SELECTIONS
 from edgegossip.experiments.exhibits import Exhibits, Figure
 from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.studies.platforms import imbalanced
@@ -35,7 +34,8 @@ from edgegossip.experiments.studies.race import (
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, race_table, standings
 from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.accuracy_aware import PLAIN
+from edgegossip.learning.sampling.accuracy_aware import PLAIN
+from edgegossip.learning.sampling.selection import SELECTIONS
 
 TARGET_GAP = 0.003
 IMBALANCES = (2.0, 4.0, 8.0)

@@ -12,10 +12,10 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.aggregation import Aggregator
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.aggregation import Aggregator
 
 
 @contextmanager

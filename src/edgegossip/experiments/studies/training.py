@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from edgegossip.balance.aggregation import aggregator
 from edgegossip.experiments.exhibits import Exhibits, Figure
 from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.studies.platforms import fast_and_slow
@@ -32,6 +31,7 @@ from edgegossip.experiments.studies.race import (
 from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.studies.standings import bars, curves, race_table, standings
 from edgegossip.experiments.study import Row, Study
+from edgegossip.learning.sampling.aggregation import aggregator
 from edgegossip.sim.platform import paper, uneven
 
 SELECTED = ("svd-kmeans", "isvd-lsh", "hash-kmeans")

@@ -8,8 +8,12 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from edgegossip.balance.visits import expected_visits, expected_visits_per_class, systematic
 from edgegossip.core.errors import unknown_name
+from edgegossip.learning.sampling.visits import (
+    expected_visits,
+    expected_visits_per_class,
+    systematic,
+)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

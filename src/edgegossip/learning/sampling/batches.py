@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from edgegossip.balance.sampler import AccuracyAwareSampler, Batch
 from edgegossip.core.protocol import Steps, Work
-from edgegossip.learning.look import Look
+from edgegossip.learning.sampling.look import Look
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
 
 
 class BatchStream:
@@ -29,7 +29,7 @@ class BatchStream:
         look: Tells the sampler the losses of aggregated points before each pass; None for
             selections that need none.
 
-    >>> from edgegossip.balance.selection import Random
+    >>> from edgegossip.learning.sampling.selection import Random
     >>> from edgegossip.core.protocol import Epochs
     >>> stream = BatchStream(
     ...     AccuracyAwareSampler(num_samples=5, batch_size=2, selection=Random())

@@ -19,8 +19,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from torch import Tensor
 
-from edgegossip.balance.reduction import MAX_SEED, require_at_least_one
 from edgegossip.core.randomness import generator
+from edgegossip.learning.sampling.reduction import MAX_SEED, require_at_least_one
 
 
 class Division(Protocol):

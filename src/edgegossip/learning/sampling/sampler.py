@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.selection import Candidates, Selection
 from edgegossip.core.randomness import generator
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.selection import Candidates, Selection
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         samples is exact, so the last batch is cut where the paper's may overshoot; its endless
         loop at :math:`r = 1` is mended.
 
-    >>> from edgegossip.balance.selection import Random
+    >>> from edgegossip.learning.sampling.selection import Random
     >>> sampler = AccuracyAwareSampler(num_samples=8, batch_size=3, selection=Random())
     >>> [len(batch) for batch in sampler]
     [3, 3, 2]

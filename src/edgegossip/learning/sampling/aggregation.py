@@ -9,9 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.division import Division, GaussianMixture, KMeans, MedianSplit
-from edgegossip.balance.reduction import (
+from edgegossip.core.errors import DataError, unknown_name
+from edgegossip.core.randomness import derive_seed
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.division import Division, GaussianMixture, KMeans, MedianSplit
+from edgegossip.learning.sampling.reduction import (
     PCA,
     Fingerprint,
     Histogram,
@@ -20,8 +22,6 @@ from edgegossip.balance.reduction import (
     SingularValues,
     WholeDataSVD,
 )
-from edgegossip.core.errors import DataError, unknown_name
-from edgegossip.core.randomness import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from edgegossip.balance.aggregated import AggregatedData
-from edgegossip.balance.aggregation import Aggregator, aggregator
-from edgegossip.balance.sampler import AccuracyAwareSampler
-from edgegossip.balance.selection import Focused, Random, Selection
-from edgegossip.learning.batches import BatchStream
 from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.look import Budget, Look
 from edgegossip.learning.loss import Loss, losses_of, to_model
+from edgegossip.learning.sampling.aggregated import AggregatedData
+from edgegossip.learning.sampling.aggregation import Aggregator, aggregator
+from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.look import Budget, Look
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.selection import Focused, Random, Selection
 
 
 @dataclass(frozen=True, kw_only=True)

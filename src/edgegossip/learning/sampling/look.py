@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.balance.sampler import AccuracyAwareSampler
+from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 
 FORWARD_COST = 1 / 3
 """What a forward pass over a point costs, in training samples' worth: a backward pass takes
