@@ -24,7 +24,6 @@ from torch import Tensor
 from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.balance.predictor import PerformancePredictor
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -41,6 +40,7 @@ from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 from edgegossip.learning.sampling.selection import Random
+from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.sim.monitor import profile
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator

@@ -18,8 +18,8 @@ import torch
 
 from edgegossip.algorithms.edge_gossip.balancer import Balancer
 from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast, known_of
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.core.contention import Contention
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.sim.monitor import profile
 from edgegossip.sim.platform import Platform
 

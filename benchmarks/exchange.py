@@ -37,7 +37,7 @@ from torch import Tensor
 
 from edgegossip.core.protocol import Message, Rank
 from edgegossip.core.schema import MessageSpec, TensorSpec
-from edgegossip.learning.allocation import keep_freed_memory
+from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack

@@ -46,11 +46,11 @@ from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.recipes.settings import default_data_dir
 from edgegossip.experiments.training_loop import TrainingLoop
 from edgegossip.experiments.worker import WorkerSettings
-from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.readers import mnist
 from edgegossip.learning.task import Task
+from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 from edgegossip.net.zenoh_transport import ZenohTransport
 from edgegossip.sim.platform import uneven

@@ -33,10 +33,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, SplineTransformer
 from sklearn.svm import SVR
 
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.slow_down import gaussian_process
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.slow_down import gaussian_process
 from edgegossip.sim.monitor import Monitor, default_predictor, profile
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 from edgegossip.sim.traces import batch_jobs

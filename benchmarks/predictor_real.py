@@ -33,17 +33,17 @@ from typing import Any
 
 import torch
 
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.profile import MIN_ROWS, Profile
-from edgegossip.core.contention import Contention
 from edgegossip.core.randomness import generator
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.task import Task, Workload
-from edgegossip.net.counters import SystemCounters
-from edgegossip.net.loads import KINDS, MB, SIZES, Load
-from edgegossip.net.monitor import Monitor
-from edgegossip.net.profiling import Training, choose_loads, measure, profile_of
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.counters import SystemCounters
+from edgegossip.machine.loads import KINDS, MB, SIZES, Load
+from edgegossip.machine.monitor import Monitor
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.profile import MIN_ROWS, Profile
+from edgegossip.machine.profiling import Training, choose_loads, measure, profile_of
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from edgegossip.net.counters import SystemCounters
-from edgegossip.net.history import History
-from edgegossip.net.telemetry import Sample, TelemetryStore, open_telemetry
+from edgegossip.machine.counters import SystemCounters
+from edgegossip.machine.history import History
+from edgegossip.machine.telemetry import Sample, TelemetryStore, open_telemetry
 
 
 @contextmanager

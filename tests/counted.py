@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgegossip.net.counters import Reading, Usage
+from edgegossip.machine.counters import Reading, Usage
 
 
 def added(total: Usage, more: Usage) -> Usage:

@@ -26,8 +26,8 @@ from edgegossip.core.topology import complete
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.runner import one_intra_op_thread
-from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.dataset import ArraySplit
+from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 
 NOBODY = "tcp/127.0.0.1:7446"

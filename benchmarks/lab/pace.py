@@ -25,8 +25,8 @@ import torch
 from torch.nn import functional
 
 from edgegossip.core.protocol import Seconds
-from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.models import lenet5
+from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 
 Trace: TypeAlias = list[tuple[Seconds, float]]

@@ -42,15 +42,6 @@ from .algorithms.sparse_push import (
 from .algorithms.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
-from .balance.predictor import (
-    Forecast as Forecast,
-)
-from .balance.predictor import (
-    PerformancePredictor as PerformancePredictor,
-)
-from .balance.profile import (
-    Profile as Profile,
-)
 from .core.compression.compressor import (
     Compressor as Compressor,
 )
@@ -74,9 +65,6 @@ from .core.compression.values import (
 )
 from .core.compression.values import (
     Sign as Sign,
-)
-from .core.contention import (
-    Contention as Contention,
 )
 from .core.errors import (
     DataError as DataError,
@@ -354,6 +342,21 @@ from .learning.schedule import (
 from .learning.task import (
     Task as Task,
 )
+from .machine.contention import (
+    Contention as Contention,
+)
+from .machine.monitor import (
+    Monitor as Monitor,
+)
+from .machine.predictor import (
+    Forecast as Forecast,
+)
+from .machine.predictor import (
+    PerformancePredictor as PerformancePredictor,
+)
+from .machine.profile import (
+    Profile as Profile,
+)
 from .net.address import (
     Address as Address,
 )
@@ -362,9 +365,6 @@ from .net.host import (
 )
 from .net.memory import (
     MemoryNetwork as MemoryNetwork,
-)
-from .net.monitor import (
-    Monitor as Monitor,
 )
 from .net.settings import (
     HostSettings as HostSettings,

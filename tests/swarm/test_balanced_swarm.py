@@ -22,10 +22,10 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.core.topology import complete
+from edgegossip.machine.contention import Contention
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Recover
 from edgegossip.sim.platform import ContentionTrace, Platform, ThrottlingTrace
 

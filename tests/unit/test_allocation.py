@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, numpy
-from edgegossip.learning.allocation import keep_freed_memory
+from edgegossip.machine.allocation import keep_freed_memory
 if {keeps}:
     keep_freed_memory()
 def use():

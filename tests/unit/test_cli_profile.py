@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgegossip.balance.profile import Profile
 from edgegossip.cli import profile
 from edgegossip.cli.profile import profile_command
 from edgegossip.core.errors import UsageError
-from edgegossip.net.profiling import choose_loads
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.profiling import choose_loads
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from edgegossip.net.counters import SystemCounters
+from edgegossip.machine.counters import SystemCounters
 
 BUSY = "import time\nwhile time.process_time() < 0.12: pass\nprint(flush=True)\ninput()"
 

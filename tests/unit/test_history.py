@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.counted import Counted
 
-from edgegossip.core.contention import Contention
-from edgegossip.net.counters import Usage
-from edgegossip.net.history import History
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.counters import Usage
+from edgegossip.machine.history import History
 
 
 def watched(counted: Counted) -> History:

@@ -13,8 +13,6 @@ import pytest
 import torch
 from tests.scripted import world
 
-from edgegossip.balance.predictor import Forecast, PerformancePredictor
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -29,6 +27,8 @@ from edgegossip.core.protocol import (
     Trained,
 )
 from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.predictor import Forecast, PerformancePredictor
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.monitor import (
     FORECAST_SECONDS,

@@ -21,10 +21,10 @@ from edgegossip.experiments import network
 from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.worker import WorkerSettings, take_part
 from edgegossip.learning.learner import Learner
+from edgegossip.machine.counters import Counters
+from edgegossip.machine.monitor import Monitor
 from edgegossip.net.address import Address
-from edgegossip.net.counters import Counters
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.monitor import Monitor
 from edgegossip.net.zenoh_transport import ZenohTransport
 
 ALONE = Address(listen=("tcp/127.0.0.1:0",))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgegossip.core.contention import Contention
+from edgegossip.machine.contention import Contention
 from edgegossip.sim.platform import (
     ContentionTrace,
     Platform,

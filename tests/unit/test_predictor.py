@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeRegressor
 
-from edgegossip.balance.predictor import UNKNOWN_ERROR, PerformancePredictor
-from edgegossip.balance.profile import Profile
-from edgegossip.balance.slow_down import gaussian_process
-from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError
 from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.predictor import UNKNOWN_ERROR, PerformancePredictor
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.slow_down import gaussian_process
 from edgegossip.sim.monitor import profile
 from edgegossip.sim.platform import Platform, Sensitivity
 

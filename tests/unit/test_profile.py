@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.balance.profile import Profile
-from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.profile import Profile
 
 HEADER = "cores,network,disk,seconds"
 ROWS = [f"0.{k},{k}e6,0,0.0{k + 1}" for k in range(9)] + ["1,0,5e7,0.25"]

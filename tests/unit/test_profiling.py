@@ -13,15 +13,15 @@ import torch
 from tests.counted import Counted
 from torch import Tensor
 
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.profile import Profile
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Payload, Steps, Work
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.net.counters import Usage
-from edgegossip.net.loads import Load
-from edgegossip.net.monitor import Monitor
-from edgegossip.net.profiling import Row, Training, choose_loads, measure, profile_of
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.counters import Usage
+from edgegossip.machine.loads import Load
+from edgegossip.machine.monitor import Monitor
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.profiling import Row, Training, choose_loads, measure, profile_of
 
 BATCH = 10
 STEP = 0.01

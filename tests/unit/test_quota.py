@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.net.quota import find_quota
+from edgegossip.machine.quota import find_quota
 
 V1_MOUNTS = """\
 23 1 254:0 / / rw - ext4 /dev/root rw

@@ -10,12 +10,12 @@ import time
 import pytest
 from tests.counted import Counted
 
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.profile import Profile
-from edgegossip.core.contention import Contention
-from edgegossip.net.counters import Usage
-from edgegossip.net.monitor import Monitor
-from edgegossip.net.telemetry import Journal, MemoryTelemetry, Sample
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.counters import Usage
+from edgegossip.machine.monitor import Monitor
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.telemetry import Journal, MemoryTelemetry, Sample
 
 SPEED = 100.0
 PROFILE = Profile(

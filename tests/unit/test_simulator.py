@@ -20,7 +20,6 @@ from tests.scripted import (
     world,
 )
 
-from edgegossip.core.contention import Contention
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import (
     Assign,
@@ -45,6 +44,7 @@ from edgegossip.core.protocol import (
     Train,
     Trained,
 )
+from edgegossip.machine.contention import Contention
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import ContentionTrace, Platform, Sensitivity

@@ -17,7 +17,7 @@ import pytest
 from tests.small_runs import small_disk
 
 from edgegossip.core.errors import NetworkError
-from edgegossip.net.telemetry import (
+from edgegossip.machine.telemetry import (
     Journal,
     JsonLinesTelemetry,
     MemoryTelemetry,

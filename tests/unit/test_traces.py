@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError
+from edgegossip.machine.contention import Contention
 from edgegossip.sim.traces import batch_jobs, gpus, phones
 
 PHONES = [

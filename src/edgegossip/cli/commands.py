@@ -23,7 +23,7 @@ from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.study import STUDY
-from edgegossip.net.address import without_password
+from edgegossip.machine.telemetry import without_password
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report

@@ -9,21 +9,21 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.profile import Profile
-from edgegossip.balance.slow_down import SlowDown
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.task import Workload
-from edgegossip.net.counters import SystemCounters
-from edgegossip.net.monitor import Monitor
-from edgegossip.net.profiling import (
+from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.machine.counters import SystemCounters
+from edgegossip.machine.monitor import Monitor
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.profiling import (
     ROWS_PER_LOAD,
     Training,
     choose_loads,
     measure,
     profile_of,
 )
+from edgegossip.machine.slow_down import SlowDown
 from edgegossip.report import units
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
-from edgegossip.balance.profile import Profile
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.learning.task import Task
+from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.profile import Profile
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
-from edgegossip.learning.allocation import keep_freed_memory
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.task import Workload
+from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.machine.counters import SystemCounters
+from edgegossip.machine.monitor import Monitor
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.profiling import Training
+from edgegossip.machine.telemetry import Journal, open_telemetry
 from edgegossip.net.address import Address
-from edgegossip.net.counters import SystemCounters
-from edgegossip.net.monitor import Monitor
-from edgegossip.net.profiling import Training
-from edgegossip.net.telemetry import Journal, open_telemetry
 from edgegossip.net.tls import load_tls
 from edgegossip.net.zenoh_transport import LEASE, ZenohTransport, require_lease
 

@@ -88,15 +88,3 @@ def is_loopback(endpoint: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def without_password(url: str) -> str:
-    """The address without user, password and options, which have no place in messages.
-
-    >>> without_password("redis://me:secret@box:6379/0?password=secret")
-    'redis://box:6379/0'
-    >>> without_password("me:secret@box:6379")
-    'box:6379'
-    """
-    before, separator, after = url.partition("?")[0].rpartition("://")
-    return before + separator + after.rpartition("@")[2]

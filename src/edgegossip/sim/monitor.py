@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.profile import MIN_ROWS, Profile
-from edgegossip.balance.watch import Predictor, Watch
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.randomness import generator
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.profile import MIN_ROWS, Profile
+from edgegossip.machine.watch import Predictor, Watch
 from edgegossip.sim.platform import Platform
 
 FORECAST_SECONDS: Seconds = 1e-3

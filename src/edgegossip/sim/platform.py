@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds
+from edgegossip.machine.contention import Contention
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from edgegossip.learning.allocation import keep_freed_memory
+from edgegossip.machine.allocation import keep_freed_memory
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError, unknown_name
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.randomness import generator, uniform
+from edgegossip.machine.contention import Contention
 from edgegossip.sim.platform import ContentionTrace, Platform
 
 _WORD_COUNT = (

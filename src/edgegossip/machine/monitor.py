@@ -11,14 +11,14 @@ from typing import Self
 
 import psutil
 
-from edgegossip.balance.predictor import PerformancePredictor
-from edgegossip.balance.watch import SHORTEST, Watch
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Predicted, Seconds
-from edgegossip.net.counters import Counters, SystemCounters
-from edgegossip.net.history import History
-from edgegossip.net.progress import Progress
-from edgegossip.net.telemetry import Journal, Sample
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.counters import Counters, SystemCounters
+from edgegossip.machine.history import History
+from edgegossip.machine.pace import Progress
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.telemetry import Journal, Sample
+from edgegossip.machine.watch import SHORTEST, Watch
 
 _INTERVAL: Seconds = 1.0
 """Between two readings of the counters."""

@@ -173,7 +173,7 @@ def _kill(pids: list[int]) -> None:
 
 def _start(num_processes: int, arguments: list[str]) -> None:
     for number in range(num_processes):
-        command = [sys.executable, "-m", "edgegossip.net.loads", str(number), *arguments]
+        command = [sys.executable, "-m", "edgegossip.machine.loads", str(number), *arguments]
         # Ctrl+C is for whoever wanted the load, who then ends it.
         subprocess.Popen(command, start_new_session=True)
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds, Span
-from edgegossip.net.history import History
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.history import History
 
 _PIECE: Seconds = 0.25
 """Training in short steps is noted in pieces of at least this length."""

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from edgegossip.balance.profile import Profile
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds, Steps
 from edgegossip.core.trainer import Trainer
-from edgegossip.net.loads import KINDS, SIZES, Load
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.loads import KINDS, SIZES, Load
+from edgegossip.machine.profile import Profile
 
 _TURN: Seconds = 0.1
 """Of training between two looks at the clock, about."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgegossip.balance.watch import MEMORY
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Seconds, Span
-from edgegossip.net.counters import Counters, Reading
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.counters import Counters, Reading
+from edgegossip.machine.watch import MEMORY
 
 _HALF_LIFE: Seconds = 10.0
 """Of what we have used and the machine has not counted yet."""

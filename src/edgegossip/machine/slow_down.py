@@ -15,8 +15,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from threadpoolctl import threadpool_limits
 
-from edgegossip.balance.profile import Profile
-from edgegossip.core.contention import Contention
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.profile import Profile
 
 _MAX_ROWS = 300
 """Of a profile, for the default regressor, whose fit takes the cube of it: 0.7 s for these."""

@@ -14,15 +14,15 @@ import safetensors
 import torch
 from safetensors.torch import save
 
-from edgegossip.balance.profile import Profile
-from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError
 from edgegossip.core.protocol import Seconds
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.profile import Profile
 
 if TYPE_CHECKING:
     from sklearn.base import RegressorMixin
 
-    from edgegossip.balance.slow_down import SlowDown
+    from edgegossip.machine.slow_down import SlowDown
 
 UNKNOWN_ERROR = 0.1
 """Relative error that is assumed of forecasts while nothing was fitted or measured."""
@@ -211,7 +211,7 @@ class PerformancePredictor:
     def fit(self, profile: Profile) -> PerformancePredictor:
         """Learn RG and t0 from `profile`; forget what was observed. Returns itself."""
         # It needs scikit-learn, which takes more than a second to import.
-        from edgegossip.balance.slow_down import SlowDown
+        from edgegossip.machine.slow_down import SlowDown
 
         self._slow_down, self._profile = SlowDown(profile, self._regressor), profile
         self._forget(self._slow_down.seconds_alone)

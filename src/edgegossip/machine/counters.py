@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import psutil
 
 from edgegossip.core.protocol import Seconds
-from edgegossip.net.quota import find_quota
+from edgegossip.machine.quota import find_quota
 
 _READINGS_PER_LOOK = 10
 """Finding our descendants takes milliseconds, so new ones are not looked for each time."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgegossip.core.contention import Contention
 from edgegossip.core.errors import DataError
+from edgegossip.machine.contention import Contention
 
 COLUMNS = ("cores", "network", "disk", "seconds")
 MIN_ROWS = 10

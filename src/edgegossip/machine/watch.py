@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from edgegossip.balance.predictor import Forecast
-from edgegossip.core.contention import Contention
 from edgegossip.core.protocol import Predicted, Seconds, Span
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.predictor import Forecast
 
 MEMORY: Seconds = 60.0
 """How far back a monitor remembers."""
