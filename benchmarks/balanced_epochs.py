@@ -41,7 +41,7 @@ from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 from edgegossip.learning.sampling.selection import Random
 from edgegossip.machine.predictor import PerformancePredictor
-from edgegossip.sim.monitor import profile
+from edgegossip.sim.forecasting import profile
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator
 from edgegossip.sim.traces import batch_jobs

@@ -20,7 +20,7 @@ from edgegossip.algorithms.edge_gossip.balancer import Balancer
 from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast, known_of
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
-from edgegossip.sim.monitor import profile
+from edgegossip.sim.forecasting import profile
 from edgegossip.sim.platform import Platform
 
 

@@ -37,7 +37,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.slow_down import gaussian_process
-from edgegossip.sim.monitor import Monitor, default_predictor, profile
+from edgegossip.sim.forecasting import Monitor, default_predictor, profile
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 from edgegossip.sim.traces import batch_jobs
 

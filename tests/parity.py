@@ -30,7 +30,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.schema import MessageSpec
 from edgegossip.net.host import Host
-from edgegossip.net.settings import Forecaster, HostSettings
+from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
 
 SIZE = 4

@@ -363,11 +363,11 @@ from .net.address import (
 from .net.host import (
     Host as Host,
 )
+from .net.host_settings import (
+    HostSettings as HostSettings,
+)
 from .net.memory import (
     MemoryNetwork as MemoryNetwork,
-)
-from .net.settings import (
-    HostSettings as HostSettings,
 )
 from .net.tls import (
     TLS as TLS,
@@ -396,14 +396,14 @@ from .sim.fault import (
 from .sim.fault import (
     Recover as Recover,
 )
+from .sim.forecasting import (
+    profile as profile,
+)
 from .sim.link import (
     Link as Link,
 )
 from .sim.link import (
     Links as Links,
-)
-from .sim.monitor import (
-    profile as profile,
 )
 from .sim.platform import (
     ContentionTrace as ContentionTrace,

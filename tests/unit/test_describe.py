@@ -20,8 +20,8 @@ from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import Dirichlet
 from edgegossip.learning.schedule import Cosine
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition
+from edgegossip.sim.forecasting import profile
 from edgegossip.sim.link import Link, Links
-from edgegossip.sim.monitor import profile
 from edgegossip.sim.platform import Platform, uneven
 
 BASE = small_run()

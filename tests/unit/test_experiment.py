@@ -14,7 +14,7 @@ from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.runner import run
 from edgegossip.learning.optimizer import SGD
 from edgegossip.sim.fault import Drop, Faults
-from edgegossip.sim.monitor import profile
+from edgegossip.sim.forecasting import profile
 from edgegossip.sim.platform import Platform
 
 

@@ -30,7 +30,7 @@ from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import Forecast, PerformancePredictor
 from edgegossip.sim.fault import Crash, Recover
-from edgegossip.sim.monitor import (
+from edgegossip.sim.forecasting import (
     FORECAST_SECONDS,
     Monitor,
     default_predictor,

@@ -21,7 +21,7 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import UNKNOWN_ERROR, PerformancePredictor
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.slow_down import gaussian_process
-from edgegossip.sim.monitor import profile
+from edgegossip.sim.forecasting import profile
 from edgegossip.sim.platform import Platform, Sensitivity
 
 TRUE = Sensitivity()

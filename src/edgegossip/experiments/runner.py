@@ -24,7 +24,7 @@ from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.learning.task import Workload
-from edgegossip.sim.monitor import profiled
+from edgegossip.sim.forecasting import profiled
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 

@@ -20,7 +20,7 @@ from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.experiments.describe import describe
 from edgegossip.learning.flat import FlatModel
 from edgegossip.net.host import Host
-from edgegossip.net.settings import Forecaster, HostSettings
+from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
 
 

@@ -33,7 +33,7 @@ from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.snapshots import Snapshots
 from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
-from edgegossip.net.settings import Forecaster, HostSettings
+from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.net")

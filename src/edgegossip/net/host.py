@@ -34,10 +34,10 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.trainer import Trainer
 from edgegossip.net.alarms import Alarms
+from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
 from edgegossip.net.post import ITEMS, Left, Post
-from edgegossip.net.settings import Chore, Forecaster, HostSettings
 from edgegossip.net.status import Phase, new_life
 from edgegossip.net.transport import Transport
 from edgegossip.net.work import Done, Judge, Work

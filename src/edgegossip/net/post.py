@@ -16,9 +16,9 @@ from edgegossip.core.schema import schema_of
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.holding import Holding
+from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
-from edgegossip.net.settings import HostSettings
 from edgegossip.net.status import STATUS, Phase, Status, spec
 from edgegossip.net.transport import Incarnation, Transport
 

@@ -28,7 +28,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.trainer import Trainer
 from edgegossip.net.background import Background
-from edgegossip.net.settings import Forecaster
+from edgegossip.net.host_settings import Forecaster
 
 _LEAVE_OFF: Seconds = 10.0
 _QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}

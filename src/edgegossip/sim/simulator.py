@@ -34,16 +34,7 @@ from edgegossip.core.protocol import (
     TimerFired,
     Train,
 )
-from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
-from edgegossip.sim.garbage import rare_collections
-from edgegossip.sim.link import Links
-from edgegossip.sim.machine import Machines, MakeTrainer
-from edgegossip.sim.membership import Membership, Notice
-from edgegossip.sim.monitor import FORECAST_SECONDS, MakePredictor
-from edgegossip.sim.network import Network
-from edgegossip.sim.platform import Platform
-from edgegossip.sim.pool import ComputePool
-from edgegossip.sim.schedule import (
+from edgegossip.sim.entries import (
     Alarm,
     Delivery,
     Done,
@@ -53,6 +44,15 @@ from edgegossip.sim.schedule import (
     WorkerRecord,
     forget_crashed,
 )
+from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
+from edgegossip.sim.forecasting import FORECAST_SECONDS, MakePredictor
+from edgegossip.sim.garbage import rare_collections
+from edgegossip.sim.link import Links
+from edgegossip.sim.machines import Machines, MakeTrainer
+from edgegossip.sim.membership import Membership, Notice
+from edgegossip.sim.network import Network
+from edgegossip.sim.platform import Platform
+from edgegossip.sim.pool import ComputePool
 
 _KEPT = (
     "now",

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.trainer import Trainer
-from edgegossip.sim.monitor import MakePredictor, Monitor, default_predictor
+from edgegossip.sim.forecasting import MakePredictor, Monitor, default_predictor
 from edgegossip.sim.platform import Platform
 
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
