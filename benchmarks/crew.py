@@ -21,10 +21,10 @@ from benchmarks.lab.lab import HostSpec, Lab
 from edgegossip.cli.main import main
 from edgegossip.cli.recipe import pick
 from edgegossip.core.metrics import consensus_distance
-from edgegossip.experiments.gathering import WORKERS
-from edgegossip.experiments.launch import free_ports
+from edgegossip.deploy.gathering import WORKERS
+from edgegossip.deploy.launch import free_ports
+from edgegossip.deploy.snapshots import read_params
 from edgegossip.experiments.registry import load_recipe
-from edgegossip.experiments.snapshots import read_params
 from edgegossip.learning.task import Workload
 
 NUM_WORKERS = 8

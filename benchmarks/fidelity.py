@@ -37,8 +37,8 @@ from benchmarks.lab.pace import Pace, follow, platform
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cli.commands import RunOptions
 from edgegossip.cli.recipe import parse_recipe
+from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.experiments.gathering import WORKERS, Gathering
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import one_intra_op_thread, run

@@ -40,12 +40,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.topology import complete
+from edgegossip.deploy.join import Connection, join
+from edgegossip.deploy.launch import free_ports
+from edgegossip.deploy.training_loop import TrainingLoop
+from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.launch import free_ports
-from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.recipes.settings import default_data_dir
-from edgegossip.experiments.training_loop import TrainingLoop
-from edgegossip.experiments.worker import WorkerSettings
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.readers import mnist

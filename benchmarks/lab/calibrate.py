@@ -23,8 +23,8 @@ from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.core.topology import complete
+from edgegossip.deploy.join import Connection, join
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.network import Connection, join
 from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.learning.dataset import ArraySplit
 from edgegossip.machine.allocation import keep_freed_memory

@@ -153,6 +153,21 @@ from .core.varying_topology import (
 from .core.varying_topology import (
     random_one_peer as random_one_peer,
 )
+from .deploy.join import (
+    Connection as Connection,
+)
+from .deploy.join import (
+    join as join,
+)
+from .deploy.training_loop import (
+    TrainingLoop as TrainingLoop,
+)
+from .deploy.worker import (
+    WorkerSettings as WorkerSettings,
+)
+from .deploy.worker import (
+    take_part as take_part,
+)
 from .experiments.comparison import (
     compare as compare,
 )
@@ -162,12 +177,6 @@ from .experiments.experiment import (
 from .experiments.experiment import (
     Experiment as Experiment,
 )
-from .experiments.network import (
-    Connection as Connection,
-)
-from .experiments.network import (
-    join as join,
-)
 from .experiments.results import (
     Evaluation as Evaluation,
 )
@@ -176,15 +185,6 @@ from .experiments.results import (
 )
 from .experiments.runner import (
     run as run,
-)
-from .experiments.training_loop import (
-    TrainingLoop as TrainingLoop,
-)
-from .experiments.worker import (
-    WorkerSettings as WorkerSettings,
-)
-from .experiments.worker import (
-    take_part as take_part,
 )
 from .learning.augmentation import (
     flip_and_crop as flip_and_crop,

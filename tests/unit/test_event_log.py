@@ -15,8 +15,8 @@ from tests.small_runs import small_disk
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Message, Trained
 from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.deploy.diary import Diary
 from edgegossip.experiments import event_log
-from edgegossip.experiments.diary import Diary
 from edgegossip.experiments.event_log import EventLog, whole_lines
 
 

@@ -13,11 +13,11 @@ import safetensors.torch
 from tests.small_runs import NUM_WORKERS, small_run
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.deploy.gathering import WORKERS, Gathering
+from edgegossip.deploy.snapshots import snapshot_path
+from edgegossip.deploy.worker_folder import WorkerFolder
 from edgegossip.experiments import evaluations, event_log, worker_folder
 from edgegossip.experiments.event_log import to_line
-from edgegossip.experiments.gathering import WORKERS, Gathering
-from edgegossip.experiments.snapshots import snapshot_path
-from edgegossip.experiments.worker_folder import WorkerFolder
 from edgegossip.learning.task import Workload
 
 EXPERIMENT = small_run("epoch-gossip", evaluation_interval=None)

@@ -22,8 +22,8 @@ from tests.small_runs import events, summary, tensors
 
 from edgegossip.cli.recipe import pick
 from edgegossip.core.errors import RunFolderError, TrainingError
-from edgegossip.experiments import launch as launching
-from edgegossip.experiments.launch import free_ports, launch
+from edgegossip.deploy import launch as launching
+from edgegossip.deploy.launch import free_ports, launch
 from edgegossip.experiments.progress import Silent
 from edgegossip.experiments.registry import load_recipe
 

@@ -17,9 +17,9 @@ from edgegossip.cli.main import main
 from edgegossip.cli.router import router_command
 from edgegossip.core.protocol import Rank, Work
 from edgegossip.core.topology import complete
-from edgegossip.experiments import network
-from edgegossip.experiments.network import Connection, join
-from edgegossip.experiments.worker import WorkerSettings, take_part
+from edgegossip.deploy import join as network
+from edgegossip.deploy.join import Connection, join
+from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.learning.learner import Learner
 from edgegossip.machine.counters import Counters
 from edgegossip.machine.monitor import Monitor

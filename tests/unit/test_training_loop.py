@@ -18,7 +18,7 @@ from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.protocol import Algorithm, Rank, Seconds
 from edgegossip.core.topology import complete
-from edgegossip.experiments.training_loop import TrainingLoop
+from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.net.memory import MemoryNetwork
 
 NUM_SAMPLES, BATCH, DIM, LR = 12, 4, 3, 0.05

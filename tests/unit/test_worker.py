@@ -22,14 +22,14 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.errors import RunFolderError, TrainingError
 from edgegossip.core.protocol import Effect, Event, Rank
 from edgegossip.core.topology import complete
-from edgegossip.experiments import worker as worker_module
+from edgegossip.deploy import worker as worker_module
+from edgegossip.deploy.gathering import Gathering
+from edgegossip.deploy.launch import launch
+from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.gathering import Gathering
-from edgegossip.experiments.launch import launch
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
-from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.report.page import write_report
 

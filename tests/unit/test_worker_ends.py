@@ -21,10 +21,10 @@ from tests.unit.test_worker import (
 
 from edgegossip.core.errors import RunFolderError, TrainingError
 from edgegossip.core.protocol import Event
-from edgegossip.experiments import worker as worker_module
+from edgegossip.deploy import worker as worker_module
+from edgegossip.deploy.gathering import Gathering
+from edgegossip.deploy.worker import goes_on_at
 from edgegossip.experiments.files import save_checkpoint, write_json
-from edgegossip.experiments.gathering import Gathering
-from edgegossip.experiments.worker import goes_on_at
 
 __all__ = ["crew"]
 

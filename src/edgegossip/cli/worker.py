@@ -13,12 +13,12 @@ from edgegossip.cli.options import argument_names
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.experiments.gathering import Gathering
-from edgegossip.experiments.launch import launch
-from edgegossip.experiments.network import Connection, join
+from edgegossip.deploy.gathering import Gathering
+from edgegossip.deploy.join import Connection, join
+from edgegossip.deploy.launch import launch
+from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.registry import load_recipe
 from edgegossip.experiments.runner import one_intra_op_thread
-from edgegossip.experiments.worker import WorkerSettings
 from edgegossip.net.address import Address
 from edgegossip.net.zenoh_transport import LEASE
 from edgegossip.report.live import LiveView

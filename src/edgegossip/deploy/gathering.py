@@ -17,6 +17,9 @@ from torch import Tensor
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.snapshots import read_params, schedule
+from edgegossip.deploy.worker import require_worker_of
+from edgegossip.deploy.worker_folder import WorkerFolder
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.evaluations import Evaluations
 from edgegossip.experiments.event_log import to_line
@@ -24,9 +27,6 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
-from edgegossip.experiments.snapshots import read_params, schedule
-from edgegossip.experiments.worker import require_worker_of
-from edgegossip.experiments.worker_folder import WorkerFolder
 from edgegossip.learning.task import Workload
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links

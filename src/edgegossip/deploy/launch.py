@@ -15,13 +15,13 @@ from pathlib import Path
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.gathering import WORKERS, Gathering
+from edgegossip.deploy.worker import goes_on_at, has_ended
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.gathering import WORKERS, Gathering
 from edgegossip.experiments.progress import Progress, Silent, Status, num_exchanges
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.signals import on_stop_signal
-from edgegossip.experiments.worker import goes_on_at, has_ended
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import intra_op_threads
-from edgegossip.experiments.worker import WorkerSettings, run_id, take_part
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.task import Workload
 from edgegossip.machine.allocation import keep_freed_memory

@@ -17,8 +17,9 @@ import safetensors.torch
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.diary import Diary
+from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.experiments.describe import header
-from edgegossip.experiments.diary import Diary
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
     load_checkpoint,
@@ -30,7 +31,6 @@ from edgegossip.experiments.files import (
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
-from edgegossip.experiments.snapshots import Snapshots
 from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.snapshots import indices, schedule, snapshot_path
 from edgegossip.experiments.event_log import to_line, whole_lines
 from edgegossip.experiments.run_folder import read_json
-from edgegossip.experiments.snapshots import indices, schedule, snapshot_path
 
 _BLOCK = 2**18
 """Bytes of a log that are read at once to put it in order."""
