@@ -24,8 +24,8 @@ from edgegossip.core.metrics import consensus_distance
 from edgegossip.deploy.gathering import WORKERS
 from edgegossip.deploy.launch import free_ports
 from edgegossip.deploy.snapshots import read_params
-from edgegossip.experiments.registry import load_recipe
 from edgegossip.learning.task import Workload
+from edgegossip.recipes.registry import load_recipe
 
 NUM_WORKERS = 8
 RECIPE = "quickstart"

@@ -45,7 +45,6 @@ from edgegossip.deploy.launch import free_ports
 from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.recipes.settings import default_data_dir
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.readers import mnist
@@ -53,6 +52,7 @@ from edgegossip.learning.task import Task
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.recipes.recipe_settings import default_data_dir
 from edgegossip.sim.platform import uneven
 
 BATCH_SIZE = 64

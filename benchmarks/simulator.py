@@ -52,10 +52,10 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 from edgegossip.core.topology import Topology, ring
-from edgegossip.experiments.rehearsal import Rehearsal
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import lenet5, mlp
 from edgegossip.learning.task import Task, Workload
+from edgegossip.recipes.rehearsal import Rehearsal
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool

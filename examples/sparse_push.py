@@ -25,8 +25,8 @@ from edgegossip.algorithms.push_sum_state import Offer
 from edgegossip.algorithms.sparse_push import SparsePushState
 from edgegossip.core.protocol import Rank, Trained
 from edgegossip.core.randomness import generator
-from edgegossip.experiments.studies.consensus import Unpacked
 from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.recipes.studies.consensus import Unpacked
 from edgegossip.report.style import (
     BASELINE_COLOR,
     INK,

@@ -11,7 +11,7 @@ import pytest
 from tests.complaints import complaint
 
 from edgegossip.cli.main import main
-from edgegossip.experiments.registry import RECIPES, STUDIES
+from edgegossip.recipes.registry import RECIPES, STUDIES
 
 # Without torch.
 

@@ -25,7 +25,7 @@ from edgegossip.core.errors import RunFolderError, TrainingError
 from edgegossip.deploy import launch as launching
 from edgegossip.deploy.launch import free_ports, launch
 from edgegossip.experiments.progress import Silent
-from edgegossip.experiments.registry import load_recipe
+from edgegossip.recipes.registry import load_recipe
 
 PROGRAM = (sys.executable, "-m", "edgegossip.cli.main")
 PATIENCE = 240.0

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.experiments.recipes.baselines import compare_baselines
-from edgegossip.experiments.recipes.quickstart import DEFAULTS, quickstart
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
 from edgegossip.experiments.runner import run
 from edgegossip.learning.models import mlp
 from edgegossip.learning.readers import digits
 from edgegossip.learning.task import Workload
+from edgegossip.recipes.baselines import compare_baselines
+from edgegossip.recipes.quickstart import DEFAULTS, quickstart
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.sim.platform import uneven
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgegossip.core.errors import DataError, UsageError
-from edgegossip.experiments.registry import RECIPES, STUDIES, load_recipe, load_study
+from edgegossip.recipes.registry import RECIPES, STUDIES, load_recipe, load_study
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import edgegossip as eg
-from edgegossip.experiments.registry import load_study
-from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.study import run_study
+from edgegossip.recipes.registry import load_study
+from edgegossip.recipes.studies.study_settings import StudySettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-folder.md"
 

@@ -20,22 +20,22 @@ from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring, ring
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.recipes.sparse_push import (
+from edgegossip.experiments.study import Row
+from edgegossip.experiments.traffic import Traffic
+from edgegossip.learning.models import mlp
+from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew
+from edgegossip.learning.readers import digits
+from edgegossip.recipes.push_sum import (
     DENSE,
     PushSettings,
     compare_pushes,
     compressor,
     schedule,
 )
-from edgegossip.experiments.studies.consensus import Grid, Unpacked, distance
-from edgegossip.experiments.studies.placings import contest_curves, contest_table, placings
-from edgegossip.experiments.studies.settings import StudySettings
-from edgegossip.experiments.studies.sparse_push import RING, table_iid, table_skew
-from edgegossip.experiments.study import Row
-from edgegossip.experiments.traffic import Traffic
-from edgegossip.learning.models import mlp
-from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew
-from edgegossip.learning.readers import digits
+from edgegossip.recipes.studies.compressed_push import RING, table_iid, table_skew
+from edgegossip.recipes.studies.consensus import Grid, Unpacked, distance
+from edgegossip.recipes.studies.placings import contest_curves, contest_table, placings
+from edgegossip.recipes.studies.study_settings import StudySettings
 
 SETTINGS = PushSettings(num_epochs=2, num_workers=4, num_evaluations=4, compensation_rounds=2)
 

@@ -14,21 +14,21 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.topology import complete
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.recipes.baselines import HOME_LINK
-from edgegossip.experiments.registry import STUDIES, load_study
-from edgegossip.experiments.rehearsal import epoch_gossip_seconds
 from edgegossip.experiments.runner import run
-from edgegossip.experiments.studies.events import TrainingEvents
-from edgegossip.experiments.studies.platforms import fast_and_slow, imbalanced, time_ratio
-from edgegossip.experiments.studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
-from edgegossip.experiments.studies.race import BASELINE, CONTROLS, Contender, Race, Setup
-from edgegossip.experiments.studies.settings import StudySettings
-from edgegossip.experiments.studies.standings import bars, race_table, standings
 from edgegossip.experiments.study import Row, Study, run_study
 from edgegossip.learning.models import mlp
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.sampling.selection import RankedPerClass
 from edgegossip.learning.task import Workload
+from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.registry import STUDIES, load_study
+from edgegossip.recipes.rehearsal import epoch_gossip_seconds
+from edgegossip.recipes.studies.events import TrainingEvents
+from edgegossip.recipes.studies.platforms import fast_and_slow, imbalanced, time_ratio
+from edgegossip.recipes.studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
+from edgegossip.recipes.studies.race import BASELINE, CONTROLS, Contender, Race, Setup
+from edgegossip.recipes.studies.standings import bars, race_table, standings
+from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.report.study import write_study_report
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import uneven
@@ -138,7 +138,7 @@ def test_a_rehearsal_takes_as_long_as_an_epoch_on_the_slowest() -> None:
 def test_many_epochs_are_not_rehearsed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
     whole = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50)
-    monkeypatch.setattr("edgegossip.experiments.rehearsal.MANY", 4)
+    monkeypatch.setattr("edgegossip.recipes.rehearsal.MANY", 4)
     assert epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50) == pytest.approx(whole)
     endless = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 10**9)
     assert endless == pytest.approx(10**9 * 30 / 250)

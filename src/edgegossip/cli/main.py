@@ -80,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _list(arguments: list[str]) -> int:
-    from edgegossip.experiments.registry import RECIPES, STUDIES
+    from edgegossip.recipes.registry import RECIPES, STUDIES
 
     if arguments:
         raise UsageError(f"list takes no arguments, got {' '.join(arguments)}")

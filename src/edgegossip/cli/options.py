@@ -41,7 +41,7 @@ class Options:
 def argument_names(make: Callable[..., Any]) -> list[str]:
     """What a recipe or a study has options for, those within its settings included.
 
-    >>> from edgegossip.experiments.registry import load_recipe
+    >>> from edgegossip.recipes.registry import load_recipe
     >>> "num_workers" in argument_names(load_recipe("quickstart"))
     True
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgegossip.cli.options import AnyOptions, parse
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.experiments.registry import RECIPES, load_recipe
+from edgegossip.recipes.registry import RECIPES, load_recipe
 
 
 def parse_recipe(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from edgegossip.cli.commands import default_folder, repeatable
 from edgegossip.cli.options import Options, parse
 from edgegossip.core.errors import DataError, Interrupted, TrainingError, UsageError
-from edgegossip.experiments.registry import STUDIES, load_study
 from edgegossip.experiments.study import Study, run_study
+from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.report.live import LiveView
 from edgegossip.report.study import write_study_report
 

@@ -16,17 +16,17 @@ from edgegossip.core.protocol import Algorithm, Seconds
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.experiment import Experiment, throughput_bound
-from edgegossip.experiments.recipes.baselines import HOME_LINK, UNTIL_CUT_OFF
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
-from edgegossip.experiments.rehearsal import epoch_gossip_seconds
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.studies.events import TrainingEvents
-from edgegossip.experiments.studies.platforms import time_ratio
-from edgegossip.experiments.studies.problems import Problem
-from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.task import Workload
+from edgegossip.recipes.baselines import HOME_LINK, UNTIL_CUT_OFF
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.rehearsal import epoch_gossip_seconds
+from edgegossip.recipes.studies.events import TrainingEvents
+from edgegossip.recipes.studies.platforms import time_ratio
+from edgegossip.recipes.studies.problems import Problem
+from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 

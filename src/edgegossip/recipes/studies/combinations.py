@@ -14,20 +14,20 @@ from edgegossip.core.protocol import Steps
 from edgegossip.core.randomness import generator
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.runner import one_intra_op_thread
-from edgegossip.experiments.studies.problems import (
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.dataset import ArraySplit
+from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator
+from edgegossip.learning.task import Workload
+from edgegossip.recipes.studies.problems import (
     CIFAR10_LENET5,
     DIGITS_MLP,
     MNIST_LENET5,
     Problem,
 )
-from edgegossip.experiments.studies.settings import StudySettings
-from edgegossip.experiments.studies.standings import median
-from edgegossip.experiments.studies.timing import processor_seconds, timed_fit
-from edgegossip.experiments.studies.training import RATIOS, SELECTED
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.dataset import ArraySplit
-from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator
-from edgegossip.learning.task import Workload
+from edgegossip.recipes.studies.standings import median
+from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.studies.timing import processor_seconds, timed_fit
+from edgegossip.recipes.studies.training import RATIOS, SELECTED
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")
 """More than ten times slower than the selected ones, says the paper."""

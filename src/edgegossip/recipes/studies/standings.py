@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.exhibits import Panel, Series, Table, Unit
-from edgegossip.experiments.studies.race import BASELINE
 from edgegossip.experiments.study import Row
+from edgegossip.recipes.studies.race import BASELINE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.exhibits import Panel, Series, Table, Unit
-from edgegossip.experiments.recipes.sparse_push import DENSE
-from edgegossip.experiments.studies.standings import median, time_to
 from edgegossip.experiments.study import Row
 from edgegossip.experiments.traffic import Traffic
+from edgegossip.recipes.push_sum import DENSE
+from edgegossip.recipes.studies.standings import median, time_to
 
 TARGET_GAP = 0.01
 """The target is the dense run's best accuracy less this."""

@@ -25,28 +25,28 @@ from edgegossip.core.topology import (
 )
 from edgegossip.core.varying_topology import intermittent, random_one_peer
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
-from edgegossip.experiments.recipes import sparse_push as recipes
-from edgegossip.experiments.recipes.settings import Settings
-from edgegossip.experiments.recipes.sparse_push import (
+from edgegossip.experiments.study import Row, Study
+from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.models import lenet5, mlp, resnet20, sensor_cnn
+from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
+from edgegossip.recipes import sparse_push as recipes
+from edgegossip.recipes.push_sum import (
     DENSE,
     PushSettings,
     bold_step,
     compressor,
 )
-from edgegossip.experiments.studies.contest import Contender, Contest
-from edgegossip.experiments.studies.placings import (
+from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.recipes.studies.contest import Contender, Contest
+from edgegossip.recipes.studies.placings import (
     Placing,
     accuracy_bars,
     contest_curves,
     contest_table,
     placings,
 )
-from edgegossip.experiments.studies.problems import DIGITS_MLP, Problem
-from edgegossip.experiments.studies.settings import StudySettings
-from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.models import lenet5, mlp, resnet20, sensor_cnn
-from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
+from edgegossip.recipes.studies.problems import DIGITS_MLP, Problem
+from edgegossip.recipes.studies.study_settings import StudySettings
 
 Contenders: TypeAlias = Mapping[str, Contender]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.recipes.baselines import compare_baselines
-from edgegossip.experiments.recipes.settings import Settings, default_data_dir
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.models import lenet5, resnet20
 from edgegossip.learning.readers import cifar10, mnist
+from edgegossip.recipes.baselines import compare_baselines
+from edgegossip.recipes.recipe_settings import Settings, default_data_dir
 from edgegossip.sim.platform import uneven
 
 MNIST_LENET5 = Settings(throughput=2000.0)

@@ -15,21 +15,21 @@ from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
-from edgegossip.experiments.studies.events import TrainingEvents
-from edgegossip.experiments.studies.problems import (
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.sampling.accuracy_aware import AggregatedLosses
+from edgegossip.learning.sampling.selection import Ranked
+from edgegossip.learning.task import Workload
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.studies.events import TrainingEvents
+from edgegossip.recipes.studies.problems import (
     CIFAR10_ALEXNET,
     DIGITS_MLP,
     MNIST_LENET5,
     Problem,
 )
-from edgegossip.experiments.studies.settings import StudySettings
-from edgegossip.experiments.studies.standings import median
-from edgegossip.experiments.studies.timing import processor_seconds
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.sampling.accuracy_aware import AggregatedLosses
-from edgegossip.learning.sampling.selection import Ranked
-from edgegossip.learning.task import Workload
+from edgegossip.recipes.studies.standings import median
+from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.studies.timing import processor_seconds
 from edgegossip.sim.platform import paper
 
 PRINTED = {"mnist-lenet5": 0.030, "cifar10-alexnet": 0.0878}

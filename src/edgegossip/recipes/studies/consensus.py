@@ -22,9 +22,9 @@ from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.studies.settings import StudySettings
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 

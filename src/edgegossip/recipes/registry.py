@@ -31,7 +31,7 @@ class Entry:
     summary: str
 
 
-_RECIPES = "edgegossip.experiments.recipes"
+_RECIPES = "edgegossip.recipes"
 RECIPES = {
     "quickstart": Entry(
         f"{_RECIPES}.quickstart",
@@ -85,7 +85,7 @@ RECIPES = {
     ),
 }
 
-_STUDIES = "edgegossip.experiments.studies"
+_STUDIES = "edgegossip.recipes.studies"
 STUDIES = {
     "edgegossip/fig3": Entry(
         f"{_STUDIES}.aggregation",

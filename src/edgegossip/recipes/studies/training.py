@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from edgegossip.experiments.exhibits import Exhibits, Figure
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
-from edgegossip.experiments.studies.platforms import fast_and_slow
-from edgegossip.experiments.studies.problems import (
+from edgegossip.experiments.study import Row, Study
+from edgegossip.learning.sampling.aggregation import aggregator
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.studies.platforms import fast_and_slow
+from edgegossip.recipes.studies.problems import (
     CIFAR10_ALEXNET_QUARTER,
     CIFAR10_MOBILENET_V2_QUARTER,
     CIFAR10_SQUEEZENET,
@@ -17,7 +19,7 @@ from edgegossip.experiments.studies.problems import (
     Problem,
     with_epochs,
 )
-from edgegossip.experiments.studies.race import (
+from edgegossip.recipes.studies.race import (
     CONTENDERS,
     CONTROLS,
     Contender,
@@ -28,10 +30,8 @@ from edgegossip.experiments.studies.race import (
     less_work,
     races_of,
 )
-from edgegossip.experiments.studies.settings import StudySettings
-from edgegossip.experiments.studies.standings import bars, curves, race_table, standings
-from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.sampling.aggregation import aggregator
+from edgegossip.recipes.studies.standings import bars, curves, race_table, standings
+from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.platform import paper, uneven
 
 SELECTED = ("svd-kmeans", "isvd-lsh", "hash-kmeans")

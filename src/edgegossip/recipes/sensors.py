@@ -6,11 +6,11 @@ from pathlib import Path
 
 from edgegossip.core.errors import DataError
 from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.recipes.baselines import compare_baselines
-from edgegossip.experiments.recipes.settings import Settings, default_data_dir
 from edgegossip.learning.models import sensor_cnn
 from edgegossip.learning.partition import BySubject
 from edgegossip.learning.readers import har
+from edgegossip.recipes.baselines import compare_baselines
+from edgegossip.recipes.recipe_settings import Settings, default_data_dir
 from edgegossip.sim.link import Link
 from edgegossip.sim.traces import phones
 

@@ -13,19 +13,19 @@ from edgegossip.core.protocol import Algorithm
 from edgegossip.core.topology import Topology
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.recipes.sparse_push import (
-    BYTES_PER_MEGABIT,
-    LATENCY,
-    affordable_rounds,
-    num_steps,
-)
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.studies.problems import Problem
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.experiments.traffic import traffic
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import Partition
 from edgegossip.learning.task import Task
+from edgegossip.recipes.push_sum import (
+    BYTES_PER_MEGABIT,
+    LATENCY,
+    affordable_rounds,
+    num_steps,
+)
+from edgegossip.recipes.studies.problems import Problem
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 

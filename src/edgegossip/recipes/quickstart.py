@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.recipes.baselines import compare_baselines
-from edgegossip.experiments.recipes.settings import Settings
 from edgegossip.learning.models import mlp
 from edgegossip.learning.readers import digits
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.sampling.selection import Cyclic
+from edgegossip.recipes.baselines import compare_baselines
+from edgegossip.recipes.recipe_settings import Settings
 from edgegossip.sim.platform import uneven
 
 DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)

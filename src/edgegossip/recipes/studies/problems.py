@@ -12,8 +12,6 @@ from torch import nn
 
 from edgegossip.core.randomness import generator
 from edgegossip.experiments.describe import describe
-from edgegossip.experiments.recipes.settings import Settings
-from edgegossip.experiments.recipes.tasks import make_task
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 from edgegossip.learning.learner import Augmentation
@@ -29,6 +27,8 @@ from edgegossip.learning.models import (
 from edgegossip.learning.readers import DATASETS
 from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.task import Task
+from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.recipes.tasks import make_task
 
 
 @dataclass(frozen=True, kw_only=True)

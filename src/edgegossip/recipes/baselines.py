@@ -16,14 +16,14 @@ from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.protocol import Algorithm
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE, Settings
-from edgegossip.experiments.recipes.tasks import make_task
-from edgegossip.experiments.rehearsal import epoch_gossip_seconds
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.partition import IID, Partition
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.task import Workload
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE, Settings
+from edgegossip.recipes.rehearsal import epoch_gossip_seconds
+from edgegossip.recipes.tasks import make_task
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 

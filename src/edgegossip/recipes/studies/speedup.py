@@ -8,9 +8,12 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from edgegossip.experiments.exhibits import Exhibits, Figure
-from edgegossip.experiments.recipes.settings import ACCURACY_AWARE
-from edgegossip.experiments.studies.platforms import imbalanced
-from edgegossip.experiments.studies.problems import (
+from edgegossip.experiments.study import Row, Study
+from edgegossip.learning.sampling.accuracy_aware import PLAIN
+from edgegossip.learning.sampling.selection import SELECTIONS
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.studies.platforms import imbalanced
+from edgegossip.recipes.studies.problems import (
     CIFAR10_LENET5,
     CIFAR10_LENET5_AUGMENTED,
     CIFAR10_RESNET20,
@@ -19,7 +22,7 @@ from edgegossip.experiments.studies.problems import (
     MNIST_LENET5,
     Problem,
 )
-from edgegossip.experiments.studies.race import (
+from edgegossip.recipes.studies.race import (
     CONTENDERS,
     MAX_WORK,
     Contender,
@@ -31,11 +34,8 @@ from edgegossip.experiments.studies.race import (
     races_of,
     work_limit,
 )
-from edgegossip.experiments.studies.settings import StudySettings
-from edgegossip.experiments.studies.standings import bars, race_table, standings
-from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.sampling.accuracy_aware import PLAIN
-from edgegossip.learning.sampling.selection import SELECTIONS
+from edgegossip.recipes.studies.standings import bars, race_table, standings
+from edgegossip.recipes.studies.study_settings import StudySettings
 
 TARGET_GAP = 0.003
 IMBALANCES = (2.0, 4.0, 8.0)

@@ -30,8 +30,6 @@ from edgegossip.core.protocol import Algorithm
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
-from edgegossip.experiments.recipes.settings import default_data_dir
-from edgegossip.experiments.recipes.tasks import make_task
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.flat import FlatModel
@@ -41,6 +39,8 @@ from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, 
 from edgegossip.learning.readers import cifar10, har, mnist
 from edgegossip.learning.schedule import Constant, Cosine, Schedule, StepDecay, WarmUp
 from edgegossip.learning.task import Task
+from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.recipes.tasks import make_task
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
