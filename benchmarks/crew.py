@@ -46,7 +46,7 @@ _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 # take to import PyTorch are spent once, in the server that they are forked from. The first
 # optimizer of a process imports torch._dynamo.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, "edgegossip.cli.worker", "torch._dynamo"])
+_FORKS.set_forkserver_preload([__name__, "edgegossip.cli.worker_command", "torch._dynamo"])
 
 
 class Process(Protocol):

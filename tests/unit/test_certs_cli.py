@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.cli.certs import certs_command
+from edgegossip.cli.certs_command import certs_command
 from edgegossip.core.errors import NetworkError, UsageError
 from edgegossip.net.tls import TLS
 

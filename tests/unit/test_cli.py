@@ -30,7 +30,7 @@ def test_help_and_list_import_no_torch() -> None:
 
 
 def test_doctor_needs_no_torch_to_say_that_it_is_missing() -> None:
-    code = "import sys, edgegossip.cli.doctor; assert 'torch' not in sys.modules"
+    code = "import sys, edgegossip.cli.doctor_command; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgegossip.cli import profile
-from edgegossip.cli.profile import profile_command
+from edgegossip.cli import profile_command as profile
+from edgegossip.cli.profile_command import profile_command
 from edgegossip.core.errors import UsageError
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.profiling import choose_loads

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.cli import study as study_cli
+from edgegossip.cli import study_command as study_cli
 from edgegossip.cli.main import main
 from edgegossip.core.errors import TrainingError
 from edgegossip.experiments.exhibits import Exhibits

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from edgegossip.cli import doctor
-from edgegossip.cli.doctor import doctor_command
+from edgegossip.cli import doctor_command as doctor
+from edgegossip.cli.doctor_command import doctor_command
 from edgegossip.core.errors import NetworkError, UsageError
 from edgegossip.net.certificates import issue, make_authority
 from edgegossip.net.probe import parse, probe

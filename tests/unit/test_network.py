@@ -14,7 +14,7 @@ from tests.small_runs import small_run
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cli.main import main
-from edgegossip.cli.router import router_command
+from edgegossip.cli.router_command import router_command
 from edgegossip.core.protocol import Rank, Work
 from edgegossip.core.topology import complete
 from edgegossip.deploy import join as network

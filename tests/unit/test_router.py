@@ -13,7 +13,7 @@ from tests.transports import End, Recorder, free_ports
 from tests.unit.test_access_control import NUM_WORKERS, RUN, Worker, wait_until
 from tests.unit.test_zenoh_transport import check_exchange
 
-from edgegossip.cli.router import router_command
+from edgegossip.cli.router_command import router_command
 from edgegossip.core.errors import NetworkError
 from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, make_authority

@@ -29,7 +29,7 @@ from edgegossip.recipes.studies.problems import DIGITS_MLP, MNIST_LENET5, Proble
 from edgegossip.recipes.studies.race import BASELINE, CONTROLS, Contender, Race, Setup
 from edgegossip.recipes.studies.standings import bars, race_table, standings
 from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.report.study import write_study_report
+from edgegossip.report.study_page import write_study_report
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import uneven
 

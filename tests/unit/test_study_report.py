@@ -13,7 +13,7 @@ from tests.unit.test_report import PageReader
 from edgegossip.core.errors import RunFolderError
 from edgegossip.report.charts import draw_panel, series_colors, study_picture
 from edgegossip.report.heat_map import draw_map, map_words
-from edgegossip.report.study import write_study_report
+from edgegossip.report.study_page import write_study_report
 from edgegossip.report.style import new_figure
 
 

@@ -27,7 +27,7 @@ from edgegossip.machine.telemetry import without_password
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
-from edgegossip.report.study import write_study_report
+from edgegossip.report.study_page import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from edgegossip.core.errors import DataError, Interrupted, TrainingError, UsageE
 from edgegossip.experiments.study import Study, run_study
 from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.report.live import LiveView
-from edgegossip.report.study import write_study_report
+from edgegossip.report.study_page import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
