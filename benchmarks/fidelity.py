@@ -7,7 +7,7 @@ LeNet-5 on MNIST (from $EDGEGOSSIP_DATA) by EpochGossip, GoSGD and EdgeGossip, e
 lab with an `edgegossip worker`. Just before and just after, all hosts train for some seconds
 without the network. The machine, which must have nothing else to do, becomes faster and slower
 all the same, so that something that never changes is timed on each of its cores all the while
-(`benchmarks/lab/pace.py`). The simulator is told the bandwidths, the mean of the speeds found
+(`lab/pace.py`). The simulator is told the bandwidths, the mean of the speeds found
 before and after, how the cores' speed has changed during the run, and nothing else. "Drift" is
 by how much the two means differ where that change is accounted for.
 
@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.lab.calibrate import Calibration
-from benchmarks.lab.lab import GOODPUT, HostSpec, Lab, Process
-from benchmarks.lab.machine import missing, share_out
-from benchmarks.lab.pace import Pace, follow, platform
+from lab.calibrate import Calibration
+from lab.lab import GOODPUT, HostSpec, Lab, Process
+from lab.machine import missing, share_out
+from lab.pace import Pace, follow, platform
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cli.commands import RunOptions
@@ -186,7 +186,7 @@ def calibrate(setting: Setting, algorithm: str, pace: Pace) -> Calibration:
     """Let all hosts train without the network."""
     go = setting.out / f"{algorithm}.go"
     go.unlink(missing_ok=True)
-    module = [sys.executable, "-m", "benchmarks.lab.calibrate", *setting.arguments]
+    module = [sys.executable, "-m", "lab.calibrate", *setting.arguments]
     with Lab(HOSTS) as lab:
         children = []
         for rank in range(len(HOSTS)):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.lab.lab import HostSpec, Lab
-from benchmarks.lab.machine import missing
+from lab.lab import HostSpec, Lab
+from lab.machine import missing
 from tests.lab.talkers import PREPARE
 
 from edgegossip.net.zenoh_transport import LEASE

@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmarks import fidelity
 from benchmarks.fidelity import Measured, Row, Setting
-from benchmarks.lab.pace import follow, platform
+from lab.pace import follow, platform
 
 from edgegossip.experiments.results import Evaluation
 from edgegossip.sim.platform import Platform

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from benchmarks.lab import machine
-from benchmarks.lab.lab import GOODPUT, HostSpec, Lab, Process
-from benchmarks.lab.machine import LabError
-from benchmarks.lab.network import Network
+from lab.lab import GOODPUT, HostSpec, Lab, Process
+from lab.machine import LabError
+from lab.network import Network
+
+from lab import machine
 
 pytestmark = pytest.mark.slow
 MBIT = 1e6 / 8
@@ -300,7 +301,7 @@ def _when_running(lab: Lab) -> signal.Signals:
 
 def _run(options: Sequence[str], command: Sequence[str]) -> Process:
     child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.lab.run", *options, "--", *command],
+        [sys.executable, "-m", "lab.run", *options, "--", *command],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

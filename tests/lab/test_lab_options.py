@@ -6,9 +6,10 @@ import os
 import sys
 
 import pytest
-from benchmarks.lab import machine, run
-from benchmarks.lab.lab import HostSpec, Lab
-from benchmarks.lab.machine import LabError
+from lab.lab import HostSpec, Lab
+from lab.machine import LabError
+
+from lab import machine, run
 
 
 @pytest.mark.parametrize("bad", [{"cpu": 0.0}, {"bandwidth": 0.0}, {"latency": -1.0}])

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.lab.lab import HostSpec, Lab
-from benchmarks.lab.machine import missing
+from lab.lab import HostSpec, Lab
+from lab.machine import missing
 from tests.lab.talkers import PREPARE
 
 pytestmark = [

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import torch
 from tests.largest import Largest
-from tests.worlds import INITIAL, NUM_PARAMS, TARGETS, UNEVEN, Watched, final_params, make_world
-from tests.worlds import mix_only as without_training
+from tests.worlds import (
+    INITIAL,
+    NUM_PARAMS,
+    TARGETS,
+    UNEVEN,
+    Watched,
+    final_params,
+    make_world,
+    mix_only as without_training,
+)
 from torch import Tensor
 
 from edgegossip.algorithms.difference_push import DifferencePush

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.corpus import frames
-from benchmarks.fuzz import Fuzzer, admission, is_as_described, make_frame
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
+from tests.fuzz import Fuzzer, admission, is_as_described, make_frame
 from torch import Tensor
 
 from edgegossip.core.protocol import Message

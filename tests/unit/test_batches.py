@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from edgegossip.core.protocol import Epochs, Steps, Work
 from edgegossip.learning.sampling.aggregated import AggregatedData

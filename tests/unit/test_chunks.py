@@ -6,8 +6,7 @@ import random
 import struct
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
 

@@ -13,8 +13,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from edgegossip.core import codec

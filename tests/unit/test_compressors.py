@@ -8,8 +8,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.compressors import NAMES, PARTWISE, compressor_for, draws, normal, squared_norm
 from torch import Tensor
 

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset as TorchDataset, TensorDataset
 
 from edgegossip.core.errors import DataError
 from edgegossip.learning.augmentation import flip_and_crop

@@ -8,9 +8,8 @@ import struct
 import pytest
 import torch
 from benchmarks.corpus import frames
-from benchmarks.fuzz import forge, mutate
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
+from tests.fuzz import forge, mutate
 
 from edgegossip.core.codec import num_bytes
 from edgegossip.core.protocol import Message

@@ -13,10 +13,11 @@ import safetensors.torch
 from tests.small_runs import NUM_WORKERS, small_run
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.deploy import worker_folder
 from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.deploy.snapshots import snapshot_path
 from edgegossip.deploy.worker_folder import WorkerFolder
-from edgegossip.experiments import evaluations, event_log, worker_folder
+from edgegossip.experiments import evaluations, event_log
 from edgegossip.experiments.event_log import to_line
 from edgegossip.learning.task import Workload
 

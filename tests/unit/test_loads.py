@@ -126,7 +126,8 @@ def test_a_load_ends_with_what_runs_beside_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_load_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from edgegossip.machine.loads import Load\n"
+        "import sys, time; from pathlib import Path\n"
+        "from edgegossip.machine.loads import Load\n"
         "with Load(kind='sort', num_bytes=500_000, num_processes=2)"
         ".running(Path(sys.argv[1])):\n"
         "    print(flush=True); time.sleep(60)"

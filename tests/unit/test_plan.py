@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgegossip.algorithms.edge_gossip.plan import TOLERANCE, EpochPlan
 from edgegossip.core.protocol import Epochs, Train, Trained

@@ -199,7 +199,7 @@ def test_counters_that_fail_are_logged_once_and_training_goes_on(
     monitor = make(counted)
     spend(counted, monitor, 2)
     counted.is_broken = True
-    with caplog.at_level(logging.WARNING, "edgegossip.net"):
+    with caplog.at_level(logging.WARNING, "edgegossip.machine"):
         spend(counted, monitor, 5)
         assert math.isfinite(monitor.forecast(7.0).throughput)
     assert [record.message for record in caplog.records] == [

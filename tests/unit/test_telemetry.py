@@ -119,7 +119,7 @@ def test_on_a_full_disk_samples_wait_until_there_is_space(
 ) -> None:
     store = JsonLinesTelemetry(tmp_path / "telemetry.jsonl")
     journal = Journal(store, rank=0)
-    with caplog.at_level(logging.INFO, "edgegossip.net"):
+    with caplog.at_level(logging.INFO, "edgegossip.machine"):
         with small_disk(max_bytes=200):
             for minute in range(5):
                 journal.append(sample(minute))
@@ -184,7 +184,7 @@ def test_a_redis_that_dies_mid_run_disturbs_nobody(
         server.kill()
         server.wait()
         start = time.monotonic()
-        with caplog.at_level(logging.WARNING, "edgegossip.net"):
+        with caplog.at_level(logging.WARNING, "edgegossip.machine"):
             for minute in range(2000):
                 journal.append(sample(minute))
         assert time.monotonic() - start < 5

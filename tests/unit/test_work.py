@@ -18,8 +18,8 @@ from edgegossip.core.protocol import (
     Started,
     Train,
     Trained,
+    Work as WorkAsked,
 )
-from edgegossip.core.protocol import Work as WorkAsked
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.work import Work
 

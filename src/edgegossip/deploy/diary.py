@@ -11,7 +11,7 @@ from typing import Any
 from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.event_log import EventLog, whole_lines
 
-_LOG = logging.getLogger("edgegossip.net")
+_LOG = logging.getLogger("edgegossip.deploy")
 
 
 class Diary(EventLog):

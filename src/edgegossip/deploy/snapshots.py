@@ -15,7 +15,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.files import write_atomically
 from edgegossip.net.background import Background
 
-_LOG = logging.getLogger("edgegossip.net")
+_LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
 MAX_BYTES = 2**30
 """Of one worker's snapshots; a model so large that these are few has to do with few."""

@@ -36,7 +36,7 @@ from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
 
-_LOG = logging.getLogger("edgegossip.net")
+_LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
 _ENDS = ("finished", "time limit")
 """How a worker ends that does not go on later."""

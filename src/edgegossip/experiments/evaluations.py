@@ -11,7 +11,7 @@ from edgegossip.experiments.files import write_json
 from edgegossip.experiments.results import Evaluation
 from edgegossip.experiments.run_folder import read_evaluation, read_json
 
-_LOG = logging.getLogger("edgegossip.net")
+_LOG = logging.getLogger("edgegossip.experiments")
 
 
 class Evaluations:

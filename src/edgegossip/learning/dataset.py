@@ -9,8 +9,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset as TorchDataset, default_collate
 
 from edgegossip.core.errors import DataError
 

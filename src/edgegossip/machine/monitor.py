@@ -29,7 +29,7 @@ _PAUSE: Seconds = 10.0
 _SAMPLE: Seconds = 60.0
 """What a sample of telemetry is the mean of."""
 
-_log = logging.getLogger("edgegossip.net")
+_log = logging.getLogger("edgegossip.machine")
 
 
 class Monitor:

@@ -23,7 +23,7 @@ _MAX_UNSTORED = 24 * 60
 _PATIENCE: Seconds = 1.0
 """For each answer of Redis."""
 
-_log = logging.getLogger("edgegossip.net")
+_log = logging.getLogger("edgegossip.machine")
 
 
 @dataclass(frozen=True, slots=True)

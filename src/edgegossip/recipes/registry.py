@@ -59,27 +59,27 @@ RECIPES = {
         "Activities of 21 people on 21 phones of measured speeds, tested on 9 others.",
     ),
     "sparse-push/mnist-lenet5": Entry(
-        f"{_RECIPES}.sparse_push",
+        f"{_RECIPES}.push_sum",
         "mnist_lenet5",
         "Push-sum, dense and compressed: MNIST with LeNet-5, 8 workers in a directed ring.",
     ),
     "sparse-push/har-cnn": Entry(
-        f"{_RECIPES}.sparse_push",
+        f"{_RECIPES}.push_sum",
         "har_cnn",
         "Push-sum, dense and compressed: activities of 21 people at 7 workers in a ring.",
     ),
     "sparse-push/cifar10-lenet5": Entry(
-        f"{_RECIPES}.sparse_push",
+        f"{_RECIPES}.push_sum",
         "cifar10_lenet5",
         "Push-sum, dense and compressed: CIFAR-10 with LeNet-5, 8 workers in a directed ring.",
     ),
     "sparse-push/cifar10-resnet20": Entry(
-        f"{_RECIPES}.sparse_push",
+        f"{_RECIPES}.push_sum",
         "cifar10_resnet20",
         "Push-sum, dense and compressed: CIFAR-10 with ResNet-20, which takes hours.",
     ),
     "sparse-push/cifar10-vgg11": Entry(
-        f"{_RECIPES}.sparse_push",
+        f"{_RECIPES}.push_sum",
         "cifar10_vgg11",
         "Push-sum, dense and compressed: CIFAR-10 with VGG11, which takes days on two cores.",
     ),
@@ -88,7 +88,7 @@ RECIPES = {
 _STUDIES = "edgegossip.recipes.studies"
 STUDIES = {
     "edgegossip/fig3": Entry(
-        f"{_STUDIES}.aggregation",
+        f"{_STUDIES}.combinations",
         "fig3",
         "The eight combinations: time of each step, and accuracy learnt from the points alone.",
     ),
@@ -103,12 +103,12 @@ STUDIES = {
         "Time to target and loss of accuracy with 4, 8, 16 and 32 platforms.",
     ),
     "edgegossip/fig7": Entry(
-        f"{_STUDIES}.aggregation",
+        f"{_STUDIES}.combinations",
         "fig7",
         "Time to generate aggregated points, for ratios 5, 10 and 20.",
     ),
     "edgegossip/fig8": Entry(
-        f"{_STUDIES}.look",
+        f"{_STUDIES}.look_cost",
         "fig8",
         "The share of an epoch that looking at points takes: accounted and measured.",
     ),
@@ -133,17 +133,17 @@ STUDIES = {
         "Time to EpochGossip's best accuracy less 0.3 points, with each selection, at 4 times.",
     ),
     "sparse-push/table-iid": Entry(
-        f"{_STUDIES}.sparse_push",
+        f"{_STUDIES}.compressed_push",
         "table_iid",
         "Even data: dense SGP, D-PSGD, CHOCO, and rising compression in a directed ring.",
     ),
     "sparse-push/table-skew": Entry(
-        f"{_STUDIES}.sparse_push",
+        f"{_STUDIES}.compressed_push",
         "table_skew",
         "Skewed data: with and without compensation, and quasi-global momentum.",
     ),
     "sparse-push/time-varying": Entry(
-        f"{_STUDIES}.sparse_push",
+        f"{_STUDIES}.compressed_push",
         "time_varying",
         "Graphs that change from round to round: dense, Sparse-Push and DifferencePush.",
     ),

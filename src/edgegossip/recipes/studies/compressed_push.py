@@ -29,7 +29,7 @@ from edgegossip.experiments.study import Row, Study
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.models import lenet5, mlp, resnet20, sensor_cnn
 from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
-from edgegossip.recipes import sparse_push as recipes
+from edgegossip.recipes import push_sum as recipes
 from edgegossip.recipes.push_sum import (
     DENSE,
     PushSettings,

@@ -1,9 +1,9 @@
 """Does a run survive what machines do to it? Workers as processes, killed, paused, cut off.
 
-    python -m benchmarks.soak [--minutes 10] [--json]     disturbed all the time
-    python -m benchmarks.soak --kills [--seeds 20] [--json]
+    python -m tests.soak [--minutes 10] [--json]     disturbed all the time
+    python -m tests.soak --kills [--seeds 20] [--json]
                                             two of eight killed, one of them restarted
-    sudo python -m benchmarks.soak --partition [--apart 30] [--json]
+    sudo python -m tests.soak --partition [--apart 30] [--json]
                                             two halves of four, cut off from each other
 
 The soak: at random moments a worker gets SIGKILL and is started again by the same command, or
@@ -41,7 +41,7 @@ from typing import Any
 
 import psutil
 import torch
-from benchmarks.crew import (
+from tests.crew import (
     NUM_WORKERS,
     RECIPE,
     Crew,

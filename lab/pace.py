@@ -1,6 +1,6 @@
 """How fast is each core of this machine, from moment to moment?
 
-    python -m benchmarks.lab.pace CORE
+    python -m lab.pace CORE
 
 Machines that share a processor with others become faster and slower within minutes, and all
 hosts of a lab with them. Four times a second this takes a few training steps of LeNet-5, always
@@ -79,7 +79,7 @@ def follow(cores: Iterable[int]) -> Iterator[Pace]:
         pace = Pace(Path(folder))
         for core in sorted(set(cores)):
             with pace.path(core).open("wb") as output:
-                command = [sys.executable, "-m", "benchmarks.lab.pace", str(core)]
+                command = [sys.executable, "-m", "lab.pace", str(core)]
                 child = stack.enter_context(subprocess.Popen(command, stdout=output))
                 stack.callback(child.kill)
         yield pace

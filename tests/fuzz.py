@@ -1,7 +1,7 @@
 """Damaged and forged messages: none may crash a worker, hang it, or pass for one that was sent.
 
-    python -m benchmarks.fuzz           a table
-    python -m benchmarks.fuzz --json    one JSON object
+    python -m tests.fuzz           a table
+    python -m tests.fuzz --json    one JSON object
 
 Frames of six messages are changed at random: bits flipped, bytes cut out, put in, swapped or
 repeated, two frames joined, numbers made extreme, fields of the header replaced. A third stays

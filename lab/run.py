@@ -1,6 +1,6 @@
 """Run one command on each of several hosts, as root.
 
-    python -m benchmarks.lab.run --hosts 4 --cpu 0.6 0.48 0.2 0.15 --mbit 100 100 50 20 \\
+    python -m lab.run --hosts 4 --cpu 0.6 0.48 0.2 0.15 --mbit 100 100 50 20 \\
         --at "20 kill 1" --at "25 restart 1" --at "30 cut 0,1 2,3" --at "60 mend" \\
         -- COMMAND --rank {rank} --listen tcp/{address}:7447 --connect tcp/{address0}:7447
 
@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from benchmarks.lab.lab import HostSpec, Lab, Process
-from benchmarks.lab.machine import missing
+from lab.lab import HostSpec, Lab, Process
+from lab.machine import missing
 
 FORMS = "kill H, stop H, continue H, restart H, cut H H, mend (H: a host or several, 0,1,2)"
 NUM_GROUPS = {"kill": 1, "stop": 1, "continue": 1, "restart": 1, "cut": 2, "mend": 0}

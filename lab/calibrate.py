@@ -1,6 +1,6 @@
 """How many samples per second does this host train?
 
-    python -m benchmarks.lab.calibrate RECIPE --rank R --only NAME --go FILE [recipe's options]
+    python -m lab.calibrate RECIPE --rank R --only NAME --go FILE [recipe's options]
 
 Says "ready", waits until FILE exists, so that all hosts begin together, and trains as a whole
 worker without neighbors, because what a worker does beside and between its training takes time

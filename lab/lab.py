@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeAlias
 
-from benchmarks.lab import machine
-from benchmarks.lab.machine import LabError
-from benchmarks.lab.network import Network
+from lab import machine
+from lab.machine import LabError
+from lab.network import Network
 
 Hosts: TypeAlias = int | Iterable[int]
 Process: TypeAlias = "subprocess.Popen[Any]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.lab.machine import call, drop_filter
+from lab.machine import call, drop_filter
 
 BURST_SECONDS = 0.0025
 """How much a link that was idle may pass at once. Short against messages, or they would pass

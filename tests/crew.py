@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from benchmarks.lab.lab import HostSpec, Lab
+from lab.lab import HostSpec, Lab
 
 from edgegossip.cli.main import main
 from edgegossip.cli.recipe import pick
