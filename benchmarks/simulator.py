@@ -33,9 +33,9 @@ from torch import Tensor
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
     WORKER,
-    Algorithm,
     Effect,
     Event,
     Finish,

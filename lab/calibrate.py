@@ -21,7 +21,11 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.core.protocol import Algorithm, Rank, Seconds
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import (
+    Rank,
+    Seconds,
+)
 from edgegossip.core.topology import complete
 from edgegossip.deploy.join import Connection, join
 from edgegossip.experiments.experiment import Experiment

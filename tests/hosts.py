@@ -15,7 +15,12 @@ from tests.parity import SETTINGS, SIZE
 from tests.worlds import NUM_PARAMS, ManySamples
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.protocol import Algorithm, Payload, Rank, Work
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import (
+    Payload,
+    Rank,
+    Work,
+)
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.host import Host

@@ -13,8 +13,8 @@ from tests.algorithms import NUM_WORKERS
 from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, make_world
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
-    Algorithm,
     Effect,
     Event,
     Predict,
@@ -52,7 +52,7 @@ class Steady(Forecaster):
 
 
 @dataclass
-class Recorder:
+class Recorder(Algorithm[WorkerState]):
     """An algorithm that keeps what each worker was told, and when."""
 
     inner: Algorithm[Any]
@@ -74,7 +74,7 @@ class Recorder:
 
 
 @dataclass
-class Replay:
+class Replay(Algorithm[WorkerState]):
     """An algorithm that is told what happens in the order, and at the times, of a trace.
 
     What comes too early is held back. Timers and forecasts are the trace's own: they depend

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.observers import Silent
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import Message, Rank, Seconds
-from edgegossip.core.schema import MessageSpec, schema_of
+from edgegossip.core.schema import MessageSpec
 
 
 @dataclass
@@ -26,8 +28,8 @@ class SchemaCheck(Silent):
     num_sent: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, algorithm: object, params: Tensor) -> SchemaCheck:
-        return cls(schema_of(algorithm, params))
+    def of(cls, algorithm: Algorithm[Any], params: Tensor) -> SchemaCheck:
+        return cls(algorithm.schema(params))
 
     def sent(
         self,

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.codec import num_bytes
 from edgegossip.core.protocol import (
     WORKER,
-    Algorithm,
     Effect,
     Event,
     Finish,

@@ -29,8 +29,8 @@ from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.protocol import Algorithm
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import complete, directed_ring, one_peer_exponential, ring
 from edgegossip.experiments.experiment import Experiment

@@ -11,9 +11,9 @@ import torch
 from tests.algorithms import NUM_WORKERS
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
-    Algorithm,
     Effect,
     Event,
     Message,

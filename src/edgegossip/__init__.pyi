@@ -18,6 +18,7 @@ from .algorithms.sparse_push import SparsePush as SparsePush
 from .algorithms.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
+from .core.algorithm import Algorithm as Algorithm
 from .core.compression.compressor import Compressor as Compressor, Identity as Identity
 from .core.compression.per_layer import PerLayer as PerLayer
 from .core.compression.sparse import RandomK as RandomK, TopK as TopK
@@ -39,7 +40,6 @@ from .core.mixing import (
     mixing_matrix as mixing_matrix,
     spectral_gap as spectral_gap,
 )
-from .core.protocol import Algorithm as Algorithm
 from .core.schema import MessageSpec as MessageSpec, TensorSpec as TensorSpec
 from .core.topology import (
     Topology as Topology,

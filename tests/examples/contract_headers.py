@@ -15,9 +15,9 @@ from typing import Generic, Protocol
 import torch
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
     WORKER,
-    Algorithm,
     Effect,
     Epochs,
     Evaluate,
@@ -44,7 +44,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec, TensorSpec, schema_of
+from edgegossip.core.schema import MessageSpec, TensorSpec
 from edgegossip.core.topology import Topology
 
 SERVER: Rank = 0
@@ -79,7 +79,7 @@ class ServerState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ADSP:
+class ADSP(Algorithm[CommitterState | ServerState]):
     num_workers: int
     window: Seconds
     epoch: Seconds
@@ -128,15 +128,12 @@ class SparsePushState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparsePush:
+class SparsePush(Algorithm[SparsePushState]):
     topology: Topology
     compressor: Compressor
     consensus_step: float
     num_rounds: int
     timeout: Seconds
-
-    def role(self, rank: Rank) -> Role:
-        return WORKER
 
     def init(self, rank: Rank, params: Tensor) -> SparsePushState:
         return SparsePushState(rank=rank, params=params, error=torch.zeros_like(params))
@@ -172,7 +169,7 @@ class BalancedState(WorkerState, Generic[State]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeGossip(Generic[State]):
+class EdgeGossip(Algorithm[BalancedState[State]], Generic[State]):
     inner: Algorithm[State]
     num_workers: int
     timeout: Seconds
@@ -185,7 +182,7 @@ class EdgeGossip(Generic[State]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         seconds = TensorSpec(torch.float64, (), minimum=0)
-        return {**schema_of(self.inner, params), "forecast": MessageSpec({"seconds": seconds})}
+        return {**self.inner.schema(params), "forecast": MessageSpec({"seconds": seconds})}
 
     # The page's next block.
 
@@ -201,7 +198,7 @@ class StageState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stages:
+class Stages(Algorithm[StageState]):
     num_stages: int
     num_rounds: int
     depth: int

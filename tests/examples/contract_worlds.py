@@ -13,9 +13,9 @@ from torch import Tensor
 
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
-    Algorithm,
     Epochs,
     Payload,
     Rank,

@@ -27,8 +27,15 @@ from torch import Tensor
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import Algorithm, Event, Message, Rank, Seconds, TimerFired
+from edgegossip.core.protocol import (
+    Event,
+    Message,
+    Rank,
+    Seconds,
+    TimerFired,
+)
 from edgegossip.core.topology import (
     Topology,
     complete,

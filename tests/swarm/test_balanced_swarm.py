@@ -80,13 +80,11 @@ def check_balanced_world(world: World) -> None:
     simulator = world.simulator(checks)
     assert simulator.run()
     checks.require_unchanged_payloads()
-    inner: Any = algorithm.inner
-    num_exchanges = getattr(inner, "num_exchanges", inner.num_rounds)
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed and rank not in algorithm.spares:
             if state.rest_seconds:  # a platform that has failed, for which nobody waits
                 continue
-            assert state.round == num_exchanges
+            assert state.round == algorithm.traits.num_rounds
             assert state.waiting is None
             assert state.plan is None
 

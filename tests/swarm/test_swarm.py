@@ -30,8 +30,8 @@ from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
-    Algorithm,
     Event,
     Message,
     Rank,
@@ -307,10 +307,9 @@ def check_world(world: World) -> None:
     if not any(isinstance(fault, Crash) for fault in world.faults.script):
         require_equal_replicas([inside(state) for state in simulator.states])
     algorithm = world.algorithm
-    inner = getattr(algorithm, "inner", algorithm)
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed:
-            assert state.round == getattr(inner, "num_exchanges", inner.num_rounds)
+            assert state.round == algorithm.traits.num_rounds
 
 
 def require_equal_replicas(states: list[Any]) -> None:

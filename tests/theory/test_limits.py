@@ -36,9 +36,9 @@ from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.protocol import (
-    Algorithm,
     Effect,
     Event,
     Rank,
@@ -224,7 +224,9 @@ def test_state_survives_being_copied_and_kept_at_any_event(
     algorithm: AnyAlgorithm | EdgeGossip,
 ) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
-    platforms = UNEVEN[: algorithm.topology.num_workers]
+    topology = algorithm.traits.topology
+    assert topology is not None
+    platforms = UNEVEN[: topology.num_workers]
     world = make_world(Twice(algorithm), platforms=platforms, links=UNEVEN_LINKS, faults=faults)
     assert world.run()
 

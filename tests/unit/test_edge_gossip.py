@@ -15,6 +15,7 @@ from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import (
     Epochs,
     Message,
@@ -243,9 +244,10 @@ def test_bad_arguments_are_refused(settings: dict[str, Any], message: str) -> No
     ("read", "expected"),
     [
         (lambda algorithm: algorithm.num_workers, 4),
-        (lambda algorithm: algorithm.num_rounds, 5),
-        (lambda algorithm: algorithm.topology.name, ring(4).name),
-        (lambda algorithm: algorithm.num_exchanges, 5),
+        (
+            lambda algorithm: algorithm.traits,
+            Traits(topology=ring(4), num_rounds=5, local_steps=1, is_synchronous=True),
+        ),
     ],
 )
 def test_what_experiments_read_is_the_inner_algorithms(

@@ -13,6 +13,7 @@ from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
 from tests.hosts import EPOCHS, Checkpoints, Slow, make_host
 from tests.parity import SETTINGS, Steady, run_all, simulate
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -60,7 +61,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
         assert torch.equal(host.state.params, state.params)
 
 
-class Asking:
+class Asking(Algorithm[WorkerState]):
     """Asks one question, and has finished when it is answered."""
 
     schema, role = EPOCHS.schema, EPOCHS.role

@@ -11,7 +11,7 @@ from tests.algorithms import ALL, NUM_WORKERS, SYNCHRONOUS
 from tests.parity import Replay, run_hosts, simulate
 from tests.transports import OverZenoh
 
-from edgegossip.core.protocol import Algorithm
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.net.memory import MemoryNetwork
 
 

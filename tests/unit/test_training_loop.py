@@ -15,8 +15,12 @@ from torch import Tensor, nn
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import NetworkError, TrainingError
-from edgegossip.core.protocol import Algorithm, Rank, Seconds
+from edgegossip.core.protocol import (
+    Rank,
+    Seconds,
+)
 from edgegossip.core.topology import complete
 from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.net.memory import MemoryNetwork

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm, Traits
 from edgegossip.core.protocol import (
-    WORKER,
     Effect,
     Event,
     Finish,
     Message,
     Rank,
     Received,
-    Role,
     Seconds,
     Send,
     SetTimer,
@@ -57,7 +56,7 @@ class ADPSGDState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ADPSGD:
+class ADPSGD(Algorithm[ADPSGDState]):
     r"""Train block by block without waiting; average with a random neighbor at times.
 
     After a block of local steps, with probability :math:`p` and if no request is open, worker
@@ -134,9 +133,10 @@ class ADPSGD:
     def init(self, rank: Rank, params: Tensor) -> ADPSGDState:
         return ADPSGDState(rank=rank, params=params)
 
-    def role(self, rank: Rank) -> Role:
-        """Every rank trains and is evaluated."""
-        return WORKER
+    @property
+    def traits(self) -> Traits:
+        rounds, steps = self.num_rounds, self.local_steps
+        return Traits(topology=self.topology, num_rounds=rounds, local_steps=steps)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Requests and both answers to them, by the round of the one that asked; and models."""

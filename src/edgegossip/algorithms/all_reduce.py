@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.rounds import RoundBased, RoundState
-from edgegossip.core.protocol import Payload, Rank, Steps, Work
+from edgegossip.algorithms.rounds import LocalSteps, RoundBased, RoundState
+from edgegossip.core.protocol import Payload, Rank, Work
 from edgegossip.core.schema import TensorSpec
 
 
@@ -25,7 +25,7 @@ class AllReduceState(RoundState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce(RoundBased[AllReduceState]):
+class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
     r"""Average all workers' parameters exactly after every block of local steps.
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j
@@ -59,12 +59,8 @@ class AllReduce(RoundBased[AllReduceState]):
         of around a ring, which costs as many bytes and only two latencies.
     """
 
-    local_steps: int = 1
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
         degrees = {
             self.topology.out_degree(rank, round)
             for round in range(self.topology.period)
@@ -85,7 +81,7 @@ class AllReduce(RoundBased[AllReduceState]):
         return AllReduceState(rank=rank, params=params)
 
     def work(self, state: AllReduceState) -> Work | None:
-        return None if state.round % 2 else Steps(self.local_steps)
+        return None if state.round % 2 else super().work(state)
 
     def outgoing(self, state: AllReduceState, receiver: Rank) -> Payload:
         chunks = state.params.tensor_split(self.num_workers)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.averaging import NeighborAveraging
 from edgegossip.algorithms.consensus_step import require_step, step_or_default, warn_of_step
-from edgegossip.algorithms.rounds import RoundState
+from edgegossip.algorithms.rounds import LocalSteps, RoundState
 from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.protocol import (
     Effect,
@@ -21,9 +21,7 @@ from edgegossip.core.protocol import (
     Received,
     Seconds,
     Send,
-    Steps,
     Trained,
-    Work,
     WorkerLost,
 )
 from edgegossip.core.schema import MessageSpec, TensorSpec
@@ -88,7 +86,7 @@ class ChocoState(RoundState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChocoGossip(NeighborAveraging[ChocoState]):
+class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     r"""Train, send a compressed difference, step towards what is known of the neighbors.
 
     Everything that a worker has ever sent adds up to its replica :math:`\hat x_i`, which its
@@ -145,7 +143,6 @@ class ChocoGossip(NeighborAveraging[ChocoState]):
 
     compressor: Compressor = Identity()
     consensus_step: float | None = None
-    local_steps: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -157,8 +154,6 @@ class ChocoGossip(NeighborAveraging[ChocoState]):
                 "static one, or SparsePush, whose error memory stays with the sender"
             )
         require_step(self.consensus_step)
-        if self.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
 
     def step(self, num_params: int) -> float:
         r"""The consensus step :math:`\gamma` for vectors [num_params].
@@ -175,9 +170,6 @@ class ChocoGossip(NeighborAveraging[ChocoState]):
         warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
         replicas = {j: Replica(params) for j in self.topology.in_neighbors(rank, 0)}
         return ChocoState(rank=rank, params=params, replica=params, replicas=replicas)
-
-    def work(self, state: ChocoState) -> Work:
-        return Steps(self.local_steps)
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
         return self.compressor.schema(params.numel())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.rounds import RoundBased, RoundState
+from edgegossip.algorithms.rounds import LocalSteps, RoundBased, RoundState
 from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.compression.error_feedback import feed_back
 from edgegossip.core.connectivity import flooding_time, require_connected
@@ -19,7 +19,6 @@ from edgegossip.core.protocol import (
     Rank,
     Seconds,
     Started,
-    Steps,
     Trained,
     Work,
 )
@@ -53,7 +52,7 @@ class DiLoCoState(RoundState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(RoundBased[DiLoCoState]):
+class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     r"""Local steps from one shared model; what they change, compressed, is told to everybody.
 
     In each round worker :math:`i` takes `local_steps` SGD steps, which change the parameters by
@@ -121,7 +120,6 @@ class DiLoCo(RoundBased[DiLoCoState]):
         from; repairs.
     """
 
-    local_steps: int = 1
     compressor: Compressor = Identity()
     outer_momentum: float = 0.7
     outer_lr: float = 1.0
@@ -130,9 +128,8 @@ class DiLoCo(RoundBased[DiLoCoState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("local_steps", "repair_rounds"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.repair_rounds < 1:
+            raise ValueError(f"repair_rounds must be at least 1, got {self.repair_rounds}")
         if not 0 <= self.outer_momentum < 1:
             raise ValueError(f"outer_momentum must be in [0, 1), got {self.outer_momentum}")
         if not self.outer_lr > 0:
@@ -150,7 +147,7 @@ class DiLoCo(RoundBased[DiLoCoState]):
 
     def work(self, state: DiLoCoState) -> Work | None:
         is_first = state.round % self.exchanges_per_round == 0
-        return Steps(self.local_steps) if is_first else None
+        return super().work(state) if is_first else None
 
     def start(self, state: DiLoCoState) -> Tensor:
         return state.params + state.error

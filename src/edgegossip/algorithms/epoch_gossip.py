@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from edgegossip.algorithms.averaging import NeighborAveraging
 from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Epochs, Rank, Work
+from edgegossip.core.protocol import Epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +37,5 @@ class EpochGossip(NeighborAveraging[RoundState]):
         is `GoSGD`.
     """
 
-    def init(self, rank: Rank, params: Tensor) -> RoundState:
-        return RoundState(rank=rank, params=params)
-
-    def work(self, state: RoundState) -> Work:
+    def work(self, state: RoundState) -> Epochs:
         return Epochs()

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm, Traits
 from edgegossip.core.protocol import (
-    WORKER,
     Effect,
     Event,
     Finish,
     Message,
     Rank,
     Received,
-    Role,
     Seconds,
     Send,
     Started,
@@ -50,7 +49,7 @@ class GoSGDState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoSGD:
+class GoSGD(Algorithm[GoSGDState]):
     r"""Train step by step; now and then push half of the own weight to a random worker.
 
     Worker :math:`m` starts with :math:`\alpha_m = 1/M` and repeats:
@@ -101,9 +100,10 @@ class GoSGD:
     def init(self, rank: Rank, params: Tensor) -> GoSGDState:
         return GoSGDState(rank=rank, params=params, weight=1 / self.topology.num_workers)
 
-    def role(self, rank: Rank) -> Role:
-        """Every rank trains and is evaluated."""
-        return WORKER
+    @property
+    def traits(self) -> Traits:
+        rounds, steps = self.num_rounds, self.local_steps
+        return Traits(topology=self.topology, num_rounds=rounds, local_steps=steps)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Parameters and their weight, which is never negative."""

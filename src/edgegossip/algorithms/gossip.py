@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from edgegossip.algorithms.averaging import NeighborAveraging
-from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Rank, Steps, Work
+from edgegossip.algorithms.rounds import LocalSteps, RoundState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gossip(NeighborAveraging[RoundState]):
+class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
     r"""Train for some local steps, send the model to the neighbors, average what came back.
 
     In each round worker :math:`i`
@@ -37,16 +34,3 @@ class Gossip(NeighborAveraging[RoundState]):
         NeurIPS 2017, arXiv:1705.09056, Algorithm 1. Departures: mixing follows the gradient
         step instead of running beside it; several local steps are allowed.
     """
-
-    local_steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
-
-    def init(self, rank: Rank, params: Tensor) -> RoundState:
-        return RoundState(rank=rank, params=params)
-
-    def work(self, state: RoundState) -> Work:
-        return Steps(self.local_steps)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from edgegossip.algorithms.mass import Inlet, Mass, Outlet, Unacknowledged, later
 from edgegossip.algorithms.push_sum_state import HARDLY_ANY, Offer, PushSumState
-from edgegossip.algorithms.rounds import Synchronous
+from edgegossip.algorithms.rounds import LocalSteps
+from edgegossip.core.algorithm import Setting
 from edgegossip.core.connectivity import require_connected
 from edgegossip.core.protocol import (
     Effect,
@@ -27,7 +28,6 @@ from edgegossip.core.protocol import (
     Send,
     SetTimer,
     Started,
-    Steps,
     TimerFired,
     Trained,
     Work,
@@ -43,7 +43,7 @@ _LARGEST = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushSum(Synchronous[P], Generic[P]):
+class PushSum(LocalSteps[P], Generic[P]):
     r"""Base of the algorithms that push shares of a numerator and a weight.
 
     Worker :math:`i` has a numerator :math:`x_i` and a weight :math:`w_i`, at first 1, and
@@ -101,16 +101,22 @@ class PushSum(Synchronous[P], Generic[P]):
 
     kinds: ClassVar[tuple[str, ...]] = ("push",)
 
-    local_steps: int = 1
     resend_after: Seconds | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
         if self.resend_after is not None and not self.resend_after > 0:
             raise ValueError(f"resend_after must be positive or None, got {self.resend_after}")
         require_connected(self.topology)
+
+    def warnings(self, setting: Setting) -> list[str]:
+        """Warn of messages that are dropped and never sent again."""
+        if not setting.drops_messages or self.timeout is None or self.resend_after is not None:
+            return []
+        return [
+            "messages are dropped, and with a timeout alone push-sum goes on without them: in "
+            "the end all its mass is gone; give it resend_after"
+        ]
 
     # What algorithms say.
 
@@ -151,7 +157,7 @@ class PushSum(Synchronous[P], Generic[P]):
         return self.step(kind, numel) / (1 + degree)
 
     def work(self, state: P) -> Work | None:
-        return Steps(self.local_steps) if state.round < self.num_rounds else None
+        return super().work(state) if state.round < self.num_rounds else None
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Offers, whole estimates for those who come back, and acknowledgments."""

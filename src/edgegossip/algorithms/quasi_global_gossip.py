@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.averaging import NeighborAveraging
-from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Payload, Rank, Steps, Trained, Work
+from edgegossip.algorithms.rounds import LocalSteps, RoundState
+from edgegossip.core.algorithm import Setting
+from edgegossip.core.protocol import Payload, Rank, Trained
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class QuasiGlobalState(RoundState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuasiGlobalGossip(NeighborAveraging[QuasiGlobalState]):
+class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlobalState]):
     r"""Gossip whose momentum follows the mixed parameters instead of the local gradients.
 
     Momentum of local gradients drives workers with different data apart. Here it is estimated
@@ -76,14 +77,11 @@ class QuasiGlobalGossip(NeighborAveraging[QuasiGlobalState]):
         as a whole; the paper's Nesterov variant is left out.
     """
 
-    local_steps: int = 1
     momentum: float = 0.9
     decay: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if self.decay is not None and not 0 <= self.decay < 1:
@@ -93,8 +91,14 @@ class QuasiGlobalGossip(NeighborAveraging[QuasiGlobalState]):
         velocity = torch.zeros_like(params)
         return QuasiGlobalState(rank=rank, params=params, velocity=velocity, start=params)
 
-    def work(self, state: QuasiGlobalState) -> Work:
-        return Steps(self.local_steps)
+    def warnings(self, setting: Setting) -> list[str]:
+        """Warn of an optimizer with a momentum of its own."""
+        if not setting.momentum:
+            return []
+        return [
+            "QuasiGlobalGossip has a momentum of its own, and the optimizer has "
+            f"{setting.momentum} besides; give the task SGD(momentum=0.0)"
+        ]
 
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
         state.start, state.params = trained.before, trained.params

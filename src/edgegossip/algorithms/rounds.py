@@ -8,15 +8,15 @@ send (`outgoing`) and what to make of the answers (`mix`).
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar, cast
 
 from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm, Traits
 from edgegossip.core.protocol import (
-    WORKER,
     Effect,
     Event,
     Finish,
@@ -24,11 +24,11 @@ from edgegossip.core.protocol import (
     Payload,
     Rank,
     Received,
-    Role,
     Seconds,
     Send,
     SetTimer,
     Started,
+    Steps,
     TimerFired,
     Train,
     Trained,
@@ -65,7 +65,7 @@ S = TypeVar("S", bound=RoundState)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synchronous(ABC, Generic[S]):
+class Synchronous(Algorithm[S], Generic[S]):
     """Base of the algorithms that wait for all their neighbors every round.
 
     A worker waits for its neighbors only, so neighbors are at most one round apart while
@@ -81,8 +81,6 @@ class Synchronous(ABC, Generic[S]):
             nothing, an endless wait where they do.
     """
 
-    is_synchronous: ClassVar[bool] = True  # who makes a worker late makes its neighbors wait
-
     topology: Topology
     num_rounds: int
     timeout: Seconds | None = None
@@ -93,9 +91,9 @@ class Synchronous(ABC, Generic[S]):
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be positive or None, got {self.timeout}")
 
-    @abstractmethod
     def init(self, rank: Rank, params: Tensor) -> S:
-        """Build the state of worker `rank`, which starts from `params` ([num_params])."""
+        """Build a `RoundState`; an algorithm whose state has more builds its own."""
+        return cast("S", RoundState(rank=rank, params=params))
 
     @abstractmethod
     def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
@@ -146,9 +144,13 @@ class Synchronous(ABC, Generic[S]):
         """Exchanges until the last round is over."""
         return self.num_rounds * self.exchanges_per_round
 
-    def role(self, rank: Rank) -> Role:
-        """Every rank trains and is evaluated."""
-        return WORKER
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            topology=self.topology,
+            num_rounds=self.num_exchanges,
+            is_synchronous=True,
+        )
 
     def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -332,3 +334,26 @@ class RoundBased(Synchronous[S], Generic[S]):
 
     def catch_up_with(self, state: S, payload: Payload) -> None:
         state.params = payload["params"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSteps(Synchronous[S], Generic[S]):
+    """`Synchronous` for those that take the same number of SGD steps in each round.
+
+    Args:
+        local_steps: SGD steps between two exchanges, at least 1.
+    """
+
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_steps < 1:
+            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, local_steps=self.local_steps)
+
+    def work(self, state: S) -> Work | None:
+        return Steps(self.local_steps)

@@ -107,7 +107,7 @@ def _imported(module: str, function: str) -> Callable[[list[str]], int]:
     """A command whose module, and torch with it, is imported when it is called."""
 
     def command(arguments: list[str]) -> int:
-        imported = importlib.import_module(f"edgegossip.cli.{module}")
+        imported = importlib.import_module(module)
         code: int = getattr(imported, function)(arguments)
         return code
 
@@ -122,15 +122,15 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
     "run": _run,
     "compare": _compare,
-    "study": _imported("study", "study_command"),
-    "report": _imported("commands", "report_command"),
-    "launch": _imported("worker", "launch_command"),
-    "worker": _imported("worker", "worker_command"),
-    "router": _imported("router", "router_command"),
-    "gather": _imported("worker", "gather_command"),
-    "certs": _imported("certs", "certs_command"),
-    "profile": _imported("profile", "profile_command"),
-    "doctor": _imported("doctor", "doctor_command"),
+    "study": _imported("edgegossip.cli.study_command", "study_command"),
+    "report": _imported("edgegossip.cli.commands", "report_command"),
+    "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
+    "worker": _imported("edgegossip.cli.worker_command", "worker_command"),
+    "router": _imported("edgegossip.cli.router_command", "router_command"),
+    "gather": _imported("edgegossip.cli.worker_command", "gather_command"),
+    "certs": _imported("edgegossip.cli.certs_command", "certs_command"),
+    "profile": _imported("edgegossip.cli.profile_command", "profile_command"),
+    "doctor": _imported("edgegossip.cli.doctor_command", "doctor_command"),
 }
 
 _WITH_RECIPE = ("list", "run", "compare", "study", "launch", "worker", "gather", "profile")

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # which itself asks here
-    from edgegossip.core.topology import Topology
+from typing import Protocol
 
 
-def require_connected(topology: Topology) -> None:
+class Graph(Protocol):
+    """What is asked of a `Topology`, which itself asks here."""
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def period(self) -> int: ...
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]: ...
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]: ...
+
+
+def require_connected(topology: Graph) -> None:
     """Raise ValueError unless every worker can reach every other one: parts never agree.
 
     >>> from edgegossip.core.topology import ring
@@ -27,7 +38,7 @@ def require_connected(topology: Topology) -> None:
             )
 
 
-def reached(topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
+def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
     """Worker 0 and all to which `neighbors` lead from it, directly or not, in some rounds."""
     reached, frontier = {0}, [0]
     while frontier and len(reached) < topology.num_workers:
@@ -40,7 +51,7 @@ def reached(topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]]
 
 
 @lru_cache(maxsize=64)
-def flooding_time(topology: Topology) -> int:
+def flooding_time(topology: Graph) -> int:
     """Rounds until everybody knows what anybody knew, whichever round it begins in; at least 1.
 
     In each round every worker tells its out-neighbors all that it knows. The graph must be
@@ -53,7 +64,7 @@ def flooding_time(topology: Topology) -> int:
     return max(_flooding_time(topology, first) for first in range(topology.period))
 
 
-def _flooding_time(topology: Topology, first: int) -> int:
+def _flooding_time(topology: Graph, first: int) -> int:
     ranks = range(topology.num_workers)
     known, everything = [1 << rank for rank in ranks], (1 << len(ranks)) - 1  # sets, as bits
     num_rounds = 0

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from torch import Tensor
-
-from edgegossip.core.schema import MessageSpec, lacks
 
 Rank: TypeAlias = int
 Seconds: TypeAlias = float
@@ -322,24 +320,3 @@ class WorkerState:
 
 
 State = TypeVar("State", bound=WorkerState)
-
-
-class Algorithm(Protocol[State]):
-    """One decentralized training algorithm, seen from one worker.
-
-    Implementations are frozen dataclasses of hyperparameters. Everything that changes during
-    a run lives in the state, and only `handle` changes it.
-    """
-
-    def init(self, rank: Rank, params: Tensor) -> State:
-        """Build the state of worker `rank`, which starts from `params` ([num_params])."""
-
-    def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
-        """Account for `event`, which happened at `now`, and say what to do next."""
-
-    def role(self, rank: Rank) -> Role:
-        """What `rank` does in this run."""
-
-    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """What its messages look like, by kind; `params` ([num_params]) as for `init`."""
-        raise lacks(self, "schema")  # none is needed in the simulator

@@ -139,19 +139,6 @@ class MessageSpec:
         return self.tensors.get(name) or self.optional.get(name)
 
 
-def schema_of(algorithm: object, params: Tensor) -> Mapping[str, MessageSpec]:
-    """What `algorithm.schema(params)` says.
-
-    Raises:
-        LocalProtocolError: If the algorithm has no `schema`.
-    """
-    schema = getattr(algorithm, "schema", None)
-    if schema is None:
-        raise lacks(algorithm, "schema")
-    described: Mapping[str, MessageSpec] = schema(params)
-    return described
-
-
 def lacks(algorithm: object, method: str) -> LocalProtocolError:
     """The error of an algorithm that runs in the simulator only."""
     return LocalProtocolError(

@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
 from edgegossip.experiments.experiment import Experiment
@@ -120,13 +119,14 @@ def seconds_per_sample(
 ) -> Seconds | None:
     """Train for about so long, to be forgotten, and say what a sample took; None without data.
 
-    It is what the first forecast goes by: later ones go by what training really took. A spare
-    of `EdgeGossip`, which has no data until another fails, trains on somebody else's.
+    It is what the first forecast goes by: later ones go by what training really took. A spare,
+    which has no data until another worker of its role fails, trains on the other's.
     """
-    if not experiment.algorithm.role(rank).has_data:
-        if not isinstance(experiment.algorithm, EdgeGossip):
-            return None
-        rank = experiment.data_ranks[0]
+    role = experiment.algorithm.role
+    alike = [r for r in experiment.data_ranks if role(r).name == role(rank).name]
+    if not alike:
+        return None
+    rank = rank if rank in alike else alike[0]
     task = replace(experiment.task, accuracy_aware=PLAIN)
     workload = Workload(task, experiment.data_ranks, experiment.seed)
     training = Training(workload.make_trainer(rank), workload.initial_params)

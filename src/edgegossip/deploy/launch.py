@@ -19,7 +19,7 @@ from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.deploy.worker import goes_on_at, has_ended
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.progress import Progress, Silent, Status, num_exchanges
+from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.signals import on_stop_signal
 
@@ -174,9 +174,9 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
     now = max(worker.time for worker in gathering.workers)
     rounds = [worker.num_rounds for worker in gathering.workers]
     history = gathering.history
-    algorithm = experiment.algorithm
     limit = experiment.max_seconds or math.inf
-    share = max(now / limit, sum(rounds) / len(rounds) / num_exchanges(algorithm))
+    last_round = experiment.algorithm.traits.num_rounds or math.inf
+    share = max(now / limit, sum(rounds) / len(rounds) / last_round)
     return Status(
         name=experiment.run_name,
         time=now,

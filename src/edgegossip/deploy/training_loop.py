@@ -14,8 +14,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Algorithm, Epochs, Payload, Rank, Seconds, Work
+from edgegossip.core.protocol import (
+    Epochs,
+    Payload,
+    Rank,
+    Seconds,
+    Work,
+)
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.experiments.describe import describe
 from edgegossip.learning.flat import FlatModel

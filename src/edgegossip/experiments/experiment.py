@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
-from edgegossip.core.protocol import Algorithm, Rank, Seconds
+from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.learning.task import Task
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
@@ -74,25 +73,13 @@ class Experiment:
                 raise ValueError(
                     f"{name} name worker {strangers[0]}; ranks are 0..{self.num_workers - 1}"
                 )
-        momentum = getattr(self.task.optimizer, "momentum", 0.0)
-        if isinstance(self.algorithm, QuasiGlobalGossip) and momentum > 0:
-            warnings.warn(
-                "QuasiGlobalGossip has a momentum of its own, and the optimizer has "
-                f"{momentum} besides; give the task SGD(momentum=0.0)",
-                stacklevel=3,
-            )
-        if (
-            isinstance(self.algorithm, PushSum)
-            and self.faults.drops
-            and self.algorithm.timeout is not None
-            and self.algorithm.resend_after is None
-        ):
-            warnings.warn(
-                "messages are dropped, and with a timeout alone push-sum goes on without them: "
-                "in the end all its mass is gone; give it resend_after",
-                stacklevel=3,
-            )
-        topology = getattr(self.algorithm, "topology", None)
+        setting = Setting(
+            momentum=getattr(self.task.optimizer, "momentum", 0.0),
+            drops_messages=bool(self.faults.drops),
+        )
+        for warning in self.algorithm.warnings(setting):
+            warnings.warn(warning, stacklevel=3)
+        topology = self.algorithm.traits.topology
         if topology is not None and topology.num_workers != self.num_workers:
             raise ValueError(
                 f"the topology {topology!r} has {topology.num_workers} workers, but there are "
@@ -160,10 +147,11 @@ class Comparison:
             if name is not None and name not in self.experiments:
                 raise ValueError(unknown_name(role, name, self.experiments))
         if self.bytes_reference is not None:
-            algorithm = self.experiments[self.bytes_reference].algorithm
-            if (local_steps := getattr(algorithm, "local_steps", 1)) != 1:
+            traits = self.experiments[self.bytes_reference].algorithm.traits
+            if traits.local_steps not in (1, None):
                 raise ValueError(
-                    f"bytes_reference {self.bytes_reference!r} has local_steps={local_steps}; "
+                    f"bytes_reference {self.bytes_reference!r} has "
+                    f"local_steps={traits.local_steps}; "
                     "name a run that sends after each step"
                 )
         for name in ("target_accuracy", "target_gap"):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from edgegossip.core.protocol import Algorithm, Seconds
+from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.results import Evaluation
 
 
@@ -48,15 +47,3 @@ class Silent:
 
     def update(self, status: Status) -> None:
         pass
-
-
-def num_exchanges(algorithm: Algorithm[Any]) -> float:
-    """What `state.round` of each worker comes to; infinite where the algorithm does not say.
-
-    >>> from edgegossip.algorithms.gossip import Gossip
-    >>> from edgegossip.core.topology import ring
-    >>> num_exchanges(Gossip(topology=ring(4), num_rounds=3))
-    3
-    """
-    num_rounds: float = getattr(algorithm, "num_rounds", math.inf)
-    return getattr(algorithm, "num_exchanges", num_rounds)

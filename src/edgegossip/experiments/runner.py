@@ -19,7 +19,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.progress import Progress, Silent, Status, num_exchanges
+from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.experiments.signals import on_stop_signal
@@ -259,7 +259,7 @@ class _Run:
     def _status(self, now: Seconds) -> Status:
         limit = self._experiment.max_seconds or math.inf
         rounds = [state.round for state in self.simulator.states]
-        last_round = num_exchanges(self._experiment.algorithm)
+        last_round = self._experiment.algorithm.traits.num_rounds or math.inf
         share = max(now / limit, sum(rounds) / len(rounds) / last_round)
         seconds = time.monotonic() - self._started
         samples = self._log.samples_processed - self._samples_before

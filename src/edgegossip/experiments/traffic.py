@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from edgegossip.core.topology import CompleteTopology, Topology
 from edgegossip.experiments.experiment import Experiment
@@ -61,7 +60,7 @@ class Traffic:
 
 def traffic(experiment: Experiment, results: Results) -> Traffic:
     """What a run sent, at its last evaluation."""
-    topology: Any = getattr(experiment.algorithm, "topology", None)
+    topology = experiment.algorithm.traits.topology
     last = results.history[-1]
     return Traffic(
         bytes_sent=last.bytes_sent,

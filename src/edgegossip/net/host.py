@@ -12,10 +12,10 @@ from typing import Any, Generic
 from torch import Tensor
 
 from edgegossip.core import codec
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.metrics import staleness
 from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
-    Algorithm,
     Assign,
     Evaluate,
     Event,

@@ -11,8 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Algorithm, Event, Message, Rank, Received, Seconds
-from edgegossip.core.schema import schema_of
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import (
+    Event,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+)
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.holding import Holding
@@ -99,7 +105,7 @@ class Post:
         self._items = items
         self._run = settings.run
         self._clock = settings.clock
-        schema = {**schema_of(algorithm, params), STATUS: spec(peers.num_workers)}
+        schema = {**algorithm.schema(params), STATUS: spec(peers.num_workers)}
         self.admission = Admission(
             run=settings.run,
             rank=rank,

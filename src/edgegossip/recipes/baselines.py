@@ -13,7 +13,7 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.protocol import Algorithm
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.learning.dataset import Dataset

@@ -16,6 +16,7 @@ from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.compressor import (
     Compressor,
     Identity,
@@ -26,7 +27,6 @@ from edgegossip.core.compression.per_layer import PerLayer
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
 from edgegossip.core.metrics import payload_num_bytes
-from edgegossip.core.protocol import Algorithm
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name

@@ -95,7 +95,7 @@ def detach(event: Received) -> Received:
     return replace(event, message=replace(event.message, payload=payload))
 
 
-def forecast_schema(max_ahead: int, num_workers: int) -> dict[str, MessageSpec]:
+def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
     """Of the messages that travel beside the inner algorithm's (`spread = "exact"`)."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
     forecast = MessageSpec({FIELD: _TWO_NUMBERS}, {_INHERITED: ranks}, max_ahead=max_ahead)

@@ -24,8 +24,8 @@ from edgegossip.algorithms.edge_gossip.heirs import (
     require_valid,
 )
 from edgegossip.algorithms.edge_gossip.plan import EpochPlan
+from edgegossip.core.algorithm import Algorithm, Setting, Traits
 from edgegossip.core.protocol import (
-    Algorithm,
     Assign,
     Assigned,
     Effect,
@@ -48,12 +48,11 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.schema import MessageSpec, schema_of
-from edgegossip.core.topology import Topology
+from edgegossip.core.schema import MessageSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeGossip:
+class EdgeGossip(Algorithm[BalancedState]):
     r"""Lets every worker train on just so much of its data that all end together.
 
     Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
@@ -138,25 +137,24 @@ class EdgeGossip:
         ways = (self.on_failure, self.spread)
         require_valid(self.num_workers, self.spares, self.reachable, *ways)
 
-    # What experiments read of an algorithm is the inner one's.
-
     @property
-    def topology(self) -> Topology:
-        topology: Topology = self.inner.topology  # type: ignore[attr-defined]
-        return topology
+    def traits(self) -> Traits:
+        """The inner algorithm's."""
+        return self.inner.traits
+
+    def warnings(self, setting: Setting) -> list[str]:
+        """List the inner algorithm's warnings."""
+        return self.inner.warnings(setting)
 
     @property
     def num_workers(self) -> int:
-        return self.topology.num_workers
-
-    @property
-    def num_rounds(self) -> int:
-        num_rounds: int = self.inner.num_rounds  # type: ignore[attr-defined]
-        return num_rounds
-
-    @property
-    def num_exchanges(self) -> int:  # what `state.round` comes to
-        return getattr(self.inner, "num_exchanges", self.num_rounds)
+        topology = self.inner.traits.topology
+        if topology is None:
+            raise ValueError(
+                f"EdgeGossip balances algorithms over a topology, got {self.inner!r} without; "
+                "name one in its traits"
+            )
+        return topology.num_workers
 
     def init(self, rank: Rank, params: Tensor) -> BalancedState:
         return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
@@ -170,10 +168,10 @@ class EdgeGossip:
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages, and how forecasts travel."""
-        inner = schema_of(self.inner, params)
+        inner = self.inner.schema(params)
         if self.spread == "gossip":
             return with_forecast(inner)
-        return {**inner, **forecast_schema(self.num_exchanges, self.num_workers)}
+        return {**inner, **forecast_schema(self.traits.num_rounds, self.num_workers)}
 
     def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -324,7 +322,7 @@ class EdgeGossip:
         """A failed platform hardly trains, holds nobody up and keeps no run open."""
         if state.is_due_to_try(now):
             return [replace(state.take_waiting(), work=Steps(1))]
-        if getattr(self.inner, "is_synchronous", False):
+        if self.traits.is_synchronous:
             params = state.take_waiting().params
             return self._pass_on(state, Trained(params, params, 0, 0, 0.0, 0.0), now)
         state.rest_seconds = fastest if fastest < math.inf else _REST

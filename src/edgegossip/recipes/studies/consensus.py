@@ -14,10 +14,14 @@ from torch import Tensor
 
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.top_k import largest
 from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import Algorithm, Payload, Work
+from edgegossip.core.protocol import (
+    Payload,
+    Work,
+)
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring
 from edgegossip.core.trainer import TrainingResult

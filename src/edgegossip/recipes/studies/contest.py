@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.protocol import Algorithm
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.topology import Topology
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.experiment import Experiment

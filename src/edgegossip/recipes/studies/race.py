@@ -11,8 +11,11 @@ from typing import Any, Literal, TypeAlias
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Algorithm, Seconds
+from edgegossip.core.protocol import (
+    Seconds,
+)
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.experiment import Experiment, throughput_bound

@@ -1,0 +1,84 @@
+"""What an algorithm is: two functions on a state, and what drivers may know of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic
+
+from torch import Tensor
+
+from edgegossip.core.protocol import WORKER, Effect, Event, Rank, Role, Seconds, State
+from edgegossip.core.schema import MessageSpec, lacks
+from edgegossip.core.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """The facts about an algorithm that drivers, wrappers and reports go by.
+
+    Attributes:
+        topology: Whom a worker may send to; None where the algorithm has no graph.
+        num_rounds: The `WorkerState.round` with which a worker finishes; None where a run ends
+            otherwise, for instance at a time.
+        local_steps: SGD steps between two exchanges; None where a round is no fixed number.
+        is_synchronous: A worker that is late makes its neighbors wait.
+    """
+
+    topology: Topology | None = None
+    num_rounds: int | None = None
+    local_steps: int | None = None
+    is_synchronous: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The facts about a run that an algorithm may warn of; see `Algorithm.warnings`.
+
+    Attributes:
+        momentum: The momentum of the workers' optimizer, in [0, 1).
+        drops_messages: The network loses some messages.
+    """
+
+    momentum: float = 0.0
+    drops_messages: bool = False
+
+
+class Algorithm(ABC, Generic[State]):
+    """One decentralized training algorithm, seen from one worker.
+
+    Implementations are frozen dataclasses of hyperparameters. Everything that changes during
+    a run lives in the state, and only `handle` changes it.
+    """
+
+    @property
+    def traits(self) -> Traits:
+        """The facts that drivers go by; none by default."""
+        return Traits()
+
+    @abstractmethod
+    def init(self, rank: Rank, params: Tensor) -> State:
+        """Build the state of worker `rank`, which starts from `params` ([num_params])."""
+
+    @abstractmethod
+    def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
+        """Account for `event`, which happened at `now`, and say what to do next."""
+
+    def role(self, rank: Rank) -> Role:
+        """Say what `rank` does in this run; by default every rank trains and is evaluated."""
+        return WORKER
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Describe the messages by kind; `params` ([num_params]) as for `init`.
+
+        Only networks ask. Without a schema an algorithm runs in the simulator alone.
+
+        Raises:
+            LocalProtocolError: If the algorithm has none.
+        """
+        raise lacks(self, "schema")
+
+    def warnings(self, setting: Setting) -> list[str]:
+        """List what does not go together with `setting`, each with what to do about it."""
+        return []
