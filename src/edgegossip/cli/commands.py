@@ -17,13 +17,12 @@ from rich.table import Table
 
 from edgegossip.cli.options import Options
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.core.errors import Interrupted, TrainingError, UsageError
+from edgegossip.core.errors import Interrupted, TrainingError, UsageError, without_password
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.study import STUDY
-from edgegossip.machine.telemetry import without_password
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report

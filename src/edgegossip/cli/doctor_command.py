@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.core.errors import NetworkError, UsageError
-from edgegossip.machine.telemetry import without_password
+from edgegossip.core.errors import NetworkError, UsageError, without_password
 
 _STYLES = {"ok": "green", "none": "dim", "missing": "yellow", "failed": "red"}
 _LOCAL_REDIS = "redis://localhost:6379"

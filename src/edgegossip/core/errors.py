@@ -60,6 +60,18 @@ def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
     return f"{listed} ({hint})" if len(listed) < 200 else f"unknown {what} {given!r}; {hint}"
 
 
+def without_password(url: str) -> str:
+    """The address without user, password and options, which have no place in messages.
+
+    >>> without_password("redis://me:secret@box:6379/0?password=secret")
+    'redis://box:6379/0'
+    >>> without_password("me:secret@box:6379")
+    'box:6379'
+    """
+    before, separator, after = url.partition("?")[0].rpartition("://")
+    return before + separator + after.rpartition("@")[2]
+
+
 def _numbers_by_value(name: str) -> list[str | int]:
     # Text and numbers take turns, so that only like is compared with like.
     parts = re.split(r"(\d+)", name)

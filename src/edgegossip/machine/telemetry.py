@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgegossip.core.errors import EdgeGossipError, NetworkError
+from edgegossip.core.errors import EdgeGossipError, NetworkError, without_password
 from edgegossip.core.protocol import Rank, Seconds
 
 if TYPE_CHECKING:
@@ -288,15 +288,3 @@ def open_telemetry(where: str, run: str) -> TelemetryStore:
     if where.startswith(("redis://", "rediss://", "unix://")):
         return RedisTelemetry(where, run)
     return JsonLinesTelemetry(Path(where))
-
-
-def without_password(url: str) -> str:
-    """The address without user, password and options, which have no place in messages.
-
-    >>> without_password("redis://me:secret@box:6379/0?password=secret")
-    'redis://box:6379/0'
-    >>> without_password("me:secret@box:6379")
-    'box:6379'
-    """
-    before, separator, after = url.partition("?")[0].rpartition("://")
-    return before + separator + after.rpartition("@")[2]
