@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -27,13 +26,12 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.protocol import (
     Effect,
     Event,
-    Payload,
     Predicted,
     Rank,
     Seconds,
     Send,
+    Train,
     Trained,
-    Work,
 )
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import Trainer, TrainingResult
@@ -63,12 +61,15 @@ class Untrained(Trainer):
     def num_samples(self) -> int:
         return SHARD
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        return self.stream.cost(work)
+    def cost(self, request: Train) -> float:
+        begins = request.begins_pass
+        return self.stream.cost(request.work, request.keep_ratio, begins_pass=begins)
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        sizes = [len(batch) for batch in self.stream.take(work)]
-        return TrainingResult(params, sum(sizes), len(sizes), 0.0)
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        begins = request.begins_pass
+        batches = self.stream.take(request.work, request.keep_ratio, begins_pass=begins)
+        sizes = [len(batch) for batch in batches]
+        return TrainingResult(request.params, sum(sizes), len(sizes), 0.0)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

@@ -59,7 +59,15 @@ class Worker:
         return self.on(Received(sender, message), now)
 
     def trains(self, train: Train, cost: float, now: float = 0.0) -> list[Effect]:
-        trained = Trained(train.params + 1, train.params, int(cost), 1, 1.0, 0.0, cost=cost)
+        trained = Trained(
+            params=train.params + 1,
+            before=train.params,
+            num_samples=int(cost),
+            num_steps=1,
+            seconds=1.0,
+            loss=0.0,
+            cost=cost,
+        )
         return self.on(trained, now)
 
     def begins(self, own: float, *others: float) -> list[Effect]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from edgegossip.core.protocol import Effect
+from edgegossip.core.protocol import Effect, Train, Work
 
 T = TypeVar("T")
 
@@ -16,3 +16,8 @@ def only(kind: type[T], effects: list[Effect]) -> T:
 
 def kinds(effects: list[Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
+
+
+def asked(train: Train) -> tuple[Work, float]:
+    """How much is to be trained, and of what share of the data."""
+    return train.work, train.keep_ratio

@@ -16,11 +16,7 @@ from tests.worlds import NUM_PARAMS, ManySamples
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
-    Payload,
-    Rank,
-    Work,
-)
+from edgegossip.core.protocol import Rank, Train
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.host import Host
@@ -40,10 +36,10 @@ class Slow(ManySamples):
         self._seconds = seconds
         self._before = before or (lambda: None)
 
-    def train(self, params: torch.Tensor, work: Work, inputs: Payload) -> TrainingResult:
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         self._before()
         time.sleep(self._seconds)
-        return super().train(params, work, inputs)
+        return super().train(request, progress)
 
 
 def make_host(

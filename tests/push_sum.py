@@ -29,7 +29,12 @@ class Worker:
     def trains_to(self, value: float, now: float = 0.0) -> list[Effect]:
         before = self.state.estimate
         after = torch.full_like(before, value)
-        return self.on(Trained(after, before, 1, 1, seconds=1.0, loss=0.0), now)
+        return self.on(
+            Trained(
+                params=after, before=before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0
+            ),
+            now,
+        )
 
     def hears(self, round: int, value: float, weight: float = 1.0, **more: Any) -> list[Effect]:  # noqa: ANN401
         return self.on(pushed(round, value, weight, **more))

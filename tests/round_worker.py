@@ -37,7 +37,9 @@ class Worker:
 
 def trained(value: float, before: Tensor) -> Trained:
     after = torch.full_like(before, value)
-    return Trained(after, before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0)
+    return Trained(
+        params=after, before=before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0
+    )
 
 
 def heard(sender: int, round: int, value: float, kind: str = "params") -> Received:

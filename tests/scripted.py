@@ -18,14 +18,13 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Message,
-    Payload,
     Rank,
     Role,
     Seconds,
     Started,
     Steps,
+    Train,
     Trained,
-    Work,
     WorkerState,
 )
 from edgegossip.core.trainer import Trainer, TrainingResult
@@ -69,12 +68,13 @@ class Counting(Trainer):
     def num_samples(self) -> int:
         return 10 + self.rank
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        return work.num_steps if isinstance(work, Steps) else 1
+    def cost(self, request: Train) -> float:
+        return request.work.num_steps if isinstance(request.work, Steps) else 1
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        steps = int(self.cost(work, inputs))
-        return TrainingResult(params + steps + 100 * self.incarnation, steps, steps, loss=0.5)
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        steps = int(self.cost(request))
+        params = request.params + steps + 100 * self.incarnation
+        return TrainingResult(params, steps, steps, loss=0.5)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

@@ -17,13 +17,12 @@ from edgegossip.core.protocol import (
     Effect,
     Event,
     Message,
-    Payload,
     Rank,
     Role,
     Seconds,
     Steps,
+    Train,
     Trained,
-    Work,
     WorkerState,
 )
 from edgegossip.core.randomness import generator
@@ -60,15 +59,18 @@ class ManySamples(Trainer):
     def assign(self, ranks: tuple[Rank, ...]) -> None:
         self.ranks = ranks
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        if isinstance(work, Steps):
-            return work.num_steps
-        return max(1, math.ceil(work.share * work.keep_ratio * self.num_samples - 1e-9))
+    def cost(self, request: Train) -> float:
+        if isinstance(request.work, Steps):
+            return request.work.num_steps
+        return max(
+            1, math.ceil(request.work.share * request.keep_ratio * self.num_samples - 1e-9)
+        )
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        num_steps = int(self.cost(work, inputs))
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        num_steps, params = int(self.cost(request)), request.params
         for step in range(num_steps):
-            params = params + self.lr * (TARGETS[self.ranks[step % len(self.ranks)]] - params)
+            target = TARGETS[self.ranks[step % len(self.ranks)]]
+            params = params + self.lr * (target - params)
         return TrainingResult(params, num_steps, num_steps, 0.5)
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -15,15 +15,7 @@ from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.observer import Observer
-from edgegossip.core.protocol import (
-    Epochs,
-    Payload,
-    Rank,
-    Seconds,
-    Steps,
-    Trained,
-    Work,
-)
+from edgegossip.core.protocol import Epochs, Payload, Rank, Seconds, Steps, Train, Trained, Work
 from edgegossip.core.randomness import generator
 from edgegossip.core.schema import TensorSpec
 from edgegossip.core.trainer import Trainer, TrainingResult
@@ -118,14 +110,15 @@ class ShardTrainer(Trainer):
     def num_samples(self) -> int:
         return self.shard_size
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        assert isinstance(work, Epochs)
-        return 5 * round(work.share * work.keep_ratio * self.num_samples / 5)
+    def cost(self, request: Train) -> float:
+        assert isinstance(request.work, Epochs)
+        return 5 * round(request.work.share * request.keep_ratio * self.num_samples / 5)
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        num_samples = int(self.cost(work, inputs))
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        num_samples = int(self.cost(request))
         steps = Steps(num_samples // 5)
-        result = QuadraticTrainer(self.target, lr=0.002).train(params, steps, inputs)
+        shorter = Train(request.params, steps)
+        result = QuadraticTrainer(self.target, lr=0.002).train(shorter)
         return TrainingResult(result.params, num_samples, steps.num_steps, result.loss)
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -187,11 +180,12 @@ class StageTrainer(Trainer):
     def num_samples(self) -> int:
         return 10_000
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        return BATCH_SIZE / (12 if "gradient" in inputs else 3)
+    def cost(self, request: Train) -> float:
+        return BATCH_SIZE / (12 if "gradient" in request.inputs else 3)
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        torch.nn.utils.vector_to_parameters(params.clone(), self.parameters)
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        inputs = request.inputs
+        torch.nn.utils.vector_to_parameters(request.params.clone(), self.parameters)
         optimizer = torch.optim.SGD(self.parameters, lr=0.1)
         optimizer.zero_grad()
         if "gradient" in inputs:

@@ -28,6 +28,7 @@ from edgegossip.core.compression.values import Quantize
 from edgegossip.core.connectivity import flooding_time
 from edgegossip.core.protocol import (
     Event,
+    Layout,
     Message,
     Rank,
     Received,
@@ -115,7 +116,7 @@ def test_training_goes_on_from_what_was_held_back() -> None:
     state = algorithm.init(0, torch.zeros(5))
     algorithm.handle(state, Started(), 0.0)
     after = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    [train] = algorithm.handle(state, trained(torch.zeros(5), after, num_trained=5), 0.0)
+    [train] = algorithm.handle(state, trained(torch.zeros(5), after), 0.0)
     assert isinstance(train, Train)
     moved = 1 + algorithm.outer_momentum
     torch.testing.assert_close(state.params, torch.tensor([0.0, 0.0, 0.0, 4.0, 5.0]) * moved)
@@ -170,7 +171,7 @@ def test_who_hears_of_a_repair_only_now_meets_the_others_half_way() -> None:
     algorithm = DiLoCo(topology=complete(2), num_rounds=9, repair_rounds=1, outer_momentum=0.0)
     state = algorithm.init(0, torch.zeros(3))
     algorithm.handle(state, Started(), 0.0)
-    algorithm.handle(state, trained(torch.zeros(3), torch.zeros(3), num_trained=3), 0.0)
+    algorithm.handle(state, trained(torch.zeros(3), torch.zeros(3)), 0.0)
     shared = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     update = {"1.values": torch.zeros(3), "1.part": shared, "1.until": torch.tensor(4)}
     algorithm.handle(state, Received(1, Message("params", 0, update)), 0.0)
@@ -246,7 +247,8 @@ def test_models_stay_near_each_other_where_not_all_hear_of_all(
 def test_statistics_have_no_momentum_where_a_worker_has_not_trained_yet() -> None:
     algorithm = DiLoCo(topology=ring(4), num_rounds=9)
     state = algorithm.init(0, torch.zeros(2))
-    algorithm.handle(state, Started(has_rejoined=True), 0.0)
+    started = Started(has_rejoined=True, layout=Layout(num_trained=1))
+    algorithm.handle(state, started, 0.0)
     for sender in (1, 3):
         model = {"params": torch.tensor([0.0, 1.0])}
         algorithm.handle(state, Received(sender, Message("catch-up", 1, model)), 0.0)
@@ -260,23 +262,22 @@ def test_statistics_have_no_momentum_where_a_worker_has_not_trained_yet() -> Non
 def test_running_statistics_are_averaged_without_momentum() -> None:
     algorithm = DiLoCo(topology=complete(1), num_rounds=3)
     state = algorithm.init(0, torch.zeros(3))
-    algorithm.handle(state, Started(), 0.0)
+    algorithm.handle(state, Started(layout=Layout(num_trained=2)), 0.0)
     for _ in range(2):
         after = state.params + torch.tensor([1.0, 1.0, 1.0])
-        algorithm.handle(state, trained(state.params, after, num_trained=2), 0.0)
+        algorithm.handle(state, trained(state.params, after), 0.0)
     # With 0.7: 1 + 0.7, and then 1 + 0.7 * (1 + 0.7) more.
     torch.testing.assert_close(state.params, torch.tensor([3.89, 3.89, 2.0]))
 
 
-def trained(before: Tensor, after: Tensor, num_trained: int) -> Trained:
+def trained(before: Tensor, after: Tensor) -> Trained:
     return Trained(
-        after,
-        before,
+        params=after,
+        before=before,
         num_samples=1,
         num_steps=1,
         seconds=1.0,
         loss=0.0,
-        num_trained=num_trained,
     )
 
 
@@ -305,7 +306,7 @@ def test_update_that_is_not_whole_counts_for_nothing(update: dict[str, Tensor]) 
     state = algorithm.init(0, torch.zeros(3))
     algorithm.handle(state, Started(), 0.0)
     algorithm.handle(state, Received(1, Message("params", 0, message)), 0.0)
-    algorithm.handle(state, trained(torch.zeros(3), torch.zeros(3), num_trained=3), 0.0)
+    algorithm.handle(state, trained(torch.zeros(3), torch.zeros(3)), 0.0)
     assert state.round == 1
     assert state.params.tolist() == [0.0, 0.0, 0.0]
 

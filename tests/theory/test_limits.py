@@ -45,6 +45,7 @@ from edgegossip.core.protocol import (
     Role,
     Seconds,
     Steps,
+    Train,
     WorkerJoined,
     WorkerState,
 )
@@ -106,7 +107,7 @@ def test_one_worker_alone_is_plain_sgd(algorithm: AnyAlgorithm) -> None:
 def train_alone(rank: Rank, num_rounds: int, work: Steps) -> Tensor:
     params = torch.zeros(NUM_PARAMS)
     for _ in range(num_rounds):
-        params = QuadraticTrainer(TARGETS[rank]).train(params, work, {}).params
+        params = QuadraticTrainer(TARGETS[rank]).train(Train(params, work)).params
     return params
 
 

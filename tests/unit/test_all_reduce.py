@@ -31,7 +31,9 @@ def after_training() -> tuple[AllReduceState, list[Effect]]:
     state = ALGORITHM.init(0, torch.zeros(5))
     ALGORITHM.handle(state, Started(), 0.0)
     params = torch.arange(5.0)
-    event = Trained(params, torch.zeros(5), 1, 1, seconds=1.0, loss=0.0)
+    event = Trained(
+        params=params, before=torch.zeros(5), num_samples=1, num_steps=1, seconds=1.0, loss=0.0
+    )
     return state, ALGORITHM.handle(state, event, 0.0)
 
 

@@ -13,7 +13,7 @@ from tests.unit.test_learner import DATA, SHARD, learner, seeded, start
 from torch import nn
 
 from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Epochs, Steps
+from edgegossip.core.protocol import Epochs, Steps, Train
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.learning.loss import Loss
 from edgegossip.learning.optimizer import SGD
@@ -49,7 +49,7 @@ def test_weights_multiply_the_loss_of_each_sample() -> None:
         augmentation=None,
         accuracy_aware=AccuracyAware(selection=Weighted()),
     )
-    result = some.train(start(some), Steps(1), {})
+    result = some.train(Train(start(some), Steps(1)))
 
     x, y = DATA.train.batch(SHARD[:8])
     losses = F.cross_entropy(model(DATA.prepare(x)), y, reduction="none")
@@ -73,7 +73,7 @@ def test_a_loss_with_weights_for_classes_is_the_one_that_was_given() -> None:
             batch_size=len(SHARD),
             augmentation=None,
         )
-        results.append(some.train(start(some), Steps(1), {}).loss)
+        results.append(some.train(Train(start(some), Steps(1))).loss)
     assert results[0] == pytest.approx(results[1], rel=1e-3)  # dropout goes by position
 
 
@@ -82,27 +82,29 @@ SHARDS = {0: SHARD, 1: torch.tensor([1, 3, 5]), 2: torch.tensor([7])}
 
 def test_assigned_data_is_trained_on_from_then_on() -> None:
     some = learner(shards=SHARDS)
-    some.train(start(some), Steps(1), {})
+    some.train(Train(start(some), Steps(1)))
     some.assign((2, 0, 2))
     assert some.num_samples == 33
     assert some.shard.tolist() == [*SHARD.tolist(), 7]
-    assert some.train(start(some), Epochs(), {}).num_samples == 33
+    assert some.train(Train(start(some), Epochs())).num_samples == 33
     some.assign((1,))
-    assert some.train(start(some), Epochs(), {}).num_samples == 3
+    assert some.train(Train(start(some), Epochs())).num_samples == 3
 
 
 def test_it_says_how_much_was_chosen_for_its_loss() -> None:
     accuracy_aware = AccuracyAware(selection=Focused())
     some = learner(accuracy_aware=accuracy_aware)
-    assert some.train(start(some), Epochs(), {}).focus == 0  # nothing was trained on before
-    focus = some.train(start(some), Epochs(), {}).focus
+    assert (
+        some.train(Train(start(some), Epochs())).metrics["focus"] == 0
+    )  # nothing was trained on before
+    focus = some.train(Train(start(some), Epochs())).metrics["focus"]
     assert 0 < focus < 1
     other = learner(accuracy_aware=accuracy_aware)
     other.load_state_dict(some.state_dict())
     assert other.batches.sampler.focus == focus
     ranked = learner(accuracy_aware=AccuracyAware(selection=Ranked()))
-    assert ranked.train(start(ranked), Epochs(), {}).focus == 1
-    assert learner().train(start(learner()), Epochs(), {}).focus == 0
+    assert ranked.train(Train(start(ranked), Epochs())).metrics["focus"] == 1
+    assert learner().train(Train(start(learner()), Epochs())).metrics["focus"] == 0
 
 
 def test_data_that_comes_back_is_visited_in_another_order() -> None:
@@ -122,7 +124,7 @@ def test_a_learner_without_data_has_a_state_too() -> None:
     some, other = (learner(shard=nothing, shards=SHARDS) for _ in range(2))
     other.load_state_dict(some.state_dict())
     some.assign((1,))
-    some.train(start(some), Epochs(), {})
+    some.train(Train(start(some), Epochs()))
     other.load_state_dict(some.state_dict())
     assert other.num_samples == 3
 
@@ -135,19 +137,18 @@ def test_data_that_cannot_be_reached_is_not_assigned() -> None:
 def test_a_learner_without_data_can_be_assigned_some() -> None:
     some = learner(shard=torch.empty(0, dtype=torch.int64), shards=SHARDS)
     with pytest.raises(LocalProtocolError, match="it has no data"):
-        some.train(start(some), Steps(1), {})
+        some.train(Train(start(some), Steps(1)))
     some.assign((1,))
-    assert some.train(start(some), Epochs(), {}).num_samples == 3
+    assert some.train(Train(start(some), Epochs())).num_samples == 3
 
 
 def test_a_restored_learner_has_the_data_it_was_assigned() -> None:
     original, other = (learner(shards=SHARDS) for _ in range(2))
     original.assign((1, 2))
-    original.train(start(original), Epochs(0.5), {})
+    original.train(Train(start(original), Epochs(0.5)))
     other.load_state_dict(assemble(*dismantle(original.state_dict())))
-    work = Epochs(0.5, goes_on=True)
-    params = start(original)
-    results = [one.train(params, work, {}) for one in (original, other)]
+    request = Train(start(original), Epochs(0.5), begins_pass=False)
+    results = [one.train(request) for one in (original, other)]
     assert torch.equal(results[0].params, results[1].params)
 
 
@@ -156,15 +157,14 @@ def test_a_restored_learner_aggregates_no_sooner_than_it_trains(
 ) -> None:
     accuracy_aware = AccuracyAware(selection=Focused())
     original, other, third = (learner(accuracy_aware=accuracy_aware) for _ in range(3))
-    original.train(start(original), Epochs(0.5), {})
+    original.train(Train(start(original), Epochs(0.5)))
     with monkeypatch.context() as no_aggregating:
         no_aggregating.setattr(AccuracyAware, "aggregate", None)
         other.load_state_dict(assemble(*dismantle(original.state_dict())))
         # Kept again before it has trained.
         third.load_state_dict(assemble(*dismantle(other.state_dict())))
-    work = Epochs(0.5, goes_on=True)
-    params = start(original)
-    one, two, three = (each.train(params, work, {}).params for each in (original, other, third))
+    request = Train(start(original), Epochs(0.5), begins_pass=False)
+    one, two, three = (each.train(request).params for each in (original, other, third))
     assert torch.equal(one, two)
     assert torch.equal(one, three)
 
@@ -172,9 +172,9 @@ def test_a_restored_learner_aggregates_no_sooner_than_it_trains(
 @pytest.mark.parametrize("keep_ratio", [0.25, 0.5, 1.0])
 def test_a_cut_pass_costs_its_share_of_a_whole_one(keep_ratio: float) -> None:
     some = learner()
-    work = Epochs(1.0, keep_ratio)
-    assert some.cost(work, {}) == keep_ratio * some.cost(Epochs(), {})
-    assert some.train(start(some), work, {}).num_samples == keep_ratio * len(SHARD)
+    request = Train(start(some), Epochs(), keep_ratio=keep_ratio)
+    assert some.cost(request) == keep_ratio * some.cost(Train(start(some), Epochs()))
+    assert some.train(request).num_samples == keep_ratio * len(SHARD)
 
 
 @pytest.mark.parametrize("selection", [Random(), Focused(), Focused(num_points=3), Ranked()])
@@ -189,14 +189,14 @@ def test_what_a_pass_costs_is_known_before_the_data_is_aggregated(
         epoch_cost = other.epoch_cost
         other.load_state_dict(other.state_dict())
     some.set_up()
-    assert epoch_cost == some.epoch_cost == some.cost(Epochs(), {})
+    assert epoch_cost == some.epoch_cost == some.cost(Train(start(some), Epochs()))
 
 
-@pytest.mark.parametrize("work", [Epochs(1.0, 0.001), Steps(2, 0.001)])
+@pytest.mark.parametrize("work", [Epochs(), Steps(2)])
 def test_the_smallest_share_is_enough_for_batch_normalisation(work: Epochs | Steps) -> None:
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 3)))
     some = learner(model=model)
-    result = some.train(start(some), work, {})
+    result = some.train(Train(start(some), work, keep_ratio=0.001))
     assert result.num_samples == 2 * result.num_steps
 
 
@@ -211,16 +211,17 @@ def test_the_smallest_share_is_enough_for_batch_normalisation(work: Epochs | Ste
 def test_a_loss_that_gives_none_for_each_sample_cannot_rank(loss: Loss) -> None:
     some = learner(loss=loss, accuracy_aware=AccuracyAware())
     with pytest.raises(ValueError, match=r"needs the loss of each one.* choose Random"):
-        some.train(start(some), Steps(1), {})
+        some.train(Train(start(some), Steps(1)))
 
 
 def test_blocks_of_a_pass_end_where_one_piece_does() -> None:
     whole, pieces = learner(), learner()
     params = start(whole)
-    expected = whole.train(params, Epochs(1.0, 0.75), {})
+    expected = whole.train(Train(params, Epochs(), keep_ratio=0.75))
     num_samples = 0
-    for goes_on in (False, True, True):
-        result = pieces.train(params, Epochs(1 / 3, 0.75, goes_on=goes_on), {})
+    for begins_pass in (True, False, False):
+        piece = Train(params, Epochs(1 / 3), keep_ratio=0.75, begins_pass=begins_pass)
+        result = pieces.train(piece)
         params, num_samples = result.params, num_samples + result.num_samples
     assert torch.equal(params, expected.params)
     assert num_samples == expected.num_samples == 24

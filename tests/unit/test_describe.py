@@ -72,7 +72,7 @@ CHANGES: list[dict[str, Any]] = [
     {"task": small_task(optimizer=SGD(lr=0.02))},
     {"task": small_task(partition=Dirichlet(0.1))},
     {"task": small_task(has_buffers=False)},
-    {"task": small_task(schedule=Cosine(num_epochs=3))},
+    {"task": small_task(schedule=Cosine())},
     {"task": small_task(augmentation=None)},
     {"task": small_task(model=torch.nn.Identity)},
 ]

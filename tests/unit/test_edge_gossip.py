@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.balanced_worker import BY_STEPS, CANCEL, INNER, Worker, sends
-from tests.effects import kinds, only
+from tests.effects import asked, kinds, only
 
 from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -48,12 +48,12 @@ def test_it_forecasts_before_it_trains_and_tells_everybody() -> None:
 def test_the_share_follows_from_all_forecasts() -> None:
     effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(20.0, 50.0, 40.0)
     assert effects[0] == CANCEL
-    assert only(Train, effects).work == Epochs(1.0, keep_ratio=0.4)
+    assert asked(only(Train, effects)) == (Epochs(1.0), 0.4)
 
 
 def test_the_fastest_keeps_all_of_its_data() -> None:
     effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(50.0, 20.0, 40.0)
-    assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)
+    assert asked(only(Train, effects)) == (Epochs(1.0), 1.0)
 
 
 def test_it_waits_for_the_last_forecast() -> None:
@@ -78,7 +78,7 @@ def test_nothing_begins_before_the_own_forecast_is_there() -> None:
         assert worker.hears(2, 40.0, round=1) == []
         assert worker.on(TimerFired("forecast")) == []
         assert worker.on(WorkerLost(2)) == []
-        assert only(Train, worker.expects(25.0)).work.keep_ratio == 0.5
+        assert only(Train, worker.expects(25.0)).keep_ratio == 0.5
 
 
 def test_with_the_inner_algorithm_waiting_forecasts_only_are_noted() -> None:
@@ -96,7 +96,7 @@ def test_a_late_forecast_is_replaced_by_the_last_one_known() -> None:
     worker.hears(2, 80.0, round=-1)
     assert only(SetTimer, worker.expects(20.0, now=1.0)) == SetTimer("forecast", 4.0)
     effects = worker.on(TimerFired("forecast"), now=4.0)
-    assert only(Train, effects).work == Epochs(1.0, keep_ratio=0.25)
+    assert asked(only(Train, effects)) == (Epochs(1.0), 0.25)
 
 
 def test_a_platform_never_heard_of_counts_for_nothing() -> None:
@@ -104,7 +104,7 @@ def test_a_platform_never_heard_of_counts_for_nothing() -> None:
     worker.starts()
     worker.expects(20.0)
     effects = worker.on(TimerFired("forecast"), now=1.0)
-    assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)
+    assert asked(only(Train, effects)) == (Epochs(1.0), 1.0)
 
 
 def test_a_forecast_that_comes_late_does_not_begin_another_epoch() -> None:
@@ -126,7 +126,7 @@ def test_a_lost_worker_is_not_waited_for_nor_told() -> None:
     worker.starts()
     worker.on(WorkerLost(2))
     assert sends(worker.expects(20.0)) == [(1, "forecast")]
-    assert only(Train, worker.hears(1, 40.0)).work == Epochs(1.0, keep_ratio=0.5)
+    assert asked(only(Train, worker.hears(1, 40.0))) == (Epochs(1.0), 0.5)
 
 
 def test_the_loss_of_the_last_one_waited_for_begins_the_epoch() -> None:
@@ -158,7 +158,7 @@ def test_the_wait_for_forecasts_is_short_for_a_slow_platform_too() -> None:
 
 def test_less_than_all_data_may_be_the_most_that_anybody_keeps() -> None:
     worker = Worker(EdgeGossip(inner=INNER, max_keep_ratio=0.5, block_share=1.0))
-    assert only(Train, worker.begins(20.0, 50.0, 40.0)).work == Epochs(keep_ratio=0.2)
+    assert asked(only(Train, worker.begins(20.0, 50.0, 40.0))) == (Epochs(), 0.2)
 
 
 # Epochs in blocks.
@@ -167,11 +167,12 @@ def test_less_than_all_data_may_be_the_most_that_anybody_keeps() -> None:
 def test_blocks_are_one_training_for_the_inner_algorithm() -> None:
     worker = Worker(EdgeGossip(inner=INNER, block_share=0.5))
     first = only(Train, worker.begins(20.0, 50.0, 40.0))
-    assert first.work == Epochs(0.5, keep_ratio=0.4)
+    assert asked(first) == (Epochs(0.5), 0.4)
     assert worker.trains(first, 20.0, now=1.0) == [Predict()]
     [second] = worker.expects(20.0, now=1.0)
     assert isinstance(second, Train)
-    assert second.work == Epochs(0.25, keep_ratio=0.4, goes_on=True)
+    assert asked(second) == (Epochs(0.25), 0.4)
+    assert not second.begins_pass
     effects = worker.trains(second, 20.0, now=2.0)
     assert sends(effects) == [(1, "params"), (2, "params")]
     mean = (0.4 + 1.0 + 0.8) / 3
@@ -190,12 +191,12 @@ def test_speed_that_falls_within_an_epoch_ends_it_early() -> None:
 
 def test_steps_are_cut_to_the_share_and_so_are_their_passes() -> None:
     effects = Worker(EdgeGossip(inner=BY_STEPS)).begins(20.0, 50.0, 40.0)
-    assert only(Train, effects).work == Steps(4, keep_ratio=0.4)
+    assert asked(only(Train, effects)) == (Steps(4), 0.4)
 
 
 def test_at_least_one_step_is_taken() -> None:
     effects = Worker(EdgeGossip(inner=BY_STEPS)).begins(1.0, 50.0, 40.0)
-    assert only(Train, effects).work == Steps(1, keep_ratio=0.02)
+    assert asked(only(Train, effects)) == (Steps(1), 0.02)
 
 
 def test_by_steps_a_forecast_is_made_once_a_pass() -> None:
@@ -207,7 +208,7 @@ def test_by_steps_a_forecast_is_made_once_a_pass() -> None:
     # The pass costs 40; each block of steps takes 16 of it.
     for _ in range(2):
         [train] = worker.trains(train, 16.0)  # type: ignore[assignment]
-        assert train.work == Steps(4, keep_ratio=0.4)
+        assert asked(train) == (Steps(4), 0.4)
     assert worker.trains(train, 16.0) == [Predict()]
 
 

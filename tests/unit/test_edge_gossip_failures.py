@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from tests.balanced_worker import CANCEL, INNER, PUSHING, Worker, sends
-from tests.effects import kinds, only
+from tests.effects import asked, kinds, only
 
 from edgegossip.algorithms.edge_gossip.balancer import Balancer
 from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
@@ -52,7 +52,7 @@ def test_where_nobody_waits_for_it_a_failed_platform_rests_until_it_has_recovere
     assert worker.expects(1e-9, now=2.0) == [SetTimer("rest", 4.0)]
     assert worker.on(TimerFired("rest"), now=4.0) == [Predict()]
     recovered = worker.expects(25.0, now=4.0)
-    assert only(Train, recovered).work == Steps(1, keep_ratio=0.5)
+    assert asked(only(Train, recovered)) == (Steps(1), 0.5)
 
 
 @pytest.mark.parametrize("spread", ["exact", "gossip"])
@@ -102,7 +102,7 @@ def test_a_platform_that_has_recovered_waits_for_forecasts_again() -> None:
 
 def test_to_continue_is_to_train_without_the_failed() -> None:
     effects = Worker(EdgeGossip(inner=INNER, block_share=1.0)).begins(20.0, 1e-9, 1e-9)
-    assert only(Train, effects).work == Epochs(1.0, keep_ratio=1.0)
+    assert asked(only(Train, effects)) == (Epochs(1.0), 1.0)
 
 
 def test_too_many_failures_can_halt_the_run() -> None:
@@ -132,7 +132,7 @@ def test_the_fastest_asks_for_the_data_of_the_failed() -> None:
     effects = worker.on(Assigned(200, 200.0), now=1.0)
     assert sends(effects) == [(1, "forecast")]
     # It has twice as much now, so the other is the fastest: 2.5 s against 4 s.
-    assert only(Train, effects).work == Epochs(1.0, keep_ratio=0.625)
+    assert asked(only(Train, effects)) == (Epochs(1.0), 0.625)
 
 
 def test_nobody_but_the_heir_asks_for_data() -> None:

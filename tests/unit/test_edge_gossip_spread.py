@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tests.balanced_worker import INNER, Worker, sends
-from tests.effects import only
+from tests.effects import asked, only
 
 from edgegossip.algorithms.edge_gossip.forecasts import FIELD
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -29,7 +29,7 @@ def test_gossip_sends_no_messages_of_its_own_and_waits_for_none() -> None:
     worker.starts()
     [train] = worker.expects(20.0)
     assert isinstance(train, Train)
-    assert train.work == Epochs(1.0, keep_ratio=1.0)
+    assert asked(train) == (Epochs(1.0), 1.0)
 
 
 def test_gossip_takes_the_fastest_from_what_it_hears() -> None:
@@ -42,7 +42,7 @@ def test_gossip_takes_the_fastest_from_what_it_hears() -> None:
         assert effect.message.payload[FIELD].tolist() == [5.0, 0.0]
     worker.on(Received(1, params_message(2.0, age=1.0)))
     assert worker.on(Received(2, params_message())) == [Predict()]
-    assert only(Train, worker.expects(20.0)).work == Epochs(1.0, keep_ratio=0.4)
+    assert asked(only(Train, worker.expects(20.0))) == (Epochs(1.0), 0.4)
     assert worker.state.fastest.age == 2
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tests.small_runs import SHAPE, dataset, small_model, small_task
 from torch import nn
 
-from edgegossip.core.protocol import Epochs
+from edgegossip.core.protocol import Epochs, Train
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.dropout import Dropout
 from edgegossip.learning.evaluator import Evaluator
@@ -103,7 +103,7 @@ def test_the_tensors_to_deploy_score_what_was_measured(has_buffers: bool) -> Non
     workload = Workload(small_task(has_buffers=has_buffers), [0], seed=0)
     params = workload.initial_params
     for _ in range(5):
-        params = workload.make_trainer(0).train(params, Epochs(), {}).params
+        params = workload.make_trainer(0).train(Train(params, Epochs())).params
     _, accuracy = workload.evaluate(params)
     deployed = small_model()
     deployed.load_state_dict(workload.named_parameters(params))

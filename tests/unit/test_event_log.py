@@ -26,7 +26,14 @@ def note(round: int = 0, kind: str = "note") -> Message:
 
 def trained(num_samples: int = 8, loss: float = 0.5) -> Trained:
     params = torch.zeros(1)
-    return Trained(params, params, num_samples, num_steps=2, seconds=1.0, loss=loss)
+    return Trained(
+        params=params,
+        before=params,
+        num_samples=num_samples,
+        num_steps=2,
+        seconds=1.0,
+        loss=loss,
+    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -31,7 +31,14 @@ def fresh(algorithm: GoSGD, rank: int = 0) -> GoSGDState:
 
 
 def trained(value: float) -> Trained:
-    return Trained(torch.full((2,), value), torch.zeros(2), 1, 1, seconds=1.0, loss=0.0)
+    return Trained(
+        params=torch.full((2,), value),
+        before=torch.zeros(2),
+        num_samples=1,
+        num_steps=1,
+        seconds=1.0,
+        loss=0.0,
+    )
 
 
 def push(sender: int, value: float, weight: float, round: int = 0) -> Received:

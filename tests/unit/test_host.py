@@ -16,14 +16,7 @@ from tests.worlds import NUM_PARAMS
 
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import (
-    Message,
-    Payload,
-    Rank,
-    Received,
-    Work,
-    WorkerLost,
-)
+from edgegossip.core.protocol import Message, Rank, Received, Train, WorkerLost
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.envelope import Envelope, pack
@@ -307,11 +300,11 @@ def test_work_under_way_at_the_time_limit_is_cancelled_and_over_when_the_run_is(
     class Endless(Slow):
         is_cancelled = is_over = False
 
-        def train(self, params: torch.Tensor, work: Work, inputs: Payload) -> TrainingResult:
+        def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
             while not self.is_cancelled:
                 time.sleep(0.001)
             self.is_over = True
-            return super().train(params, work, inputs)
+            return super().train(request, progress)
 
         def cancel(self) -> None:
             self.is_cancelled = True

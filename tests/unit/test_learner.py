@@ -15,7 +15,7 @@ from tests.small_runs import SHAPE, adam, dataset, small_model, small_task
 from torch import Tensor, nn
 
 from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Epochs, Steps
+from edgegossip.core.protocol import Epochs, Layout, Steps, Train
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import ArraySplit, Dataset
@@ -81,7 +81,7 @@ def test_training_is_what_plain_pytorch_does(optimizer: Optimizer) -> None:
     model(torch.zeros(2, *SHAPE))  # gives the lazy layer its size
     # No bias before batch norm: its gradient is rounding noise, which Adam blows up.
     some = learner(model=model, optimizer=optimizer, augmentation=None)
-    result = some.train(start(some), Steps(6), {})
+    result = some.train(Train(start(some), Steps(6)))
 
     plain = copy.deepcopy(model).train()
     theirs = optimizer(plain.parameters())
@@ -107,9 +107,9 @@ def test_what_was_handed_over_is_not_written_to() -> None:
     some = learner()
     params = start(some)
     before = params.clone()
-    first = some.train(params, Steps(2), {})
+    first = some.train(Train(params, Steps(2)))
     kept = first.params.clone()
-    some.train(first.params, Steps(2), {})
+    some.train(Train(first.params, Steps(2)))
     assert torch.equal(params, before)
     assert torch.equal(first.params, kept)
 
@@ -121,10 +121,10 @@ def test_a_restored_learner_goes_on_to_the_last_bit(
 ) -> None:
     original = learner(optimizer=optimizer, has_buffers=has_buffers)
     other = learner(optimizer=optimizer, has_buffers=has_buffers)
-    middle = original.train(start(original), Steps(3), {})
+    middle = original.train(Train(start(original), Steps(3)))
     other.load_state_dict(assemble(*dismantle(original.state_dict())))
     for work in (Steps(5), Epochs(), Steps(3)):
-        results = [one.train(middle.params, work, {}) for one in (original, other)]
+        results = [one.train(Train(middle.params, work)) for one in (original, other)]
         assert torch.equal(results[0].params, results[1].params)
         assert results[0].loss == results[1].loss
 
@@ -146,9 +146,9 @@ class Warming(nn.Linear):
 
 def test_a_restored_learner_goes_on_from_what_its_layers_counted() -> None:
     original, other = learner(model=seeded(Warming)), learner(model=seeded(Warming))
-    middle = original.train(start(original), Steps(2), {}).params
+    middle = original.train(Train(start(original), Steps(2))).params
     other.load_state_dict(assemble(*dismantle(original.state_dict())))
-    results = [one.train(middle, Steps(1), {}).params for one in (original, other)]
+    results = [one.train(Train(middle, Steps(1))).params for one in (original, other)]
     assert torch.equal(*results)
 
 
@@ -157,9 +157,8 @@ def test_it_says_which_entries_are_trained_and_which_are_statistics() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(SHAPE), 3), nn.BatchNorm1d(3))
 
     some = learner(model=seeded(make))
-    result = some.train(start(some), Steps(1), {})
-    assert result.num_trained == len(result.params) - 2 * 3
-    assert result.event(start(some), 1.0, 8.0).num_trained == result.num_trained
+    result = some.train(Train(start(some), Steps(1)))
+    assert some.layout == Layout(num_trained=len(result.params) - 2 * 3)
 
 
 def test_learners_in_threads_give_the_bits_of_learners_one_after_the_other() -> None:
@@ -167,7 +166,8 @@ def test_learners_in_threads_give_the_bits_of_learners_one_after_the_other() -> 
         learners = [learner(rank=rank) for rank in range(4)]
         with ComputePool(num_threads) as pool:
             pending = [
-                pool.submit(partial(one.train, start(one), Steps(10), {})) for one in learners
+                pool.submit(partial(one.train, Train(start(one), Steps(10))))
+                for one in learners
             ]
             return [one.result().params for one in pending]
 
@@ -182,7 +182,7 @@ def test_the_global_generator_is_neither_read_nor_written() -> None:
         torch.manual_seed(seed)
         before = torch.get_rng_state()
         some = learner()
-        found.append(some.train(start(some), Steps(3), {}).params)
+        found.append(some.train(Train(start(some), Steps(3))).params)
         assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(found[0], found[1])
 
@@ -190,15 +190,16 @@ def test_the_global_generator_is_neither_read_nor_written() -> None:
 @pytest.mark.parametrize("key", [{"seed": 1}, {"rank": 1}, {"incarnation": 1}], ids=str)
 def test_another_key_is_another_course(key: dict[str, int]) -> None:
     some, other = learner(), learner(**key)
-    one = some.train(start(some), Steps(2), {}).params
-    assert not torch.equal(one, other.train(start(some), Steps(2), {}).params)
+    one = some.train(Train(start(some), Steps(2))).params
+    assert not torch.equal(one, other.train(Train(start(some), Steps(2))).params)
 
 
 def test_cost_is_the_number_of_samples_that_will_be_taken() -> None:
     some = learner()
     for work in (Steps(3), Epochs(), Epochs(0.3)):
-        cost = some.cost(work, {})
-        assert some.train(start(some), work, {}).num_samples == cost
+        request = Train(start(some), work)
+        cost = some.cost(request)
+        assert some.train(request).num_samples == cost
     assert some.num_samples == 32
 
 
@@ -207,7 +208,7 @@ def test_frozen_parameters_are_left_alone() -> None:
     frozen = model[0].weight.requires_grad_(False)  # type: ignore[index]
     for optimizer in (SGD(lr=0.1, weight_decay=0.1), adam):
         some = learner(model=model, optimizer=optimizer)
-        some.train(start(some), Steps(3), {})
+        some.train(Train(start(some), Steps(3)))
         assert torch.equal(some.model.module[0].weight, frozen)  # type: ignore[index]
 
 
@@ -234,7 +235,7 @@ def test_a_users_model_and_loss_are_trained() -> None:
     params = start(some)
     losses = []
     for _ in range(8):
-        result = some.train(params, Epochs(), {})
+        result = some.train(Train(params, Epochs()))
         params = result.params
         losses.append(result.loss)
     assert losses[-1] < 0.7 * losses[0]
@@ -250,9 +251,9 @@ def test_a_loss_that_is_not_finite_names_the_worker_and_the_step() -> None:
         return F.cross_entropy(outputs, y) * next(calls)
 
     some = learner(loss=loss, rank=3)
-    params = some.train(start(some), Steps(2), {}).params
+    params = some.train(Train(start(some), Steps(2))).params
     with pytest.raises(TrainingError, match=r"loss of worker 3 became nan in its step 5"):
-        some.train(params, Steps(4), {})
+        some.train(Train(params, Steps(4)))
 
 
 def test_a_learner_that_is_cancelled_takes_no_further_step() -> None:
@@ -260,22 +261,22 @@ def test_a_learner_that_is_cancelled_takes_no_further_step() -> None:
     before = start(some)
     some.cancel()
     with pytest.raises(TrainingError, match="told to leave off"):
-        some.train(before, Steps(2), {})
+        some.train(Train(before, Steps(2)))
     torch.testing.assert_close(some.model.params, before, rtol=0, atol=0)
 
 
 def test_steps_are_counted_on_by_a_restored_learner() -> None:
     original, other = learner(), learner(loss=lambda outputs, _: outputs.sum() * float("nan"))
-    middle = original.train(start(original), Steps(6), {}).params
+    middle = original.train(Train(start(original), Steps(6))).params
     other.load_state_dict(original.state_dict())
     with pytest.raises(TrainingError, match="became nan in its step 7;"):
-        other.train(middle, Steps(1), {})
+        other.train(Train(middle, Steps(1)))
 
 
 def test_an_exploding_loss_is_noticed() -> None:
     some = learner(optimizer=SGD(lr=1e30), model=seeded(TwoOutputs), loss=_first_output)
     with pytest.raises(TrainingError, match=r"of worker 0 became (nan|inf) in its step"):
-        some.train(start(some), Steps(10), {})
+        some.train(Train(start(some), Steps(10)))
 
 
 def _first_output(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
@@ -333,13 +334,13 @@ def test_only_ranks_with_data_have_a_trainer() -> None:
     assert sum(map(len, workload.shards.values())) == 64
     without_data = workload.make_trainer(0)
     with pytest.raises(LocalProtocolError, match="worker 0 asked to Train, but it has no data"):
-        without_data.train(workload.initial_params, Steps(1), {})
+        without_data.train(Train(workload.initial_params, Steps(1)))
 
 
 def test_a_trainer_keeps_nothing_of_the_one_before_it() -> None:
     workload = Workload(small_task(), range(2), seed=0)
     first = workload.make_trainer(0)
-    first.train(workload.initial_params, Steps(3), {})
+    first.train(Train(workload.initial_params, Steps(3)))
     assert torch.equal(workload.make_trainer(0, 1).model.params, workload.initial_params)
 
 
@@ -348,11 +349,11 @@ def test_a_trainer_keeps_nothing_of_the_one_before_it() -> None:
 
 def test_quadratic_steps_are_exact() -> None:
     trainer = QuadraticTrainer(target=torch.tensor([4.0, 0.0]), lr=0.5)
-    result = trainer.train(torch.zeros(2), Steps(3), {})
+    result = trainer.train(Train(torch.zeros(2), Steps(3)))
     assert result.params.tolist() == [3.5, 0.0]
     assert result.loss == 8.0
-    assert trainer.cost(Steps(3), {}) == 3
-    assert trainer.train(torch.zeros(2), Epochs(), {}).params.tolist() == [2.0, 0.0]
+    assert trainer.cost(Train(torch.zeros(2), Steps(3))) == 3
+    assert trainer.train(Train(torch.zeros(2), Epochs())).params.tolist() == [2.0, 0.0]
 
 
 def test_pictures_of_one_color_only_are_still_data() -> None:
@@ -360,7 +361,7 @@ def test_pictures_of_one_color_only_are_still_data() -> None:
     plain = Dataset("plain", split, split, num_classes=3, input_shape=SHAPE)
     task = Task(dataset=plain, model=small_model, batch_size=4)
     trainer = Workload(task, [0], seed=0).make_trainer(0)
-    assert trainer.train(trainer.model.params.clone(), Epochs(), {}).num_steps == 1
+    assert trainer.train(Train(trainer.model.params.clone(), Epochs())).num_steps == 1
 
 
 def test_a_model_that_draws_from_the_global_generator_is_warned_about() -> None:
@@ -376,4 +377,4 @@ def test_a_model_that_draws_from_the_global_generator_is_warned_about() -> None:
     data = Dataset("rows", split, split, num_classes=2, input_shape=(4,))
     careless = learner(model=Careless(), dataset=data, shard=torch.arange(8), augmentation=None)
     with pytest.warns(UserWarning, match="draws from PyTorch's global generator"):
-        careless.train(start(careless), Steps(1), {})
+        careless.train(Train(start(careless), Steps(1)))

@@ -40,8 +40,12 @@ def stream(max_cost: float | None = None) -> tuple[BatchStream, Model]:
     return BatchStream(sampler, Look(model, Budget(NUM_POINTS, max_cost))), model
 
 
-def take(some: BatchStream, work: Epochs | Steps) -> int:
-    return sum(map(len, some.take(work)))
+def take(some: BatchStream, work: Epochs | Steps, keep_ratio: float = 1.0) -> int:
+    return sum(map(len, some.take(work, keep_ratio)))
+
+
+def go_on(some: BatchStream, share: float) -> int:
+    return sum(map(len, some.take(Epochs(share), begins_pass=False)))
 
 
 def test_a_point_costs_a_third_of_a_training_sample() -> None:
@@ -58,7 +62,7 @@ def test_a_look_that_may_cost_less_sees_fewer_points() -> None:
 def test_all_points_are_looked_at_before_each_pass_and_only_then() -> None:
     some, model = stream()
     take(some, Epochs(0.5))
-    take(some, Epochs(0.5, goes_on=True))
+    go_on(some, 0.5)
     assert model.looks == [list(range(NUM_POINTS))]
     take(some, Epochs())
     assert len(model.looks) == 2
@@ -97,25 +101,24 @@ def test_a_cut_pass_costs_its_share_of_a_whole_one(
     keep_ratio: float, max_cost: float | None
 ) -> None:
     some, _ = stream(max_cost)
-    work = Epochs(1.0, keep_ratio)
-    cost = some.cost(work)
+    cost = some.cost(Epochs(), keep_ratio)
     assert cost == pytest.approx(keep_ratio * some.epoch_cost, abs=0.5)
     # The look is paid for with samples.
     look = Budget(NUM_POINTS, max_cost).cost(keep_ratio)
-    assert take(some, work) == round(cost - look)
+    assert take(some, Epochs(), keep_ratio) == round(cost - look)
 
 
 def test_a_look_dearer_than_the_share_leaves_two_samples() -> None:
     some, _ = stream()
-    assert take(some, Epochs(1.0, 0.01)) == 2
+    assert take(some, Epochs(), 0.01) == 2
 
 
 def test_going_on_costs_no_look() -> None:
     some, _ = stream()
     take(some, Epochs(0.5))
-    assert some.cost(Epochs(0.5, goes_on=True)) == 60
-    take(some, Epochs(0.5, goes_on=True))
-    assert some.cost(Epochs(0.5, goes_on=True)) == pytest.approx(64)  # the next pass
+    assert some.cost(Epochs(0.5), begins_pass=False) == 60
+    go_on(some, 0.5)
+    assert some.cost(Epochs(0.5), begins_pass=False) == pytest.approx(64)  # the next pass
 
 
 def test_steps_look_when_they_begin_a_pass() -> None:

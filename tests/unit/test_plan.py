@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.effects import asked
 
 from edgegossip.algorithms.edge_gossip.plan import TOLERANCE, EpochPlan
-from edgegossip.core.protocol import Epochs, Train, Trained
+from edgegossip.core.protocol import Epochs, Layout, Train, Trained
 from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 from edgegossip.learning.sampling.selection import Random
@@ -56,13 +57,24 @@ def carry_out(plan: EpochPlan, speed_at: Callable[[float], float]) -> Epoch:
     train: Train | None = plan.first()
     blocks: list[int] = []
     while train is not None:
-        cost = stream.cost(train.work)
-        batches = list(stream.take(train.work))
+        begins = train.begins_pass
+        cost = stream.cost(train.work, train.keep_ratio, begins_pass=begins)
+        batches = list(stream.take(train.work, train.keep_ratio, begins_pass=begins))
         now += cost / speed_at(now)
         size = sum(map(len, batches))
         blocks.append(size)
         params = train.params + len(batches)
-        plan.account(Trained(params, train.params, size, len(batches), 1.0, 2.0, cost=cost))
+        plan.account(
+            Trained(
+                params=params,
+                before=train.params,
+                num_samples=size,
+                num_steps=len(batches),
+                seconds=1.0,
+                loss=2.0,
+                cost=cost,
+            )
+        )
         train = None if plan.is_done else plan.next(speed_at(now), now)
     return Epoch(now - plan.start, plan.result(now), blocks)
 
@@ -106,23 +118,34 @@ def test_one_that_nearly_stands_still_ends_its_epoch_with_what_it_has() -> None:
     assert sum(epoch.blocks) <= 500 / 4 + BATCH_SIZE
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_an_epoch_that_goes_on_with_a_pass_does_so_from_its_first_block(goes_on: bool) -> None:
+@pytest.mark.parametrize("begins_pass", [False, True])
+def test_the_first_block_begins_a_pass_if_that_was_asked_for(begins_pass: bool) -> None:
     plan = EpochPlan.begin(
-        Train(torch.zeros(1), Epochs(0.5, goes_on=goes_on)),
+        Train(torch.zeros(1), Epochs(0.5), begins_pass=begins_pass),
         keep_ratio=0.5,
         epoch_cost=100.0,
         throughput=10.0,
         block_share=0.5,
         now=0.0,
     )
-    assert plan.first().work == Epochs(0.25, keep_ratio=0.5, goes_on=goes_on)
+    assert asked(plan.first()) == (Epochs(0.25), 0.5)
+    assert plan.first().begins_pass == begins_pass
 
 
 def test_a_small_deviation_is_let_be() -> None:
     plan = plan_of()
     first = plan.first()
-    plan.account(Trained(first.params, first.params, 60, 6, 6.0, 1.0, cost=60.0))
+    plan.account(
+        Trained(
+            params=first.params,
+            before=first.params,
+            num_samples=60,
+            num_steps=6,
+            seconds=6.0,
+            loss=1.0,
+            cost=60.0,
+        )
+    )
     planned = plan.cost
     plan.next(10.0 * (1 + 0.5 * TOLERANCE), 6.0)
     assert plan.cost == planned
@@ -172,12 +195,35 @@ def test_the_result_is_one_training_from_start_to_end() -> None:
     plan = plan_of(block_share=0.5, now=7.0)
     first = plan.first()
     middle, end = torch.ones(1), torch.full((1,), 2.0)
-    plan.account(Trained(middle, first.params, 250, 25, 25.0, 4.0, {"a": middle}, cost=250.0))
+    plan.account(
+        Trained(
+            params=middle,
+            before=first.params,
+            num_samples=250,
+            num_steps=25,
+            seconds=25.0,
+            loss=4.0,
+            outputs={"a": middle},
+            cost=250.0,
+        )
+    )
     second = plan.next(10.0, 32.0)
     assert second is not None
     assert second.params is middle
-    assert second.work == Epochs(0.25, 0.5, goes_on=True)
-    plan.account(Trained(end, middle, 250, 75, 25.0, 0.0, {"a": end}, cost=250.0))
+    assert asked(second) == (Epochs(0.25), 0.5)
+    assert not second.begins_pass
+    plan.account(
+        Trained(
+            params=end,
+            before=middle,
+            num_samples=250,
+            num_steps=75,
+            seconds=25.0,
+            loss=0.0,
+            outputs={"a": end},
+            cost=250.0,
+        )
+    )
     assert plan.is_done
     result = plan.result(57.0)
     assert result.before is first.params
@@ -190,21 +236,41 @@ def test_the_result_is_one_training_from_start_to_end() -> None:
 
 def test_a_correction_goes_beyond_the_trained_entries_but_not_beyond_statistics() -> None:
     plan = replace(plan_of(0.5, block_share=1.0), mean_keep_ratio=0.75, correction=1.0)
+    plan.layout = Layout(num_trained=1)
     before, after = torch.tensor([1.0, 1.0]), torch.tensor([3.0, 0.2])
     plan.train = replace(plan.train, params=before)
-    plan.account(Trained(after, before, 500, 50, 50.0, 0.0, cost=500.0, num_trained=1))
+    plan.account(
+        Trained(
+            params=after,
+            before=before,
+            num_samples=500,
+            num_steps=50,
+            seconds=50.0,
+            loss=0.0,
+            cost=500.0,
+        )
+    )
     result = plan.result(50.0)
     # With the rest of them a running variance of 0.2, after 1.0, would be -0.2.
     assert result.params.tolist() == pytest.approx([4.0, 0.2])
     assert after.tolist() == pytest.approx([3.0, 0.2])
-    assert result.num_trained == 1
 
 
 def test_the_correction_goes_by_what_was_done_whatever_was_forecast() -> None:
     # For a moment the platform seemed to be far slower than it was.
     plan = replace(plan_of(keep_ratio=0.01), mean_keep_ratio=0.75, correction=0.5)
     before, after = torch.zeros(1), torch.ones(1)
-    plan.account(Trained(after, before, 900, 90, 90.0, 0.0, cost=900.0))
+    plan.account(
+        Trained(
+            params=after,
+            before=before,
+            num_samples=900,
+            num_steps=90,
+            seconds=90.0,
+            loss=0.0,
+            cost=900.0,
+        )
+    )
     assert plan.result(90.0).params.item() == pytest.approx((0.75 / 0.9) ** 0.5)
 
 
@@ -212,9 +278,20 @@ def test_the_correction_goes_by_what_was_done_whatever_was_forecast() -> None:
 def test_what_was_chosen_for_its_loss_is_not_corrected(focus: float) -> None:
     plan = replace(plan_of(0.5, block_share=1.0), mean_keep_ratio=0.75, correction=0.5)
     after = torch.ones(1)
-    plan.account(Trained(after, torch.zeros(1), 500, 50, 50.0, 0.0, cost=500.0, focus=focus))
+    plan.account(
+        Trained(
+            params=after,
+            before=torch.zeros(1),
+            num_samples=500,
+            num_steps=50,
+            seconds=50.0,
+            loss=0.0,
+            cost=500.0,
+            metrics={"focus": focus},
+        )
+    )
     result = plan.result(50.0)
-    assert result.focus == focus
+    assert result.metrics == {"focus": focus}
     assert result.params.item() == pytest.approx(1.5 ** (0.5 * (1 - focus)))
 
 
@@ -222,9 +299,30 @@ def test_the_look_counts_as_done_and_takes_from_the_samples() -> None:
     plan = plan_of(block_share=0.5)
     first = plan.first()
     # Of the 500 samples' worth that it may do, the look took 100.
-    plan.account(Trained(first.params, first.params, 200, 20, 30.0, 0.0, cost=300.0))
+    plan.account(
+        Trained(
+            params=first.params,
+            before=first.params,
+            num_samples=200,
+            num_steps=20,
+            seconds=30.0,
+            loss=0.0,
+            cost=300.0,
+        )
+    )
     second = plan.next(10.0, 30.0)
     assert second is not None
-    assert second.work == Epochs(0.25, 0.5, goes_on=True)
-    plan.account(Trained(first.params, first.params, 200, 20, 20.0, 0.0, cost=200.0))
+    assert asked(second) == (Epochs(0.25), 0.5)
+    assert not second.begins_pass
+    plan.account(
+        Trained(
+            params=first.params,
+            before=first.params,
+            num_samples=200,
+            num_steps=20,
+            seconds=20.0,
+            loss=0.0,
+            cost=200.0,
+        )
+    )
     assert plan.is_done

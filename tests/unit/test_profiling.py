@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from tests.counted import Counted
-from torch import Tensor
 
-from edgegossip.core.protocol import Payload, Steps, Work
+from edgegossip.core.protocol import Steps, Train
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import Usage
@@ -43,11 +42,12 @@ class SlowedDown(Trainer):
     def num_samples(self) -> int:
         return 1000
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        assert isinstance(work, Steps)
-        return BATCH * work.num_steps
+    def cost(self, request: Train) -> float:
+        assert isinstance(request.work, Steps)
+        return BATCH * request.work.num_steps
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        params, work = request.params, request.work
         assert isinstance(work, Steps)
         self.num_calls += 1
         share = 0.0 if self.load is None else self.load.share

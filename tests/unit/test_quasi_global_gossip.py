@@ -14,7 +14,7 @@ from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.mixing import MetropolisHastings, mixing_matrix
-from edgegossip.core.protocol import Started, Trained
+from edgegossip.core.protocol import Layout, Started, Trained
 from edgegossip.core.topology import Topology, complete, directed_ring, ring, star
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.platform import Platform
@@ -121,11 +121,18 @@ def test_running_statistics_have_no_momentum() -> None:
     """A variance that falls from 1 would be driven beyond 0."""
     algorithm = quasi_global(complete(1), momentum=0.9)
     state = algorithm.init(0, torch.tensor([0.0, 1.0]))
-    algorithm.handle(state, Started(), 0.0)
+    algorithm.handle(state, Started(layout=Layout(num_trained=1)), 0.0)
     for _ in range(8):
         before = state.params
         after = torch.tensor([before[0] + 1.0, 0.9 * before[1] + 0.1 * 0.05])
-        event = Trained(after, before, 1, 1, seconds=1.0, loss=0.0, num_trained=1)
+        event = Trained(
+            params=after,
+            before=before,
+            num_samples=1,
+            num_steps=1,
+            seconds=1.0,
+            loss=0.0,
+        )
         algorithm.handle(state, event, 0.0)
         assert state.params[1] == after[1]
     assert state.params[0] > 8 * 1.0
@@ -134,12 +141,23 @@ def test_running_statistics_have_no_momentum() -> None:
 def test_a_model_that_is_passed_on_untrained_is_not_moved_by_momentum() -> None:
     algorithm = quasi_global(complete(1), momentum=0.9)
     state = algorithm.init(0, torch.tensor([0.0, 1.0]))
-    algorithm.handle(state, Started(), 0.0)
+    algorithm.handle(state, Started(layout=Layout(num_trained=1)), 0.0)
     for after in (torch.tensor([1.0, 0.1]), torch.tensor([2.0, 0.05])):
-        event = Trained(after, state.params, 1, 1, seconds=1.0, loss=0.0, num_trained=1)
+        event = Trained(
+            params=after,
+            before=state.params,
+            num_samples=1,
+            num_steps=1,
+            seconds=1.0,
+            loss=0.0,
+        )
         algorithm.handle(state, event, 0.0)
     before = state.params
-    algorithm.handle(state, Trained(before, before, 0, 0, seconds=0.0, loss=0.0), 0.0)
+    algorithm.handle(
+        state,
+        Trained.skipped(before),
+        0.0,
+    )
     assert torch.equal(state.params, before)
 
 

@@ -115,9 +115,9 @@ def test_a_recipe_may_treat_each_layer_alone_and_take_nesterovs_momentum() -> No
 def test_rates_begin_at_a_tenth_and_end_low() -> None:
     for decay, end in (("cosine", 0.0), ("steps", 0.01), ("constant", 1.0)):
         rate = schedule(decay, 20)  # type: ignore[arg-type]
-        assert rate.factor(0.5) == pytest.approx(0.1, rel=0.01)
-        assert rate.factor(1.0) > 0.9
-        assert rate.factor(20.0) == pytest.approx(end)
+        assert rate.factor(0.5 / 20) == pytest.approx(0.1, rel=0.01)
+        assert rate.factor(1 / 20) > 0.9
+        assert rate.factor(1.0) == pytest.approx(end)
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 from tests.worlds import NUM_PARAMS, ManySamples
-from torch import Tensor
 
 from edgegossip.core.protocol import (
     Epochs,
-    Payload,
     Predicted,
     Seconds,
     Started,
     Train,
     Trained,
-    Work as WorkAsked,
 )
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.work import Work
@@ -51,9 +48,9 @@ class SlowToSetUp(ManySamples):
             self._clock.now += SETTING_UP
         self._is_set_up = True
 
-    def train(self, params: Tensor, work: WorkAsked, inputs: Payload) -> TrainingResult:
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         self._clock.now += TRAINING
-        return super().train(params, work, inputs)
+        return super().train(request, progress)
 
 
 class Noting:
@@ -76,7 +73,7 @@ def test_a_host_is_not_kept_by_its_own_setting_up_and_a_forecast_does_not_count_
     work = Work(0, trainer, items, forecaster, None, clock)
     assert work.started(has_rejoined=False, has_data=True) == Started(False, SIZE, SIZE)
     for _ in range(2):
-        work.train(Train(torch.zeros(NUM_PARAMS), Epochs()), clock.now)
+        work.train(Train(torch.zeros(NUM_PARAMS), Epochs()), clock.now, 0.0)
         trainer.may_begin.set()  # the host has gone on
         trained = work.take(items.get(timeout=10), clock.now)
         assert isinstance(trained, Trained)

@@ -34,8 +34,6 @@ class DiLoCoState(RoundState):
         error: :math:`e_i`, what compressing has held back so far, [num_params].
         updates: What is known of this round, by the worker that it comes from.
         told: Whose updates each neighbor has, as keys.
-        num_trained: Of the entries of a model, those that are trained; None for all, and 0
-            before it is known.
         missing: Whose updates it had not heard when the last round was over, as keys.
         repairs_until: Before this round parts of the model are sent along.
         has_missed: It has come back, and does not know all that the others know.
@@ -45,7 +43,6 @@ class DiLoCoState(RoundState):
     error: Tensor
     updates: dict[Rank, Payload] = field(default_factory=dict)
     told: dict[Rank, dict[Rank, None]] = field(default_factory=dict)
-    num_trained: int | None = 0
     missing: dict[Rank, None] = field(default_factory=dict)
     repairs_until: int = 0
     has_missed: bool = False
@@ -153,7 +150,6 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return state.params + state.error
 
     def learn(self, state: DiLoCoState, trained: Trained) -> None:
-        state.num_trained = trained.num_trained
         number = state.round // self.exchanges_per_round
         key = (self.seed, state.rank, "update", number)
         turn = feed_back(self.compressor, trained.delta, state.error, *key)
@@ -240,9 +236,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         mean = self._mean(state, is_complete)
         state.velocity = torch.add(mean, state.velocity, alpha=self.outer_momentum)
         change = torch.add(mean, state.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
-        if state.num_trained is not None:
-            # With momentum a running variance may become negative.
-            change[state.num_trained :] = mean[state.num_trained :]
+        if state.layout is not None:  # statistics have no momentum
+            change = state.layout.with_statistics(change, mean)
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:

@@ -102,12 +102,11 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
 
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
         state.start, state.params = trained.before, trained.params
-        if not trained.num_steps:
-            return  # it has failed, and passes on the model
+        if trained.is_skipped:
+            return
         state.params = torch.sub(trained.params, state.velocity, alpha=self.momentum)
-        if trained.num_trained is not None:
-            # With momentum a running variance may become negative.
-            state.params[trained.num_trained :] = trained.params[trained.num_trained :]
+        if state.layout is not None:  # statistics have no momentum
+            state.params = state.layout.with_statistics(state.params, trained.params)
 
     def mix(self, state: QuasiGlobalState, inbox: Mapping[Rank, Payload]) -> None:
         super().mix(state, inbox)

@@ -20,6 +20,7 @@ from edgegossip.core.protocol import (
     Effect,
     Event,
     Finish,
+    Layout,
     Message,
     Payload,
     Rank,
@@ -52,6 +53,7 @@ class RoundState(WorkerState):
             infinite from when it is lost until it is heard again.
         lost: Workers that cannot be reached, as keys.
         catch_up: Answers of the neighbors to a worker that has rejoined; None otherwise.
+        layout: Of `params`, as the worker was told when it started.
     """
 
     is_exchanging: bool = False
@@ -59,6 +61,7 @@ class RoundState(WorkerState):
     first_round: dict[Rank, float] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
     catch_up: dict[Rank, Message] | None = None
+    layout: Layout | None = None
 
 
 S = TypeVar("S", bound=RoundState)
@@ -154,8 +157,10 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
         match event:
-            case Started(has_rejoined=False):
-                return self._begin_round(state, now)
+            case Started():
+                state.layout = event.layout
+                is_back = event.has_rejoined
+                return self._rejoin(state, now) if is_back else self._begin_round(state, now)
             case Trained():
                 self.learn(state, event)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
@@ -172,8 +177,6 @@ class Synchronous(Algorithm[S], Generic[S]):
             case WorkerJoined():
                 state.lost.pop(event.rank, None)
                 return self._help_to_catch_up(state, event.rank, now)
-            case Started(has_rejoined=True):
-                return self._rejoin(state, now)
         return []
 
     # One round.

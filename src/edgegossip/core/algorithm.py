@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,27 @@ class Traits:
     num_rounds: int | None = None
     local_steps: int | None = None
     is_synchronous: bool = False
+
+    def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
+        """Say how much of the run is over, in [0, 1], so that workers agree on it.
+
+        Workers that wait for each other go by rounds, so all are at one value in one round,
+        whatever their speeds. Others go by time where the run has a limit, else by their own
+        rounds. Where there is neither, the value stays 0.
+
+        >>> Traits(num_rounds=8, is_synchronous=True).progress(round=2, now=99.0)
+        0.25
+        >>> Traits(num_rounds=8).progress(round=2, now=30.0, max_seconds=60.0)
+        0.5
+
+        Args:
+            round: Rounds that the worker has completed.
+            now: Seconds since the run began.
+            max_seconds: When the run is cut off; infinite for never.
+        """
+        if max_seconds < math.inf and not (self.is_synchronous and self.num_rounds):
+            return min(1.0, now / max_seconds)
+        return min(1.0, round / self.num_rounds) if self.num_rounds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

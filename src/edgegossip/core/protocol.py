@@ -11,7 +11,7 @@ The vocabulary is closed: a word is added only when an algorithm cannot be said 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor
@@ -41,21 +41,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Some SGD steps of one batch each; where a pass over the data ends, another begins.
+    """SGD steps of one batch each; where a pass over the data ends, another begins.
 
     Attributes:
         num_steps: At least 1.
-        keep_ratio: Share of the own data that a pass visits, in (0, 1]; the trainer chooses
-            which when a pass begins.
     """
 
     num_steps: int
-    keep_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}")
-        _require_ratio("keep_ratio", self.keep_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +59,44 @@ class Epochs:
     """A pass over the own data, or a share of one.
 
     Attributes:
-        share: Of the pass, in (0, 1], rounded up to batches.
-        keep_ratio: Share of the own data that the pass visits, in (0, 1]; the trainer chooses
-            which. A pass costs `keep_ratio` times what one over all data costs.
-        goes_on: Go on with the present pass instead of beginning a new one.
+        share: Share of the pass, in (0, 1], rounded up to batches.
     """
 
     share: float = 1.0
-    keep_ratio: float = 1.0
-    goes_on: bool = False
 
     def __post_init__(self) -> None:
         _require_ratio("share", self.share)
-        _require_ratio("keep_ratio", self.keep_ratio)
 
 
 def _require_ratio(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which entries of a parameter vector training moves.
+
+    Attributes:
+        num_trained: The first entries are trained; the others are running statistics of
+            normalisation layers, which are measured. Statistics may be averaged, but not
+            extrapolated: a variance could become negative.
+    """
+
+    num_trained: int
+
+    def with_statistics(self, params: Tensor, measured: Tensor) -> Tensor:
+        """Give `params` the running statistics of `measured`, both [num_params].
+
+        >>> import torch
+        >>> Layout(num_trained=2).with_statistics(torch.zeros(3), torch.ones(3))
+        tensor([0., 0., 1.])
+        """
+        if self.num_trained == params.numel():
+            return params
+        whole = params.clone()
+        whole[self.num_trained :] = measured[self.num_trained :]
+        return whole
 
 
 Work: TypeAlias = Steps | Epochs
@@ -98,14 +114,16 @@ class Started:
         has_rejoined: It was lost and comes back with nothing but them.
         num_samples: Training samples that it has, 0 if its role has no data.
         epoch_cost: What a pass over them costs, choosing included; see `Trained.cost`.
+        layout: How parameter vectors are laid out; None if all entries are trained.
     """
 
     has_rejoined: bool = False
     num_samples: int = 0
     epoch_cost: float = 0.0
+    layout: Layout | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Trained:
     """The work asked for by `Train` is done.
 
@@ -113,15 +131,13 @@ class Trained:
         params: Parameters after training, [num_params].
         before: The snapshot that training started from, [num_params].
         num_samples: Samples processed.
-        num_steps: SGD steps taken.
+        num_steps: SGD steps taken; 0 where training was skipped.
         seconds: How long it took, on the clock of `now`.
         loss: Mean training loss over the steps.
         outputs: What the layers of a split model give to others; empty for a whole model.
         cost: What it cost in training samples' worth of time: `num_samples`, and what was
             paid to choose them.
-        num_trained: Of the entries of `params`, those that were trained, the first ones; the
-            others are running statistics. None for all.
-        focus: Share of the samples, in [0, 1], that were chosen for their high loss.
+        metrics: Whatever else the trainer has measured, by name.
     """
 
     params: Tensor
@@ -132,8 +148,19 @@ class Trained:
     loss: float
     outputs: Payload = field(default_factory=dict)
     cost: float = 0.0
-    num_trained: int | None = None
-    focus: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def skipped(cls, params: Tensor) -> Trained:
+        """Answer a `Train` that was not carried out: `params` are passed on as they are."""
+        return cls(
+            params=params, before=params, num_samples=0, num_steps=0, seconds=0.0, loss=0.0
+        )
+
+    @property
+    def is_skipped(self) -> bool:
+        """Nothing was trained."""
+        return self.num_steps == 0
 
     @property
     def delta(self) -> Tensor:
@@ -220,14 +247,33 @@ Event: TypeAlias = (
 class Train:
     """Train on own data, starting from `params`; answered by `Trained`. One at a time.
 
-    `params` ([num_params]) is a snapshot: nobody writes to it any more, whatever happens to
-    the state while the work runs. `inputs` are what layers of a split model train on
-    (activations, gradients); empty for one that draws its own batches.
+    `work` says how much; the others say of what.
+
+    Attributes:
+        params: A snapshot, [num_params]: nobody writes to it any more, whatever happens to the
+            state while the work runs.
+        work: `Steps` or `Epochs`.
+        keep_ratio: Share of the own data that a pass visits, in (0, 1]; the trainer chooses
+            which when the pass begins. Such a pass costs `keep_ratio` times what one over all
+            data costs.
+        begins_pass: `Epochs` begin a new pass; False goes on with the present one. `Steps`
+            always go on.
+        inputs: What layers of a split model train on (activations, gradients); empty for one
+            that draws its own batches.
+
+    Raises:
+        ValueError: If `keep_ratio` is out of range.
     """
 
     params: Tensor
     work: Work
+    _: KW_ONLY
+    keep_ratio: float = 1.0
+    begins_pass: bool = True
     inputs: Payload = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require_ratio("keep_ratio", self.keep_ratio)
 
 
 @dataclass(slots=True, eq=False)

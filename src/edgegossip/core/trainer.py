@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Epochs, Payload, Rank, Seconds, Trained, Work
+from edgegossip.core.protocol import Layout, Payload, Rank, Seconds, Train, Trained
 
 
 class Trainer(Protocol):
@@ -25,7 +25,12 @@ class Trainer(Protocol):
     @property
     def epoch_cost(self) -> float:
         """What a pass over all of them costs, in samples' worth; known before `set_up`."""
-        return self.cost(Epochs(), {})
+        return float(self.num_samples)
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the parameter vector is laid out; None if all entries are trained."""
+        return None
 
     @property
     def setup_cost(self) -> float:
@@ -40,11 +45,16 @@ class Trainer(Protocol):
         """Train on the data of the workers `ranks` from now on."""
         raise LocalProtocolError(f"{type(self).__name__} cannot take over data of others")
 
-    def cost(self, work: Work, inputs: Payload) -> float:
+    def cost(self, request: Train) -> float:
         """What `train` would cost if called next, in training samples' worth of time."""
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        """Train from `params` ([num_params], not written to); see `Train`."""
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Train from `request.params`, which are not written to; see `Train`.
+
+        Args:
+            request: What is to be done.
+            progress: How much of the run is over, in [0, 1]: what learning rates go by.
+        """
 
     def cancel(self) -> None:
         """Leave off, from another thread: nobody waits for the work under way any more."""
@@ -66,12 +76,19 @@ class TrainingResult:
     num_steps: int
     loss: float
     outputs: Payload = field(default_factory=dict)
-    num_trained: int | None = None
-    focus: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
     cost: float | None = None
 
     def event(self, before: Tensor, seconds: Seconds, cost: float) -> Trained:
-        """What the worker is told of it; `cost` is what `Trainer.cost` had said."""
-        cost = cost if self.cost is None else self.cost
-        facts = (self.num_samples, self.num_steps, seconds, self.loss, self.outputs, cost)
-        return Trained(self.params, before, *facts, self.num_trained, self.focus)
+        """Tell the worker of it; `cost` is what `Trainer.cost` had said."""
+        return Trained(
+            params=self.params,
+            before=before,
+            num_samples=self.num_samples,
+            num_steps=self.num_steps,
+            seconds=seconds,
+            loss=self.loss,
+            outputs=self.outputs,
+            cost=cost if self.cost is None else self.cost,
+            metrics=self.metrics,
+        )

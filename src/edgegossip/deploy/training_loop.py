@@ -16,13 +16,7 @@ from torch import Tensor, nn
 
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import (
-    Epochs,
-    Payload,
-    Rank,
-    Seconds,
-    Work,
-)
+from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Train
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.experiments.describe import describe
 from edgegossip.learning.flat import FlatModel
@@ -92,7 +86,7 @@ class TrainingLoop:
         self._flat = FlatModel(
             model, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
         )
-        self._work = _OwnWork(num_samples)
+        self._work = _OwnWork(num_samples, Layout(self._flat.trained.numel()))
         params = self._flat.params.to("cpu", copy=True)
         settings = {"algorithm": describe(algorithm), "num_params": len(params), "name": name}
         self._host: Host[Any] = Host(
@@ -118,6 +112,14 @@ class TrainingLoop:
     def rounds(self) -> int:
         """Rounds that the algorithm has completed."""
         return int(self._host.state.round)
+
+    @property
+    def progress(self) -> float:
+        """How much of the run is over, in [0, 1]; set the learning rate by it.
+
+        All workers of a synchronous algorithm are at one value in one round.
+        """
+        return self._work.progress
 
     def step(self, loss: float, num_samples: int) -> None:
         """The optimizer has made a step; exchange the model if it is time to.
@@ -201,7 +203,6 @@ class _Piece:
             self.num_samples,
             len(self.losses),
             sum(self.losses) / len(self.losses),
-            num_trained=model.trained.numel(),
             cost=float(self.num_samples),  # a batch may end beyond what was asked for
         )
 
@@ -209,7 +210,9 @@ class _Piece:
 class _OwnWork(Trainer):
     """A `Trainer` whose training is done by the caller's loop, on another thread."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, layout: Layout) -> None:
+        self.progress = 0.0
+        self._layout = layout
         self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[TrainingResult | None] = queue.SimpleQueue()
         self._num_samples = num_samples
@@ -219,16 +222,24 @@ class _OwnWork(Trainer):
     def num_samples(self) -> int:
         return self._num_samples
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        if isinstance(work, Epochs):
-            return work.share * work.keep_ratio * self._num_samples
-        return work.num_steps * self._batch_size
+    @property
+    def layout(self) -> Layout:
+        return self._layout
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        """Hand `work` to the loop, and wait until it is done."""
-        is_pass = isinstance(work, Epochs)
-        num_steps = math.inf if isinstance(work, Epochs) else work.num_steps
-        self.pieces.put(_Piece(params, num_steps, self.cost(work, {}) if is_pass else math.inf))
+    def cost(self, request: Train) -> float:
+        if isinstance(request.work, Epochs):
+            return request.work.share * request.keep_ratio * self._num_samples
+        return request.work.num_steps * self._batch_size
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Hand the work to the loop, and wait until it is done."""
+        self.progress = progress
+        num_steps, num_due = math.inf, math.inf
+        if isinstance(request.work, Epochs):
+            num_due = self.cost(request)
+        else:
+            num_steps = request.work.num_steps
+        self.pieces.put(_Piece(request.params, num_steps, num_due))
         result = self.done.get()
         if result is None:
             raise _LoopLeftError

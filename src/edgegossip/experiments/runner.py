@@ -121,6 +121,7 @@ class _Run:
             observer=self._log,
             evaluate=self._workload.evaluate,
             make_predictor=profiled(experiment.platforms, experiment.profiles),
+            max_seconds=experiment.max_seconds or math.inf,
         )
         if checkpoint:
             self._restore(checkpoint)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Epochs, Payload, Rank, Work
+from edgegossip.core.protocol import Layout, Rank, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.dataset import Dataset
@@ -44,9 +44,7 @@ class Learner(Trainer):
         shard: [n] indices of this worker's samples in the training split; may be empty until
             it is assigned some.
         batch_size: Samples a step.
-        schedule: Sets the learning rate before each step, by the epochs that this learner has
-            trained so far; one that has come back with nothing begins anew. See
-            `learning.schedule` for what an epoch is.
+        schedule: Sets the learning rate, by how much of the run is over.
         seed: Of the run.
         rank: Whose learner this is.
         incarnation: How often this worker has come back.
@@ -93,9 +91,6 @@ class Learner(Trainer):
         self._optimizer = optimizer(trained)
         self._schedule = schedule
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._epochs = 0.0
-        sizes = [len(each) for each in (shards or {rank: shard}).values()]
-        self._mean_shard = sum(sizes) / len(sizes)
         self._loss = loss
         self._dataset = dataset
         self._augmentation = augmentation
@@ -178,29 +173,43 @@ class Learner(Trainer):
             aggregated, len(shard), self._batch_size, key, loss_of
         )
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        """Samples that `work` processes, and a third of a sample per aggregated point."""
-        return self.batches.cost(work)
+    @property
+    def layout(self) -> Layout:
+        """Trained parameters first, then the floating-point buffers."""
+        return Layout(self.model.trained.numel())
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        """Train from `params` ([num_params]).
+    def cost(self, request: Train) -> float:
+        """Samples that are processed, and a third of a sample per aggregated point."""
+        return self.batches.cost(
+            request.work, request.keep_ratio, begins_pass=request.begins_pass
+        )
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Train from `request.params`, at the rate that the schedule has for `progress`.
 
         Raises:
+            LocalProtocolError: If there are inputs: it draws its own batches.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
-        self.model.params.copy_(params)
+        if request.inputs:
+            raise LocalProtocolError(
+                f"worker {self.rank} was given {sorted(request.inputs)} to train on, but a "
+                "Learner draws its own batches; give the role a trainer that takes inputs"
+            )
+        self.model.params.copy_(request.params)
         self.model.module.train()
+        self._set_rate(progress)
         num_samples = 0
-        epoch = self.num_samples if isinstance(work, Epochs) else self._mean_shard
         losses = []
         before = torch.get_rng_state()
-        for batch in self.batches.take(work):
+        batches = self.batches.take(
+            request.work, request.keep_ratio, begins_pass=request.begins_pass
+        )
+        for batch in batches:
             if self._is_cancelled:
                 raise TrainingError(f"worker {self.rank} was told to leave off")
-            self._set_rate()
             losses.append(self._step(batch))
             num_samples += len(batch)
-            self._epochs += len(batch) / epoch
         if not torch.equal(before, torch.get_rng_state()):
             warnings.warn(
                 "training draws from PyTorch's global generator, so this run may not repeat to "
@@ -215,8 +224,7 @@ class Learner(Trainer):
             num_samples,
             len(losses),
             loss,
-            num_trained=self.model.trained.numel(),
-            focus=self.batches.sampler.focus,
+            metrics={"focus": self.batches.sampler.focus},
         )
 
     def cancel(self) -> None:
@@ -234,8 +242,8 @@ class Learner(Trainer):
         self._optimizer.step()
         return loss.detach()
 
-    def _set_rate(self) -> None:
-        factor = self._schedule.factor(self._epochs)
+    def _set_rate(self, progress: float) -> None:
+        factor = self._schedule.factor(progress)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = factor * rate
 
@@ -273,7 +281,6 @@ class Learner(Trainer):
             "augmentation": self._random.get_state(),
             "dropout": self._dropout.get_state(),
             "num_steps": self._num_steps,
-            "epochs": self._epochs,
             "buffers": dict(self.model.module.named_buffers()),
         }
 
@@ -287,7 +294,6 @@ class Learner(Trainer):
         self._random.set_state(state["augmentation"])
         self._dropout.set_state(state["dropout"])
         self._num_steps = state["num_steps"]
-        self._epochs = state["epochs"]
         buffers = dict(self.model.module.named_buffers())
         for name, buffer in state["buffers"].items():
             buffers[name].copy_(buffer)

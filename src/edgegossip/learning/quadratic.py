@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Payload, Steps, Work
+from edgegossip.core.protocol import Steps, Train
 from edgegossip.core.trainer import Trainer, TrainingResult
 
 
@@ -31,12 +31,12 @@ class QuadraticTrainer(Trainer):
     def num_samples(self) -> int:
         return 1
 
-    def cost(self, work: Work, inputs: Payload) -> float:
-        return work.num_steps if isinstance(work, Steps) else 1
+    def cost(self, request: Train) -> float:
+        return request.work.num_steps if isinstance(request.work, Steps) else 1
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        num_steps = work.num_steps if isinstance(work, Steps) else 1
-        distance = params - self.target
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        num_steps = request.work.num_steps if isinstance(request.work, Steps) else 1
+        distance = request.params - self.target
         # Each step leaves (1 - lr) of the distance.
         after = self.target + (1 - self.lr) ** num_steps * distance
         return TrainingResult(after, num_steps, num_steps, 0.5 * float(distance @ distance))

@@ -1,10 +1,9 @@
-"""Learning rates that change while a worker trains.
+"""Learning rates that change while a run goes on.
 
-A schedule says by what factor the optimizer's own rate is multiplied. It counts in epochs of
-the worker's own, so that it means the same for slow and fast workers, for every batch size and
-however they communicate. An epoch is a pass over the own shard where work is given in `Epochs`,
-and as many samples as a shard has on average where it is given in `Steps`: workers that take
-equally many steps, with shards of different sizes, thus keep to the same rate.
+A schedule says by what factor the optimizer's own rate is multiplied. It is a function of how
+much of the run is over (`Traits.progress`), not of a worker's own passes: under EdgeGossip the
+fastest worker makes many passes while the slowest makes one, and a worker that comes back would
+begin anew. In one round all workers of a synchronous algorithm train at one rate.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class WarmUp:
     """A small rate to begin with.
 
     Args:
-        num_epochs: How long, above 0.
+        share: Share of the run that it lasts, in (0, 1]; an epoch of 20 is 0.05.
         start: The factor at the beginning, in (0, 1].
         rise: "constant" stays there and then jumps to 1, "linear" rises evenly up to 1.
 
@@ -37,32 +36,32 @@ class WarmUp:
         "Sparse-Push", arXiv:2102.05715, as He et al. (arXiv:1512.03385, section 4.2) did.
         Linear: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677.
 
-    >>> [WarmUp(rise="linear").factor(epochs) for epochs in (0.0, 0.5, 1.0, 7.0)]
+    >>> [WarmUp(share=0.5, rise="linear").factor(p) for p in (0.0, 0.25, 0.5, 0.75)]
     [0.1, 0.55, 1.0, 1.0]
     """
 
-    num_epochs: float = 1.0
+    share: float = 0.05
     start: float = 0.1
     rise: Rise = "constant"
 
     def __post_init__(self) -> None:
-        _require_positive("num_epochs", self.num_epochs)
+        _require_share("share", self.share)
         if not 0 < self.start <= 1:
             raise ValueError(f"start must be in (0, 1], got {self.start}")
         if self.rise not in get_args(Rise):
             raise ValueError(unknown_name("rise", self.rise, get_args(Rise)))
 
-    def factor(self, epochs: float) -> float:
-        """What the rate is multiplied by, after `epochs`."""
-        if epochs >= self.num_epochs:
+    def factor(self, progress: float) -> float:
+        """What the rate is multiplied by, at `progress` in [0, 1]."""
+        if progress >= self.share:
             return 1.0
-        risen = epochs / self.num_epochs if self.rise == "linear" else 0.0
+        risen = progress / self.share if self.rise == "linear" else 0.0
         return self.start + (1 - self.start) * risen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """How the learning rate changes over a worker's epochs.
+    """How the learning rate changes over a run.
 
     Args:
         warm_up: A small rate to begin with, times that of the schedule; None for none.
@@ -70,15 +69,13 @@ class Schedule(ABC):
 
     warm_up: WarmUp | None = None
 
-    def factor(self, epochs: float) -> float:
-        """What the optimizer's rate is multiplied by, after `epochs` of the worker's own."""
-        # Shares of an epoch added up step by step are a hair off the whole.
-        epochs = round(epochs, 6)
-        warm = 1.0 if self.warm_up is None else self.warm_up.factor(epochs)
-        return warm * self._decay(epochs)
+    def factor(self, progress: float) -> float:
+        """What the optimizer's rate is multiplied by, at `progress` in [0, 1]."""
+        warm = 1.0 if self.warm_up is None else self.warm_up.factor(progress)
+        return warm * self._decay(progress)
 
     @abstractmethod
-    def _decay(self, epochs: float) -> float:
+    def _decay(self, progress: float) -> float:
         """The factor without the warm-up."""
 
 
@@ -90,7 +87,7 @@ class Constant(Schedule):
     (0.1, 1.0)
     """
 
-    def _decay(self, epochs: float) -> float:
+    def _decay(self, progress: float) -> float:
         return 1.0
 
 
@@ -99,13 +96,13 @@ class StepDecay(Schedule):
     """The rate times `decay` at each milestone.
 
     Args:
-        milestones: Epochs, ascending, above 0.
+        milestones: Shares of the run, ascending, in (0, 1].
         decay: Above 0, at most 1.
 
     Raises:
         ValueError: If a number is out of range.
 
-    >>> [StepDecay(milestones=(30, 60), decay=0.5).factor(epochs) for epochs in (29, 30, 60)]
+    >>> [StepDecay(milestones=(0.5, 0.75), decay=0.5).factor(p) for p in (0.4, 0.5, 0.75)]
     [1.0, 0.5, 0.25]
     """
 
@@ -114,45 +111,33 @@ class StepDecay(Schedule):
 
     def __post_init__(self) -> None:
         for milestone in self.milestones:
-            _require_positive("milestones", milestone)
+            _require_share("milestones", milestone)
         if any(after <= before for before, after in pairwise(self.milestones)):
             raise ValueError(f"milestones must ascend, got {self.milestones}")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be in (0, 1], got {self.decay}")
 
-    def _decay(self, epochs: float) -> float:
-        return self.decay ** sum(epochs >= milestone for milestone in self.milestones)
+    def _decay(self, progress: float) -> float:
+        return self.decay ** sum(progress >= milestone for milestone in self.milestones)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
     r"""Half a wave of the cosine: from the whole rate down to nothing.
 
-    After :math:`t` of :math:`T` epochs the factor is :math:`\frac12 (1 + \cos(\pi t / T))`, and
-    0 from then on.
-
-    Args:
-        num_epochs: :math:`T`, above 0.
-
-    Raises:
-        ValueError: If it is not.
+    With the share :math:`p` of the run over, the factor is :math:`\frac12 (1 + \cos \pi p)`.
 
     References:
         Loshchilov and Hutter, "SGDR", ICLR 2017, arXiv:1608.03983, without restarts.
 
-    >>> [round(Cosine(num_epochs=30).factor(epochs), 3) for epochs in (0, 10, 15, 30, 31)]
-    [1.0, 0.75, 0.5, 0.0, 0.0]
+    >>> [round(Cosine().factor(progress), 3) for progress in (0.0, 0.25, 0.5, 1.0)]
+    [1.0, 0.854, 0.5, 0.0]
     """
 
-    num_epochs: float
-
-    def __post_init__(self) -> None:
-        _require_positive("num_epochs", self.num_epochs)
-
-    def _decay(self, epochs: float) -> float:
-        return (1 + math.cos(math.pi * min(1.0, epochs / self.num_epochs))) / 2
+    def _decay(self, progress: float) -> float:
+        return (1 + math.cos(math.pi * progress)) / 2
 
 
-def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be above 0 and finite, got {value}")
+def _require_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], a share of the run, got {value}")

@@ -35,7 +35,7 @@ class Task:
         model: Makes the model; called once, other workers get copies.
         loss: ``loss(outputs, targets)``, the mean over a batch.
         optimizer: Makes each worker's optimizer from its parameters.
-        schedule: How the optimizer's learning rate changes over a worker's own epochs.
+        schedule: How the optimizer's learning rate changes over the run.
         batch_size: Samples a step, at least 1.
         partition: Deals the training samples to the workers.
         accuracy_aware: Chooses the samples of an epoch, for `EdgeGossip`; by default any.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Seconds, Steps
+from edgegossip.core.protocol import Seconds, Steps, Train
 from edgegossip.core.trainer import Trainer
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.loads import KINDS, SIZES, Load
@@ -82,9 +82,9 @@ class Training:
         start = now = self._clock()
         cost = 0.0
         while now < start + seconds:
-            work, began = Steps(self._num_steps), now
-            cost += self._trainer.cost(work, {})
-            self._params = self._trainer.train(self._params, work, {}).params
+            request, began = Train(self._params, Steps(self._num_steps)), now
+            cost += self._trainer.cost(request)
+            self._params = self._trainer.train(request).params
             now = self._clock()
             if now - began < _TURN / 2:
                 self._num_steps *= 2

@@ -281,10 +281,13 @@ class Host(Generic[State]):
         if isinstance(event, Received) and self._observer is not None:
             age = staleness(self.state.round, event.message.round)
             self._observer.received(self.now, self.rank, event.sender, age)
+        traits = self._algorithm.traits
         for effect in self._algorithm.handle(self.state, event, self.now):
             match effect:
                 case Train():
-                    self._work.train(effect, self.now)
+                    limit = self._settings.max_seconds
+                    progress = traits.progress(self.state.round, self.now, limit)
+                    self._work.train(effect, self.now, progress)
                 case Send():
                     self._send(effect.receiver, effect.message)
                 case SetTimer(name, at):

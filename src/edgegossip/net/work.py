@@ -48,8 +48,8 @@ class Work:
 
     Args:
         rank: Whose work it is.
-        trainer: Trains, on a thread of its own; others call only its `epoch_cost`, `state_dict`
-            and `cancel`, the last two also while it sets up or trains.
+        trainer: Trains, on a thread of its own; others call only its `epoch_cost`, `layout`,
+            `state_dict` and `cancel`, the last two also while it sets up or trains.
         items: Where a `Done` is put, for the host to pass to `take`.
         forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
         evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
@@ -81,10 +81,13 @@ class Work:
         if not has_data:
             return Started(has_rejoined)
         self._beside(self._bench, self._trainer.set_up)
-        return Started(has_rejoined, self._trainer.num_samples, self._trainer.epoch_cost)
+        trainer = self._trainer
+        return Started(
+            has_rejoined, trainer.num_samples, trainer.epoch_cost, layout=trainer.layout
+        )
 
-    def train(self, effect: Train, now: Seconds) -> None:
-        """Begin to train; ends with `Trained`."""
+    def train(self, effect: Train, now: Seconds, progress: float) -> None:
+        """Begin to train; ends with `Trained`. `progress` is what `Trainer.train` takes."""
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
         self.is_busy = True
@@ -93,8 +96,8 @@ class Work:
         def job() -> Callable[[Seconds], Event]:
             trainer.set_up()
             began = self._clock()
-            cost = trainer.cost(effect.work, effect.inputs)
-            result = trainer.train(effect.params, effect.work, effect.inputs)
+            cost = trainer.cost(effect)
+            result = trainer.train(effect, progress)
             span = (began, self._clock())
             return lambda end: self._trained(result.event(effect.params, end - now, cost), span)
 

@@ -162,15 +162,14 @@ def schedule(decay: Decay, num_epochs: int) -> Schedule:
         The code behind Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, multiplies by
         0.1 after 100 and 150 of 200 epochs of ResNet-20.
     """
-    warm_up = WarmUp() if num_epochs > 1 else None
+    warm_up = WarmUp(share=1 / num_epochs) if num_epochs > 1 else None
     match decay:
         case "constant":
             return Constant(warm_up=warm_up)
         case "steps":
-            milestones = (num_epochs / 2, 3 * num_epochs / 4)
-            return StepDecay(milestones=milestones, warm_up=warm_up)
+            return StepDecay(milestones=(0.5, 0.75), warm_up=warm_up)
         case "cosine":
-            return Cosine(num_epochs=num_epochs, warm_up=warm_up)
+            return Cosine(warm_up=warm_up)
 
 
 def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:

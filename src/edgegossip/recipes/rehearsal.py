@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Payload, Rank, Seconds, Work
+from edgegossip.core.protocol import Payload, Rank, Seconds, Train
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.task import Workload
@@ -69,11 +67,11 @@ class Rehearsal(Trainer):
     def num_samples(self) -> int:
         return self.shard_size
 
-    def cost(self, work: Work, inputs: Payload) -> float:
+    def cost(self, request: Train) -> float:
         return self.num_samples
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        return TrainingResult(params, self.num_samples, 1, 0.0)
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        return TrainingResult(request.params, self.num_samples, 1, 0.0)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

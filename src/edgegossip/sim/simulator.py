@@ -88,6 +88,7 @@ class Simulator(Generic[State]):
         observer: Sees what happens.
         evaluate: Answers `Evaluate` effects with (loss, accuracy); takes no virtual time.
         wire: Push every message through the codec, as a network would.
+        max_seconds: When the run will be cut off, for `Traits.progress`.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Simulator(Generic[State]):
         observer: Observer | None = None,
         evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
         wire: bool = False,
+        max_seconds: Seconds = math.inf,
     ) -> None:
         self.now: Seconds = 0.0
         self.num_events = 0
@@ -119,6 +121,7 @@ class Simulator(Generic[State]):
         self._observer = observer
         self._evaluate_params = evaluate
         self._wire = wire
+        self._max_seconds = max_seconds
         self._records = [WorkerRecord() for _ in platforms]
         script = self._faults.script
         self._membership = Membership(
@@ -214,7 +217,8 @@ class Simulator(Generic[State]):
         if self._membership.is_online[rank]:
             has_data = self._algorithm.role(rank).has_data
             data = self._get_ready(rank) if has_data else (0, 0.0)
-            self._handle(rank, Started(start.has_rejoined, *data))
+            layout = self._machines.trainer(rank).layout if has_data else None
+            self._handle(rank, Started(start.has_rejoined, *data, layout=layout))
 
     def _assign(self, rank: Rank, effect: Assign) -> None:
         if self._records[rank].training is not None:
@@ -235,12 +239,13 @@ class Simulator(Generic[State]):
         if record.training is not None:
             raise LocalProtocolError(f"worker {rank} asked for a second Train at once")
         trainer = self._machines.trainer(rank)
-        cost = trainer.cost(effect.work, effect.inputs)
+        cost = trainer.cost(effect)
         start = max(self.now, record.busy_until)
         end = start + self._platforms[rank].duration(start, cost)
-        pending = self._pool.submit(
-            partial(trainer.train, effect.params, effect.work, effect.inputs)
+        progress = self._algorithm.traits.progress(
+            self.states[rank].round, self.now, self._max_seconds
         )
+        pending = self._pool.submit(partial(trainer.train, effect, progress))
         record.training = Training(self.now, effect.params, cost, pending)
         self._num_open += 1
         self._push(end, rank, record.training)

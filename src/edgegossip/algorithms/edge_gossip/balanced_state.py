@@ -11,6 +11,7 @@ from edgegossip.algorithms.edge_gossip.forecasts import Fastest, PlatformForecas
 from edgegossip.algorithms.edge_gossip.plan import EpochPlan
 from edgegossip.core.protocol import (
     Epochs,
+    Layout,
     Message,
     Rank,
     Seconds,
@@ -28,6 +29,7 @@ class BalancedState(WorkerState):
         inner: The inner algorithm's state.
         epoch_cost: What a pass over all own data costs, in training samples' worth; 0 for a
             spare that is not needed yet.
+        layout: Of `params`, as the worker was told when it started.
         throughput: Own last forecast, in training samples' worth per second.
         waiting: Training that the inner algorithm asked for and that has not begun.
         plan: The epoch under way.
@@ -48,6 +50,7 @@ class BalancedState(WorkerState):
 
     inner: Any
     epoch_cost: float = 0.0
+    layout: Layout | None = None
     throughput: float = 0.0
     waiting: Train | None = None
     plan: EpochPlan | None = None

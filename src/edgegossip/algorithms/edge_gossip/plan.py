@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from edgegossip.core.protocol import Epochs, Payload, Seconds, Train, Trained
+from edgegossip.core.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
 
 TOLERANCE = 0.02
 """A plan is kept while it is off by no more than this share of the epoch: batches and forecasts
@@ -38,8 +39,8 @@ class EpochPlan:
         pass_samples: Samples that the pass visits in all; 0 before the first block.
         mean_keep_ratio: Of all who train; None if it is not known, and nothing corrected.
         correction: Exponent of the correction; see `EdgeGossip`.
-        num_trained: As in `Trained`.
-        focus: As in `Trained`, of the newest block.
+        layout: Of `params`; see `Started`.
+        metrics: As in `Trained`, of the newest block.
         has_changed: What is to be done is no longer what was planned, nor whole batches.
     """
 
@@ -59,8 +60,8 @@ class EpochPlan:
     pass_samples: float = 0.0
     mean_keep_ratio: float | None = None
     correction: float = 0.0
-    num_trained: int | None = None
-    focus: float = 0.0
+    layout: Layout | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     has_changed: bool = False
 
     @classmethod
@@ -75,6 +76,7 @@ class EpochPlan:
         now: Seconds,
         mean_keep_ratio: float | None = None,
         correction: float = 0.0,
+        layout: Layout | None = None,
     ) -> EpochPlan:
         """Plan `train` for this predicted `throughput`, in training samples' worth a second."""
         assert isinstance(train.work, Epochs)
@@ -91,6 +93,7 @@ class EpochPlan:
             outputs={},
             mean_keep_ratio=mean_keep_ratio,
             correction=correction,
+            layout=layout,
         )
 
     def first(self) -> Train:
@@ -98,7 +101,7 @@ class EpochPlan:
         work = self.train.work
         assert isinstance(work, Epochs)
         share = work.share * self.block_share
-        return self._train(Epochs(share, self.keep_ratio, work.goes_on))
+        return self._train(Epochs(share), begins_pass=self.train.begins_pass)
 
     def account(self, event: Trained) -> None:
         """Add what a block has done."""
@@ -110,7 +113,7 @@ class EpochPlan:
         self.num_steps += event.num_steps
         self.total_loss += event.loss * event.num_steps
         self.params, self.outputs = event.params, event.outputs
-        self.num_trained, self.focus = event.num_trained, event.focus
+        self.metrics = event.metrics
 
     @property
     def is_done(self) -> bool:
@@ -134,21 +137,20 @@ class EpochPlan:
         block = self.block_share * max(left, self.cost / MOST_BLOCKS)
         amount = left if left < 1.5 * block else block
         share = min(1.0, amount / self.pass_samples)
-        return self._train(Epochs(share, self.keep_ratio, goes_on=True))
+        return self._train(Epochs(share), begins_pass=False)
 
     def result(self, now: Seconds) -> Trained:
         """All blocks as the one training that was asked for."""
         return Trained(
-            self._corrected_params(),
-            self.train.params,
-            self.num_samples,
-            self.num_steps,
-            now - self.start,
-            self.total_loss / self.num_steps,
-            self.outputs,
-            self.done,
-            self.num_trained,
-            self.focus,
+            params=self._corrected_params(),
+            before=self.train.params,
+            num_samples=self.num_samples,
+            num_steps=self.num_steps,
+            seconds=now - self.start,
+            loss=self.total_loss / self.num_steps,
+            outputs=self.outputs,
+            cost=self.done,
+            metrics=self.metrics,
         )
 
     def _corrected_params(self) -> Tensor:
@@ -157,14 +159,14 @@ class EpochPlan:
         # Not what was planned: after a moment's slow-down that may be far from it.
         assert isinstance(self.train.work, Epochs)
         kept = self.done / (self.train.work.share * self.epoch_cost)
-        factor = (self.mean_keep_ratio / kept) ** (self.correction * (1 - self.focus))
+        focus = self.metrics.get("focus", 0.0)
+        factor = (self.mean_keep_ratio / kept) ** (self.correction * (1 - focus))
         if factor == 1.0:
             return self.params
         params = torch.lerp(self.train.params, self.params, factor)
-        if self.num_trained is not None:
-            # A variance beyond what was measured could be negative.
-            params[self.num_trained :] = self.params[self.num_trained :]
-        return params
+        return (
+            params if self.layout is None else self.layout.with_statistics(params, self.params)
+        )
 
     @property
     def _least(self) -> float:
@@ -172,5 +174,11 @@ class EpochPlan:
         # not got, another pass would begin.
         return 0.5 * self.num_samples / self.num_steps if self.has_changed else 1.0
 
-    def _train(self, work: Epochs) -> Train:
-        return replace(self.train, params=self.params, work=work)
+    def _train(self, work: Epochs, *, begins_pass: bool) -> Train:
+        return replace(
+            self.train,
+            params=self.params,
+            work=work,
+            keep_ratio=self.keep_ratio,
+            begins_pass=begins_pass,
+        )

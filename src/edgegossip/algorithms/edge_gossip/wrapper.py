@@ -64,7 +64,8 @@ class EdgeGossip(Algorithm[BalancedState]):
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
       forecast anew, and the rest adjusted so that the epoch still ends when it was to end.
       What it has changed is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the
-      share done, the mean (`exact` only) and `Trained.focus`, lest the data of the fastest win.
+      share done, the mean (`exact` only) and the share :math:`f` of samples chosen for their
+      high loss (`Trained.metrics["focus"]`), or the data of the fastest would win.
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
       share :math:`r_i` of the data; forecasts are made anew when such a pass is over.
 
@@ -207,7 +208,7 @@ class EdgeGossip(Algorithm[BalancedState]):
     # Between the inner algorithm and the driver.
 
     def _start(self, state: BalancedState, event: Started, now: Seconds) -> list[Effect]:
-        state.epoch_cost = event.epoch_cost
+        state.epoch_cost, state.layout = event.epoch_cost, event.layout
         for spare in self.spares:
             if spare != state.rank:
                 self._pass_on(state, WorkerLost(spare), now)
@@ -303,7 +304,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
         num_steps = max(1, round(state.keep_ratio * train.work.num_steps))
-        return [replace(train, work=Steps(num_steps, state.keep_ratio))]
+        return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
 
     def _train_epoch(self, state: BalancedState, mean: float | None, now: Seconds) -> Effect:
         state.plan = EpochPlan.begin(
@@ -315,6 +316,7 @@ class EdgeGossip(Algorithm[BalancedState]):
             now=now,
             mean_keep_ratio=mean,
             correction=self.correction,
+            layout=state.layout,
         )
         return state.plan.first()
 
@@ -324,7 +326,7 @@ class EdgeGossip(Algorithm[BalancedState]):
             return [replace(state.take_waiting(), work=Steps(1))]
         if self.traits.is_synchronous:
             params = state.take_waiting().params
-            return self._pass_on(state, Trained(params, params, 0, 0, 0.0, 0.0), now)
+            return self._pass_on(state, Trained.skipped(params), now)
         state.rest_seconds = fastest if fastest < math.inf else _REST
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
@@ -387,7 +389,8 @@ class EdgeGossip(Algorithm[BalancedState]):
         if state.is_spare:
             state.is_spare = False
             joined = self._tell_all(state, Message("spare-joined", 0))
-            started = Started(True, event.num_samples, event.epoch_cost)
+            sizes = (event.num_samples, event.epoch_cost)
+            started = Started(True, *sizes, layout=state.layout)
             return [*joined, *self._pass_on(state, started, now)]
         return [*self._announce(state, now), *self._begin(state, now)]
 

@@ -18,7 +18,7 @@ class BatchStream:
 
     `Steps` go on where the last work ended and always take whole batches: the rest of a pass
     that is too short for one is left out (another one each pass, where the order is random).
-    `Epochs` begin a new pass unless told to go on, and take all of it, the last batch being
+    `Epochs` begin a new pass unless told to continue, and take all of it, the last batch being
     smaller if need be.
 
     A pass cut down to `keep_ratio` costs that share of a pass over everything, the look at the
@@ -51,41 +51,49 @@ class BatchStream:
         """What a pass over all samples costs, in samples' worth."""
         return self.sampler.num_samples + self._look_cost(1.0)
 
-    def cost(self, work: Work) -> float:
-        """What `take` would cost for `work`, in samples' worth; does not change anything.
+    def cost(self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True) -> float:
+        """What `take` would cost, in samples' worth; does not change anything.
 
         Where subsets are kept whole, batches turn out larger than can be known before a pass
         begins; the rest is charged with the next work, or taken off it.
         """
-        return max(0.0, self._unpaid + self._cost(work))
+        return max(0.0, self._unpaid + self._cost(work, keep_ratio, begins_pass))
 
-    def _cost(self, work: Work) -> float:
+    def _cost(self, work: Work, keep_ratio: float, begins_pass: bool) -> float:
         if isinstance(work, Steps):
-            return self._cost_of_steps(work)
-        if work.goes_on and self._position < len(self._batches):
+            return self._cost_of_steps(work.num_steps, keep_ratio)
+        if not begins_pass and self._position < len(self._batches):
             left = self._sizes[self._position :]
             return sum(left[: _num_batches(left, work.share * sum(self._sizes))])
-        sizes = self._future_sizes(work.keep_ratio)
+        sizes = self._future_sizes(keep_ratio)
         num_batches = _num_batches(sizes, work.share * sum(sizes))
-        return self._look_cost(work.keep_ratio) + sum(sizes[:num_batches])
+        return self._look_cost(keep_ratio) + sum(sizes[:num_batches])
 
-    def take(self, work: Work) -> Iterator[Batch]:
-        """The batches of `work`, one after the other; looks when a pass begins."""
-        cost = self._cost(work)
+    def take(
+        self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True
+    ) -> Iterator[Batch]:
+        """Give the batches of `work` one after the other; look when a pass begins.
+
+        Args:
+            work: How much.
+            keep_ratio: Of what; see `Train`.
+            begins_pass: The same.
+        """
+        cost = self._cost(work, keep_ratio, begins_pass)
         self._unpaid = min(0.0, self._unpaid + cost) - cost
-        for batch in self._take(work):
+        for batch in self._take(work, keep_ratio, begins_pass):
             self._unpaid += len(batch)
             yield batch
 
-    def _take(self, work: Work) -> Iterator[Batch]:
+    def _take(self, work: Work, keep_ratio: float, begins_pass: bool) -> Iterator[Batch]:
         if isinstance(work, Steps):
             for _ in range(work.num_steps):
                 if self._position >= _num_whole(self._sizes, self.sampler.batch_size):
-                    self._begin_pass(work.keep_ratio)
+                    self._begin_pass(keep_ratio)
                 yield self._next_batch()
             return
-        if not work.goes_on or self._position >= len(self._batches):
-            self._begin_pass(work.keep_ratio)
+        if begins_pass or self._position >= len(self._batches):
+            self._begin_pass(keep_ratio)
         left = self._sizes[self._position :]
         for _ in range(_num_batches(left, work.share * sum(self._sizes))):
             yield self._next_batch()
@@ -117,17 +125,17 @@ class BatchStream:
     def _future_sizes(self, keep_ratio: float) -> list[int]:
         return self.sampler.batch_sizes(self._num_due(keep_ratio))
 
-    def _cost_of_steps(self, work: Steps) -> float:
+    def _cost_of_steps(self, num_steps: int, keep_ratio: float) -> float:
         batch_size = self.sampler.batch_size
-        end = min(_num_whole(self._sizes, batch_size), self._position + work.num_steps)
+        end = min(_num_whole(self._sizes, batch_size), self._position + num_steps)
         present = self._sizes[self._position : end]
-        num_left = work.num_steps - len(present)
+        num_left = num_steps - len(present)
         if not num_left:
             return sum(present)
-        future = self._future_sizes(work.keep_ratio)
+        future = self._future_sizes(keep_ratio)
         future = future[: _num_whole(future, batch_size)]
         num_passes, rest = divmod(num_left, len(future))
-        looks = math.ceil(num_left / len(future)) * self._look_cost(work.keep_ratio)
+        looks = math.ceil(num_left / len(future)) * self._look_cost(keep_ratio)
         return sum(present) + looks + num_passes * sum(future) + sum(future[:rest])
 
     # Checkpoints.

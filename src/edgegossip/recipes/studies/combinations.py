@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.core.protocol import Steps
+from edgegossip.core.protocol import Steps, Train
 from edgegossip.core.randomness import generator
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.runner import one_intra_op_thread
@@ -125,7 +125,9 @@ def _learn(
     task = replace(task, dataset=replace(task.dataset, train=points))
     with one_intra_op_thread():
         workload = Workload(task, [0], seed)
-        result = workload.make_trainer(0).train(workload.initial_params, Steps(num_steps), {})
+        result = workload.make_trainer(0).train(
+            Train(workload.initial_params, Steps(num_steps))
+        )
         return workload.evaluate(result.params)[1]
 
 

@@ -18,10 +18,7 @@ from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.top_k import largest
 from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import (
-    Payload,
-    Work,
-)
+from edgegossip.core.protocol import Payload, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import directed_ring
 from edgegossip.core.trainer import TrainingResult
@@ -155,8 +152,8 @@ class Stays(QuadraticTrainer):
     def __init__(self, target: Tensor) -> None:
         super().__init__(target, lr=1.0)
 
-    def train(self, params: Tensor, work: Work, inputs: Payload) -> TrainingResult:
-        result = super().train(params, work, inputs)
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        result = super().train(request, progress)
         object.__setattr__(self, "lr", 0.0)
         return result
 

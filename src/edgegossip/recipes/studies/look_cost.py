@@ -10,7 +10,7 @@ import torch
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.protocol import Epochs
+from edgegossip.core.protocol import Epochs, Train
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
@@ -107,7 +107,7 @@ def _measured(problem: Problem, settings: StudySettings, seed: int, session: Ses
     points = torch.arange(len(aggregated.y))
     look_seconds = processor_seconds(lambda: look(points))
     train_seconds = processor_seconds(
-        lambda: learner.train(workload.initial_params, Epochs(), {}), num_repeats=1
+        lambda: learner.train(Train(workload.initial_params, Epochs())), num_repeats=1
     )
     return {
         "problem": problem.name,
