@@ -7,6 +7,7 @@ A failure names its world. To run that one alone, for every algorithm::
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -143,7 +144,7 @@ def draw_world(algorithm: AnyAlgorithm | EdgeGossip, seed: int) -> World:
         varied = replace(varied, timeout=draw.uniform(0.1, 10))
     if isinstance(varied, ADPSGD | PushSum) and is_lossy:
         varied = replace(varied, resend_after=draw.uniform(0.1, 10))
-    return World(
+    world = World(
         algorithm=varied,
         platforms=tuple(
             Platform(throughput=10 ** draw.uniform(-0.5, 1)) for _ in range(num_workers)
@@ -152,6 +153,10 @@ def draw_world(algorithm: AnyAlgorithm | EdgeGossip, seed: int) -> World:
         faults=faults,
         wire=draw.random() < 0.3,
     )
+    downlinks = [draw.choice([math.inf, 10 ** draw.uniform(2, 5)]) for _ in world.platforms]
+    limited = zip(world.platforms, downlinks, strict=True)
+    platforms = tuple(replace(each, downlink=downlink) for each, downlink in limited)
+    return replace(world, platforms=platforms)
 
 
 def draw_topology(draw: random.Random, num_workers: int) -> Topology:

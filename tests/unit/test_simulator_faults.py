@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from tests.scripted import SECOND, Answer, Happened, World, message, on_start, world
+from tests.scripted import SECOND, SIZE, Answer, Happened, World, message, on_start, world
 
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import (
@@ -27,6 +28,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.sim.fault import Crash, Delay, Drop, Fault, Partition, Recover
+from edgegossip.sim.platform import Platform
 from edgegossip.sim.pool import ComputePool
 
 # Faults.
@@ -205,8 +207,21 @@ def restless(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
     return []
 
 
-def restless_world(answer: Answer = restless, **settings: Any) -> World:  # noqa: ANN401
-    return world(answer, 4, *FAULTY, detection_time=0.3, links=SECOND, **settings)
+def restless_world(
+    answer: Answer = restless,
+    downlink: float = math.inf,
+    **settings: Any,  # noqa: ANN401
+) -> World:
+    platforms = (Platform(throughput=10.0, downlink=downlink),) * 4
+    return world(
+        answer,
+        4,
+        *FAULTY,
+        detection_time=0.3,
+        links=SECOND,
+        platforms=platforms,
+        **settings,
+    )
 
 
 def trace(seen: list[Happened]) -> list[tuple[Seconds, Rank, str]]:
@@ -229,8 +244,11 @@ def test_every_message_arrives_or_is_lost_and_every_loss_has_a_reason() -> None:
     assert {reason for *_, reason in watcher.losses} == {"dropped", "crashed", "partitioned"}
 
 
+@pytest.mark.parametrize("downlink", [math.inf, SIZE / 2])
 @pytest.mark.parametrize("num_threads", [0, 2])
-def test_a_run_kept_and_resumed_after_every_event_is_the_whole_run(num_threads: int) -> None:
+def test_a_run_kept_and_resumed_after_every_event_is_the_whole_run(
+    num_threads: int, downlink: float
+) -> None:
     seen: list[Happened] = []
 
     def stopping(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
@@ -238,12 +256,12 @@ def test_a_run_kept_and_resumed_after_every_event_is_the_whole_run(num_threads: 
         current.simulator.should_stop = True
         return restless(rank, event, now)
 
-    whole = restless_world().run()
+    whole = restless_world(downlink=downlink).run()
     with ComputePool(num_threads) as pool:
-        current = restless_world(stopping, pool=pool)
+        current = restless_world(stopping, downlink, pool=pool)
         while not current.simulator.run():
             kept = assemble(*dismantle(current.simulator.state_dict()))
-            current = restless_world(stopping, pool=pool)
+            current = restless_world(stopping, downlink, pool=pool)
             current.simulator.load_state_dict(kept)
     assert trace(seen) == trace(whole.seen)
     assert current.simulator.num_events == whole.simulator.num_events

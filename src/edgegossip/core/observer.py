@@ -34,3 +34,12 @@ class Observer(Protocol):
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         """Worker `rank` "crashed", "recovered" or "finished"."""
+
+
+class Unobserved:
+    """The observer of a run that nobody watches."""
+
+    def ignore(self, *args: object, **kwargs: object) -> None:
+        """Nothing is kept."""
+
+    trained = sent = received = lost = changed = ignore

@@ -11,7 +11,6 @@ from torch import Tensor
 from edgegossip.core.protocol import Message, Rank, Seconds, Trained
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.sim.fault import Crash, Recover
-from edgegossip.sim.network import Transfer
 from edgegossip.sim.pool import Pending
 
 
@@ -48,12 +47,38 @@ class Training:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A message under way; `is_cut_off` if its sender crashed before the last byte left."""
+    """A message under way.
+
+    Attributes:
+        sender: Who sends it.
+        receiver: To whom.
+        message: As the receiver will see it.
+        num_bytes: Size on the wire.
+        start: When its sender's uplink begins to carry it.
+        end: When its last byte has left.
+        first: When the first byte gets to the receiver's downlink.
+        last: When the last byte does: it is received then unless the downlink is busy.
+        is_dropped: The link loses it.
+        is_cut_off: Its sender crashed before the last byte left.
+    """
 
     sender: Rank
+    receiver: Rank
     message: Message
-    transfer: Transfer
+    num_bytes: int
+    start: Seconds
+    end: Seconds
+    first: Seconds
+    last: Seconds
+    is_dropped: bool = False
     is_cut_off: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class FirstByte:
+    """The first byte of a message gets to a downlink that is limited."""
+
+    delivery: Delivery
 
 
 @dataclass(slots=True)
@@ -72,6 +97,7 @@ class WorkerRecord:
     training: Training | None = None
     busy_until: Seconds = 0.0  # getting ready: aggregating its data
     uplink_free: Seconds = 0.0
+    downlink_free: Seconds = 0.0
     alarms: dict[str, int] = field(default_factory=dict)
 
 
@@ -81,10 +107,11 @@ Entry: TypeAlias = tuple[Seconds, int, Rank, Any]
 
 def forget_crashed(queue: list[Entry], rank: Rank, now: Seconds) -> None:
     """Take out what the crashed worker `rank` was doing, and cut off what it was sending."""
-    kept = (Crash, Recover, Delivery)
+    kept = (Crash, Recover, Delivery, FirstByte)
     # In place: the loop holds the list.
     queue[:] = [entry for entry in queue if entry[2] != rank or isinstance(entry[3], kept)]
     heapq.heapify(queue)
     for _, _, _, item in queue:
-        if isinstance(item, Delivery) and item.sender == rank and item.transfer.end > now:
-            item.is_cut_off = True
+        delivery = item.delivery if isinstance(item, FirstByte) else item
+        if isinstance(delivery, Delivery) and delivery.sender == rank and delivery.end > now:
+            delivery.is_cut_off = True

@@ -1,4 +1,4 @@
-"""Links between workers: latency, bandwidth and queued uplinks."""
+"""Links between workers: latency and bandwidth."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Link:
 class Links:
     """All links of a run.
 
-    A message takes ``latency + num_bytes / bandwidth``, and waits for those that its sender's
-    uplink already carries. Receivers' downlinks are not modelled.
+    Alone, a message takes ``latency + num_bytes / bandwidth``. Uplinks and downlinks, which
+    messages share, belong to the workers' platforms.
 
     Args:
         default: Every link that is not listed.

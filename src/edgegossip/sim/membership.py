@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edgegossip.core.protocol import Rank, Seconds, WorkerJoined, WorkerLost
+from edgegossip.sim.entries import Delivery
 from edgegossip.sim.fault import Partition
 
 Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
@@ -43,6 +44,14 @@ class Membership:
             p.start <= now and since < p.end and p.separates(one, other)
             for p in self.partitions
         )
+
+    def loss(self, delivery: Delivery, now: Seconds) -> str | None:
+        """Say why a message cannot be received `now`; None if it can."""
+        one, other = delivery.sender, delivery.receiver
+        if delivery.is_cut_off or not self.is_online[other]:
+            return "crashed"
+        is_separated = self.are_separated(one, other, now, since=delivery.start)
+        return "partitioned" if is_separated else None
 
     def crash(self, rank: Rank, now: Seconds) -> None:
         self.is_online[rank] = False

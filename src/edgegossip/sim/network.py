@@ -2,53 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core import codec
+from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.protocol import Rank, Seconds, Send
 from edgegossip.core.randomness import uniform
+from edgegossip.sim.entries import Delivery, FirstByte, WorkerRecord
 from edgegossip.sim.fault import Faults, applies
 from edgegossip.sim.link import Links
-
-
-@dataclass(slots=True)
-class Transfer:
-    """One message on its way: its uplink carries it from `start` to `end`."""
-
-    start: Seconds
-    end: Seconds
-    arrival: Seconds
-    is_dropped: bool
+from edgegossip.sim.platform import Platform
 
 
 class Network:
-    """Links and their faults.
+    """Uplinks, links with their faults, and downlinks.
+
+    An uplink carries one message after the other, in the order sent. A downlink takes messages
+    in the order in which their first bytes get to it; where that is at the same time, in the
+    order sent. Bytes flow on as they come, so a message over two equally fast ends takes the
+    time of one.
+
+    TCP shares a full downlink among all senders instead: the last message ends at the same
+    time, the others later than here. A message takes its share of the downlink at once, though
+    the bytes of a slow sender come later. What begins meanwhile can then arrive too early, by
+    no more than the downlink needs for the bytes that were still to come.
 
     Args:
         links: Latencies and bandwidths.
         faults: Which messages are dropped or delayed.
+        platforms: One for each worker, with its uplink and downlink.
+        wire: Push every message through the codec.
     """
 
-    def __init__(self, links: Links, faults: Faults) -> None:
+    def __init__(
+        self, links: Links, faults: Faults, platforms: Sequence[Platform], *, wire: bool
+    ) -> None:
         self._links = links
         self._seed = faults.seed
         self._drops, self._delays = faults.drops, faults.delays
+        self._platforms = platforms
+        self._wire = wire
 
-    def transfer(
-        self,
-        now: Seconds,
-        uplink_free: Seconds,
-        sender: Rank,
-        receiver: Rank,
-        num_bytes: int,
-        serial: int,
-    ) -> Transfer:
-        """Carry `num_bytes` as soon as the uplink is free; `serial` names the message."""
+    def send(
+        self, now: Seconds, record: WorkerRecord, sender: Rank, effect: Send, serial: int
+    ) -> Delivery:
+        """Carry a message as soon as its sender's uplink is free; `serial` names it.
+
+        Raises:
+            LocalProtocolError: If the receiver is no other worker.
+        """
+        receiver, message = effect.receiver, effect.message
+        if not 0 <= receiver < len(self._platforms) or receiver == sender:
+            raise LocalProtocolError(
+                f"worker {sender} sent to {receiver!r}; receivers are other ranks in "
+                f"0..{len(self._platforms) - 1}"
+            )
+        num_bytes = codec.num_bytes(message)
+        if self._wire:
+            message = codec.decode(bytearray().join(codec.encode(message)))
         link = self._links.link(sender, receiver)
-        start = max(now, uplink_free)
-        end = start + num_bytes / link.bandwidth
-        arrival = end + link.latency
-        if not (self._drops or self._delays):
-            return Transfer(start, end, arrival, False)
+        start = max(now, record.uplink_free)
+        end = start + num_bytes / min(link.bandwidth, self._platforms[sender].uplink)
+        record.uplink_free = end
         is_dropped = any(
             applies(drop, now, sender, receiver)
             and uniform(self._seed, "drop", k, serial) < drop.probability
@@ -59,4 +75,22 @@ class Network:
             for k, delay in enumerate(self._delays)
             if applies(delay, now, sender, receiver)
         )
-        return Transfer(start, end, arrival + delay, is_dropped)
+        first, last = (at + link.latency + delay for at in (start, end))
+        ends = (num_bytes, start, end, first, last)
+        return Delivery(sender, receiver, message, *ends, is_dropped)
+
+    def entry(self, delivery: Delivery) -> tuple[Seconds, Rank, FirstByte | Delivery]:
+        """Say when something next happens to a message that was sent, where, and what.
+
+        A downlink without limit delays nothing, so there only the last byte counts.
+        """
+        if self._platforms[delivery.receiver].downlink == math.inf:
+            return delivery.last, delivery.receiver, delivery
+        return delivery.first, delivery.receiver, FirstByte(delivery)
+
+    def receive(self, now: Seconds, record: WorkerRecord, delivery: Delivery) -> Seconds:
+        """Queue a message whose first byte is there at the downlink; say when it has passed."""
+        bandwidth = self._platforms[delivery.receiver].downlink
+        begin = max(now, record.downlink_free)
+        record.downlink_free = begin + delivery.num_bytes / bandwidth
+        return max(delivery.last, record.downlink_free)

@@ -123,6 +123,8 @@ class Platform:
         trace: Contention over time; None for an idle machine.
         throttling: Slow-downs over time besides, which no monitor shows; None for none.
         sensitivity: How contention slows it down; hidden from algorithms.
+        uplink: Bytes per second that it sends at most, all messages together, above 0.
+        downlink: Bytes per second that it receives at most, all messages together, above 0.
 
     Raises:
         ValueError: If a number is out of range.
@@ -137,6 +139,8 @@ class Platform:
     trace: ContentionTrace | None = None
     throttling: ThrottlingTrace | None = None
     sensitivity: Sensitivity = Sensitivity()
+    uplink: float = math.inf
+    downlink: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0 < self.throughput < math.inf:
@@ -145,6 +149,9 @@ class Platform:
             )
         if self.executors < 1:
             raise ValueError(f"executors must be at least 1, got {self.executors}")
+        for name in ("uplink", "downlink"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0 bytes/s, got {getattr(self, name)}")
 
     @property
     def total_throughput(self) -> float:

@@ -10,11 +10,10 @@ from typing import Any, Generic
 
 from torch import Tensor
 
-from edgegossip.core import codec
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.metrics import staleness
-from edgegossip.core.observer import Observer
+from edgegossip.core.observer import Observer, Unobserved
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -22,7 +21,6 @@ from edgegossip.core.protocol import (
     Evaluated,
     Event,
     Finish,
-    Message,
     Predict,
     Rank,
     Received,
@@ -39,6 +37,7 @@ from edgegossip.sim.entries import (
     Delivery,
     Done,
     Entry,
+    FirstByte,
     Start,
     Training,
     WorkerRecord,
@@ -116,11 +115,10 @@ class Simulator(Generic[State]):
         self._initial_params = initial_params
         self._machines = Machines(platforms, make_trainer, make_predictor)
         self._faults = faults or Faults()
-        self._network = Network(links or Links(), self._faults)
+        self._network = Network(links or Links(), self._faults, platforms, wire=wire)
         self._pool = pool or ComputePool(0)
-        self._observer = observer
+        self._observer = observer or Unobserved()
         self._evaluate_params = evaluate
-        self._wire = wire
         self._max_seconds = max_seconds
         self._records = [WorkerRecord() for _ in platforms]
         script = self._faults.script
@@ -257,8 +255,7 @@ class Simulator(Generic[State]):
         event = training.finish(self.now)
         began = max(training.start, record.busy_until)
         self._machines.monitor(rank).trained(began, self.now)
-        if self._observer is not None:
-            self._observer.trained(self.now, rank, training.start, event)
+        self._observer.trained(self.now, rank, training.start, event)
         self._handle(rank, event)
 
     def _evaluate(self, rank: Rank, effect: Evaluate) -> None:
@@ -275,49 +272,39 @@ class Simulator(Generic[State]):
     # Messages.
 
     def _send(self, rank: Rank, effect: Send) -> None:
-        receiver, message = effect.receiver, effect.message
-        if not 0 <= receiver < len(self.states) or receiver == rank:
-            raise LocalProtocolError(
-                f"worker {rank} sent to {receiver!r}; receivers are other ranks in "
-                f"0..{len(self.states) - 1}"
-            )
-        num_bytes = codec.num_bytes(message)
-        if self._wire:
-            message = codec.decode(bytearray().join(codec.encode(message)))
         record = self._records[rank]
-        transfer = self._network.transfer(
-            self.now, record.uplink_free, rank, receiver, num_bytes, self._order
-        )
-        record.uplink_free = transfer.end
-        if self._observer is not None:
-            uplink = (transfer.start, transfer.end)
-            self._observer.sent(self.now, rank, receiver, message, num_bytes, uplink)
-        if transfer.is_dropped:
-            self._lose(receiver, rank, message, "dropped")
+        delivery = self._network.send(self.now, record, rank, effect, self._order)
+        what = (delivery.message, delivery.num_bytes, (delivery.start, delivery.end))
+        self._observer.sent(self.now, rank, delivery.receiver, *what)
+        if delivery.is_dropped:
+            self._lose(delivery, "dropped")
             # Messages are told apart by their serial, also those that never arrive.
             self._order += 1
-            return
-        self._num_open += 1
-        self._push(transfer.arrival, receiver, Delivery(rank, message, transfer))
+        else:
+            self._num_open += 1
+            self._push(*self._network.entry(delivery))
+
+    def _receive(self, rank: Rank, first_byte: FirstByte) -> None:
+        delivery, at = first_byte.delivery, first_byte.delivery.last
+        # What is lost by now takes none of the downlink.
+        if self._membership.loss(delivery, self.now) is None:
+            at = self._network.receive(self.now, self._records[rank], delivery)
+        self._push(at, rank, delivery)
 
     def _deliver(self, rank: Rank, delivery: Delivery) -> None:
         self._num_open -= 1
+        reason = self._membership.loss(delivery, self.now)
+        if reason is not None:
+            self._lose(delivery, reason)
+            return
         sender, message = delivery.sender, delivery.message
-        if delivery.is_cut_off or not self._membership.is_online[rank]:
-            self._lose(rank, sender, message, "crashed")
-        elif self._membership.are_separated(
-            sender, rank, self.now, since=delivery.transfer.start
-        ):
-            self._lose(rank, sender, message, "partitioned")
-        else:
-            if self._observer is not None:
-                age = staleness(self.states[rank].round, message.round)
-                self._observer.received(self.now, rank, sender, age)
-            self._handle(rank, Received(sender, message))
+        age = staleness(self.states[rank].round, message.round)
+        self._observer.received(self.now, rank, sender, age)
+        self._handle(rank, Received(sender, message))
 
-    def _lose(self, rank: Rank, sender: Rank, message: Message, reason: str) -> None:
-        if self._observer is not None:
-            self._observer.lost(self.now, rank, sender, message, reason)
+    def _lose(self, delivery: Delivery, reason: str) -> None:
+        sender, receiver = delivery.sender, delivery.receiver
+        self._observer.lost(self.now, receiver, sender, delivery.message, reason)
 
     # Timers and the end.
 
@@ -338,11 +325,7 @@ class Simulator(Generic[State]):
         if not record.has_finished:
             record.has_finished = True
             self._num_open -= 1
-            self._report_change(rank, "finished")
-
-    def _report_change(self, rank: Rank, what: str) -> None:
-        if self._observer is not None:
-            self._observer.changed(self.now, rank, what)
+            self._observer.changed(self.now, rank, "finished")
 
     # Faults.
 
@@ -355,7 +338,7 @@ class Simulator(Generic[State]):
         self._machines.stop(rank)
         self._records[rank] = WorkerRecord()
         forget_crashed(self._queue, rank, self.now)
-        self._report_change(rank, "crashed")
+        self._observer.changed(self.now, rank, "crashed")
         self._push(self.now + self._faults.detection_time, -1, Detection())
 
     def _recover(self, rank: Rank, fault: Recover) -> None:
@@ -365,7 +348,7 @@ class Simulator(Generic[State]):
         self._num_open += 1
         self._machines.restart(rank, self.now)
         self.states[rank] = self._algorithm.init(rank, self._initial_params)
-        self._report_change(rank, "recovered")
+        self._observer.changed(self.now, rank, "recovered")
         notices = list(self._membership.recover(rank, self.now))
         # At once, before any message that is due now: it learns who is lost, then starts.
         for receiver, event in notices:
@@ -387,6 +370,7 @@ class Simulator(Generic[State]):
 _RESOLVE: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Start: Simulator._start,
     Training: Simulator._finish_training,
+    FirstByte: Simulator._receive,
     Delivery: Simulator._deliver,
     Alarm: Simulator._fire,
     Crash: Simulator._crash,
