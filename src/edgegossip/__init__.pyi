@@ -73,6 +73,7 @@ from .learning.dataset import (
 )
 from .learning.dropout import Dropout as Dropout, replace_dropout as replace_dropout
 from .learning.evaluator import Evaluator as Evaluator
+from .learning.holding_out import hold_out as hold_out
 from .learning.learner import Learner as Learner
 from .learning.models import (
     alexnet as alexnet,
@@ -278,6 +279,7 @@ __all__ = [
     "from_torch",
     "gpus",
     "har",
+    "hold_out",
     "huggingface",
     "intermittent",
     "join",

@@ -32,7 +32,10 @@ def pictures(num_samples: int = 64, num_channels: int = 3, size: int = 32) -> Te
 
 
 def dataset(
-    x: Tensor, y: Tensor | None = None, test: ArraySplit | None = None, **fields: Tensor
+    x: Tensor,
+    y: Tensor | None = None,
+    test: ArraySplit | None = None,
+    **fields: Any,  # noqa: ANN401
 ) -> Dataset:
     train = ArraySplit(x, torch.zeros(len(x), dtype=torch.int64) if y is None else y)
     return Dataset(

@@ -16,6 +16,7 @@ from edgegossip.core.topology import ring
 from edgegossip.experiments.describe import describe, header
 from edgegossip.experiments.experiment import Comparison, Experiment, throughput_bound
 from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.holding_out import hold_out
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.partition import Dirichlet
 from edgegossip.learning.schedule import Cosine
@@ -144,3 +145,12 @@ def test_nobody_waiting_is_as_many_times_faster_as_speeds_differ() -> None:
 def test_an_experiment_is_a_plain_value() -> None:
     assert isinstance(replace(BASE), Experiment)
     assert BASE.data_ranks == [0, 1, 2, 3]
+
+
+def test_a_validation_split_is_described_where_there_is_one() -> None:
+    data = small_run().task.dataset
+    assert "num_validation" not in describe(data)
+    assert (
+        describe(hold_out(data, 0.25)).items()
+        >= {"num_train": 48, "num_validation": 16}.items()
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,6 +45,26 @@ def test_loss_and_accuracy_are_means_over_samples_whatever_the_batch(batch_size:
     assert accuracy == 4 / 5
     right = float(torch.tensor([9.0, 0.0, 0.0]).logsumexp(0)) - 9
     assert loss == pytest.approx((4 * right + right + 9) / 5, rel=1e-6)
+
+
+def test_the_validation_split_is_measured_where_it_is_asked_for() -> None:
+    params = torch.cat([torch.tensor([9.0, 0, 0, 9, 0, 0]), torch.zeros(3)])
+    right, wrong = points([0, 1]), points([1, 0, 1, 0])
+    x = 1 - wrong.test.batch(torch.arange(4))[0]
+    data = replace(right, validation=ArraySplit(x, wrong.test.labels))
+    assert evaluator(linear(), data).evaluate(params)[1] == 1.0
+    assert evaluator(linear(), data, split="validation").evaluate(params)[1] == 0.0
+
+
+def test_a_validation_split_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="'points' has no validation split; use hold_out"):
+        evaluator(linear(), points([0, 1]), split="validation")
+
+
+def test_an_evaluation_costs_a_third_of_training_on_what_goes_through_the_model() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, 3))
+    assert evaluator(model, DATA).cost == 24 / 3
+    assert evaluator(model, DATA, has_buffers=False).cost == (24 + 64) / 3
 
 
 def test_evaluating_leaves_no_trace() -> None:

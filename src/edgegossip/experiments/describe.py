@@ -51,9 +51,12 @@ def describe(value: object) -> Any:  # noqa: ANN401
 
 
 def _describe_dataset(dataset: Dataset) -> dict[str, object]:
+    # Left out where there is none, as in folders that were written before there could be one.
+    held_out = {} if dataset.validation is None else {"num_validation": len(dataset.validation)}
     return {
         "name": dataset.name,
         "num_train": len(dataset.train),
+        **held_out,
         "num_test": len(dataset.test),
         "num_classes": dataset.num_classes,
         "input_shape": list(dataset.input_shape),

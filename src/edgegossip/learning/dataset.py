@@ -1,4 +1,4 @@
-"""Data sets in memory: two splits of raw samples, and how to prepare them for a model."""
+"""Data sets in memory: splits of raw samples, and how to prepare them for a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
 
 
 class Split(Protocol):
-    """Samples with labels: the training or the test half of a `Dataset`."""
+    """Samples with labels: the training, validation or test part of a `Dataset`."""
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -96,63 +96,25 @@ class TorchSplit:
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
-    """A classification task: what to train on, what to test on, and how to read its samples.
+class TrainingData:
+    """The part of a `Dataset` that a worker may see: samples to train on, and how to read them.
 
     Args:
-        name: For reports and messages.
         train: Training samples.
-        test: Test samples.
-        num_classes: Labels are 0 .. num_classes - 1.
-        input_shape: Shape of one sample, channels first.
-        mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 where x is
-            uint8; None subtracts nothing.
-        std: Standard deviation of each channel, like `mean`; None divides by nothing.
-        subjects: Who each training sample comes from, int64 [num_train], where that is known.
-
-    Raises:
-        DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
-            in length or shape; a float feature is not finite. All of it is checked at once.
-
-    >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
-    >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
-    >>> task.prepare(split.x)
-    tensor([[[[0., 1.]]]])
+        num_classes: As in `Dataset`.
+        input_shape: As in `Dataset`.
+        mean: As in `Dataset`.
+        std: As in `Dataset`.
     """
 
-    name: str
     train: Split
-    test: Split
     num_classes: int
     input_shape: tuple[int, ...]
     mean: Tensor | None = None
     std: Tensor | None = None
-    subjects: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        for where, split in (("train", self.train), ("test", self.test)):
-            try:
-                self._validate_split(split)
-            except DataError as error:
-                raise DataError(f"{self.name}, {where} split: {error}") from None
-        # After the samples: a mean of wrong ones would be blamed for what they are.
-        self._validate_channels()
-        if self.subjects is not None and self.subjects.shape != (len(self.train),):
-            raise DataError(
-                f"{self.name}: subjects have shape {list(self.subjects.shape)}; "
-                f"expected one for each training sample, [{len(self.train)}]"
-            )
 
     def prepare(self, x: Tensor, *, is_picture: bool | None = None) -> Tensor:
-        """Turn raw samples into what a model takes: float32, standardized by `mean` and `std`.
-
-        Pictures (uint8) come to [0, 1] first. Features that need neither `mean` nor `std` are
-        returned as they are, not copied.
-
-        Args:
-            x: Raw samples, [batch, *input_shape].
-            is_picture: Whether `x` is in units of uint8; None if its type says so.
-        """
+        """As `Dataset.prepare`."""
         if is_picture is None:
             is_picture = x.dtype == torch.uint8
         if not is_picture and self.mean is None and self.std is None:
@@ -173,6 +135,85 @@ class Dataset:
             is_picture: ((1 / (std.double() * unit)).float().view(per_channel), shift)
             for is_picture, unit in ((False, 1), (True, 255))
         }
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A classification task: what to train on, what to test on, and how to read its samples.
+
+    Reports measure on `test`; no algorithm and no learner is ever given it. An algorithm that
+    asks to `Evaluate` is answered from `validation`, which `hold_out` takes out of `train`.
+
+    Args:
+        name: For reports and messages.
+        train: Training samples.
+        test: Test samples, for reports alone.
+        num_classes: Labels are 0 .. num_classes - 1.
+        input_shape: Shape of one sample, channels first.
+        mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 where x is
+            uint8; None subtracts nothing.
+        std: Standard deviation of each channel, like `mean`; None divides by nothing.
+        subjects: Who each training sample comes from, int64 [num_train], where that is known.
+        validation: Samples that `Evaluate` measures on; None if no algorithm asks.
+
+    Raises:
+        DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
+            in length or shape; a float feature is not finite; `validation` is `test`. All of it
+            is checked at once.
+
+    >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
+    >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
+    >>> task.prepare(split.x)
+    tensor([[[[0., 1.]]]])
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    input_shape: tuple[int, ...]
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    subjects: Tensor | None = None
+    validation: Split | None = None
+
+    def __post_init__(self) -> None:
+        if self.validation is self.test:
+            raise DataError(
+                f"{self.name}: the validation split is the test split, so algorithms would "
+                "tune themselves on what reports measure; use hold_out"
+            )
+        splits = {"train": self.train, "test": self.test, "validation": self.validation}
+        for where, split in splits.items():
+            try:
+                if split is not None:
+                    self._validate_split(split)
+            except DataError as error:
+                raise DataError(f"{self.name}, {where} split: {error}") from None
+        # After the samples: a mean of wrong ones would be blamed for what they are.
+        self._validate_channels()
+        if self.subjects is not None and self.subjects.shape != (len(self.train),):
+            raise DataError(
+                f"{self.name}: subjects have shape {list(self.subjects.shape)}; "
+                f"expected one for each training sample, [{len(self.train)}]"
+            )
+
+    @cached_property
+    def training(self) -> TrainingData:
+        """The training split and how to read it, with no way to the other splits."""
+        return TrainingData(self.train, self.num_classes, self.input_shape, self.mean, self.std)
+
+    def prepare(self, x: Tensor, *, is_picture: bool | None = None) -> Tensor:
+        """Turn raw samples into what a model takes: float32, standardized by `mean` and `std`.
+
+        Pictures (uint8) come to [0, 1] first. Features that need neither `mean` nor `std` are
+        returned as they are, not copied.
+
+        Args:
+            x: Raw samples, [batch, *input_shape].
+            is_picture: Whether `x` is in units of uint8; None if its type says so.
+        """
+        return self.training.prepare(x, is_picture=is_picture)
 
     def _validate_channels(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):

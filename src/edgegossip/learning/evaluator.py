@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,12 @@ from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.loss import Loss, prepare_batch
 from edgegossip.learning.normalization import running_statistics
 
+_RECALIBRATION = 2000
+"""Training samples to measure running statistics on, or nearly so many."""
+
 
 class Evaluator:
-    """Measures parameters on the test split.
+    """Measures parameters on one split, and holds no way to the other of the two held out.
 
     A model whose running statistics are not part of its parameters has none that fit an
     average of several models; they are measured anew on some training samples first
@@ -25,10 +29,19 @@ class Evaluator:
     Args:
         model: Copied.
         loss: Of outputs and targets.
-        dataset: Its test split is measured on.
+        dataset: Has the split to measure on.
         has_buffers: As in `Learner`.
         torch_device: Where to compute.
         batch_size: Samples at once.
+        split: "test" for reports, "validation" for algorithms.
+
+    Attributes:
+        cost: What an evaluation takes, in training samples' worth of time: a third of the
+            samples that go through the model, as a backward pass takes twice as many operations
+            as a forward pass.
+
+    Raises:
+        ValueError: If `dataset` has no validation split, but it should be measured on.
     """
 
     def __init__(
@@ -40,28 +53,36 @@ class Evaluator:
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
         batch_size: int = 500,
+        split: Literal["test", "validation"] = "test",
     ) -> None:
+        measured = dataset.test if split == "test" else dataset.validation
+        if measured is None:
+            raise ValueError(f"{dataset.name!r} has no validation split; use hold_out")
         module = copy.deepcopy(model)
         self._model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
         self._loss = loss
-        self._dataset = dataset
+        self._dataset = dataset.training
+        self._split = measured
         self._torch_device = torch.device(torch_device)
         self._batch_size = batch_size
         self._statistics = [] if has_buffers else running_statistics(module)
+        num_train = len(dataset.train) if self._statistics else 0
+        self._recalibration = torch.arange(0, num_train, max(1, num_train // _RECALIBRATION))
+        self.cost = (len(measured) + len(self._recalibration)) / 3
         self._lock = threading.Lock()
 
     @torch.no_grad()
     def evaluate(self, params: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy (share of samples whose largest output is the target)."""
         with self._lock:
-            module, num_test = self._load(params), len(self._dataset.test)
+            module, num_samples = self._load(params), len(self._split)
             total_loss, num_correct = 0.0, 0
-            for indices in torch.split(torch.arange(num_test), self._batch_size):
-                x, y = self._batch(self._dataset.test, indices)
+            for indices in torch.split(torch.arange(num_samples), self._batch_size):
+                x, y = self._batch(self._split, indices)
                 outputs = module(x)
                 total_loss += float(self._loss(outputs, y)) * len(y)
                 num_correct += int((outputs.argmax(1) == y).sum())
-            return total_loss / num_test, num_correct / num_test
+            return total_loss / num_samples, num_correct / num_samples
 
     @torch.no_grad()
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
@@ -77,13 +98,12 @@ class Evaluator:
             self._recalibrate()
         return module.eval()
 
-    def _recalibrate(self, num_samples: int = 2000) -> None:
+    def _recalibrate(self) -> None:
         for layer in self._statistics:
             layer.reset_running_stats()
             layer.momentum = None  # a plain mean over the batches
             layer.train()  # and no other layer: dropout would shift the statistics
-        num_train = len(self._dataset.train)
-        chosen = torch.arange(0, num_train, max(1, num_train // num_samples))
+        chosen = self._recalibration
         # Equal batches: none of a single sample, which has no variance.
         for indices in chosen.tensor_split(math.ceil(len(chosen) / self._batch_size)):
             self._model.module(self._batch(self._dataset.train, indices)[0])

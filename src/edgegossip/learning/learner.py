@@ -92,7 +92,7 @@ class Learner(Trainer):
         self._schedule = schedule
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._loss = loss
-        self._dataset = dataset
+        self._dataset = dataset.training  # and no way to the test split
         self._augmentation = augmentation
         self._torch_device = torch.device(torch_device)
         self._num_steps = 0

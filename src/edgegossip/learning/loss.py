@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.dataset import TrainingData
 
 Loss: TypeAlias = Callable[..., Tensor]
 """``loss(outputs, targets)``: the mean over the batch, a scalar. Where samples are ranked or
@@ -37,7 +37,7 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def prepare_batch(
-    dataset: Dataset, x: Tensor, y: Tensor, torch_device: torch.device
+    dataset: TrainingData, x: Tensor, y: Tensor, torch_device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Samples as the model takes them: on the device, normalised, pictures channels-last."""
     return to_model(dataset.prepare(x.to(torch_device)), torch_device), y.to(torch_device)

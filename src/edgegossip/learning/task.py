@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +33,7 @@ class Task:
     """A classification task to learn together.
 
     Args:
-        dataset: Training and test samples.
+        dataset: Training and test samples, and validation samples for algorithms that evaluate.
         model: Makes the model; called once, other workers get copies.
         loss: ``loss(outputs, targets)``, the mean over a batch.
         optimizer: Makes each worker's optimizer from its parameters.
@@ -98,13 +100,6 @@ class Workload:
         self.initial_params: Tensor = self._flat.params.clone()
         shards = task.partition(task.dataset, len(ranks), seed)
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
-        self._evaluator = Evaluator(
-            model=self._flat.module,
-            loss=task.loss,
-            dataset=task.dataset,
-            has_buffers=task.has_buffers,
-            torch_device=task.torch_device,
-        )
 
     def make_trainer(self, rank: Rank, incarnation: int = 0) -> Learner:
         """Make the learner of worker `rank`."""
@@ -127,9 +122,28 @@ class Workload:
         )
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
-        """Mean loss and accuracy of `params` on the test split."""
-        return self._evaluator.evaluate(params)
+        """Mean loss and accuracy of `params` on the test split: for reports, not algorithms."""
+        return self._reporter.evaluate(params)
 
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
         """Cut the vector `params` into the model's named tensors, as in its `state_dict`."""
-        return self._evaluator.named_parameters(params)
+        return self._reporter.named_parameters(params)
+
+    @cached_property
+    def validator(self) -> Evaluator | None:
+        """Answers `Evaluate`, on the validation split; None if there is none."""
+        return None if self.task.dataset.validation is None else self._evaluator("validation")
+
+    @cached_property
+    def _reporter(self) -> Evaluator:
+        return self._evaluator("test")
+
+    def _evaluator(self, split: Literal["test", "validation"]) -> Evaluator:
+        return Evaluator(
+            model=self._flat.module,
+            loss=self.task.loss,
+            dataset=self.task.dataset,
+            has_buffers=self.task.has_buffers,
+            torch_device=self.task.torch_device,
+            split=split,
+        )

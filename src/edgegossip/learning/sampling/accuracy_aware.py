@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.loss import Loss, losses_of, to_model
 from edgegossip.learning.sampling.aggregated import AggregatedData
 from edgegossip.learning.sampling.aggregation import Aggregator, aggregator
@@ -41,7 +41,7 @@ class AccuracyAware:
         if self.look_share is not None and not 0 < self.look_share <= 1:
             raise ValueError(f"look_share must be in (0, 1] or None, got {self.look_share}")
 
-    def aggregate(self, dataset: Dataset, shard: Tensor) -> AggregatedData | None:
+    def aggregate(self, dataset: TrainingData, shard: Tensor) -> AggregatedData | None:
         """The aggregated points of `shard` ([n] indices), if the selection needs any."""
         if not self.selection.needs_losses:
             return None
@@ -105,7 +105,7 @@ class AggregatedLosses:
         self,
         module: nn.Module,
         loss: Loss,
-        dataset: Dataset,
+        dataset: TrainingData,
         aggregated: AggregatedData,
         torch_device: torch.device,
         batch_size: int = 500,

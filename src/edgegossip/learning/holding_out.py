@@ -1,0 +1,104 @@
+"""A validation split out of the training data, for algorithms that tune themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.randomness import generator
+from edgegossip.learning.dataset import ArraySplit, Dataset, Split
+
+
+def hold_out(
+    dataset: Dataset, share: float = 0.1, *, seed: int = 0, by_subject: bool = False
+) -> Dataset:
+    """Move a share of the training samples to a validation split.
+
+    It is asked for by name, not done by itself: what is held out is not trained on, so a run
+    whose algorithm never evaluates should keep all of it. The same arguments always hold out
+    the same samples; all workers of a network must give the same. `mean` and `std` stay as they
+    were measured, with the samples that are held out now.
+
+    Args:
+        dataset: Without a validation split.
+        share: Of the training samples, in (0, 1). Each class is off its exact share by less
+            than one sample.
+        seed: Of the stream ``(seed, "validation")`` that draws them.
+        by_subject: Hold out whole subjects instead, `share` of them, at least one: to measure
+            on people that nobody trained on, as the test split of such a data set does.
+
+    Raises:
+        ValueError: `share` is out of range, or leaves one of the two splits empty; there is a
+            validation split; subjects are asked for but not known.
+
+    >>> split = ArraySplit(torch.rand(20, 2), torch.tensor([0, 1]).repeat(10))
+    >>> data = hold_out(Dataset("points", split, split, num_classes=2, input_shape=(2,)))
+    >>> len(data.train), data.validation.labels.tolist()
+    (18, [0, 1])
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share must be in (0, 1), got {share}")
+    if dataset.validation is not None:
+        raise ValueError(f"{dataset.name!r} has a validation split; hold out only once")
+    drawn = _subjects(dataset, share, seed) if by_subject else _stratified(dataset, share, seed)
+    kept, held = (~drawn).nonzero().flatten(), drawn.nonzero().flatten()
+    if not len(kept) or not len(held):
+        raise ValueError(
+            f"share={share} holds out {len(held)} of {len(drawn)} training samples; both "
+            "splits need at least 1"
+        )
+    return dataclasses.replace(
+        dataset,
+        train=_part(dataset.train, kept),
+        validation=_part(dataset.train, held),
+        subjects=None if dataset.subjects is None else dataset.subjects[kept],
+    )
+
+
+def _stratified(dataset: Dataset, share: float, seed: int) -> Tensor:
+    """Draw samples evenly along a list by class that is shuffled within: bool [num_train]."""
+    num_samples, labels = len(dataset.train), dataset.train.labels
+    order = torch.randperm(num_samples, generator=generator(seed, "validation"))
+    by_class = order[labels[order].argsort(stable=True)]
+    # How many are drawn up to each place.
+    counts = (torch.arange(num_samples + 1, dtype=torch.float64) * share).round()
+    drawn = torch.empty(num_samples, dtype=torch.bool)
+    drawn[by_class] = counts.diff() > 0
+    return drawn
+
+
+def _subjects(dataset: Dataset, share: float, seed: int) -> Tensor:
+    """Draw all samples of some subjects, bool [num_train]."""
+    if dataset.subjects is None:
+        raise ValueError(f"{dataset.name!r} does not say whose its samples are")
+    subjects = torch.unique(dataset.subjects)
+    order = torch.randperm(len(subjects), generator=generator(seed, "validation"))
+    chosen = order[: max(1, round(share * len(subjects)))]
+    return torch.isin(dataset.subjects, subjects[chosen])
+
+
+def _part(split: Split, indices: Tensor) -> Split:
+    if isinstance(split, ArraySplit):
+        return ArraySplit(*split.batch(indices))
+    return _Part(split, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some samples of a split that does not lie in memory."""
+
+    whole: Split
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.whole.batch(self.indices[indices])
+
+    @property
+    def labels(self) -> Tensor:
+        return self.whole.labels[self.indices]
