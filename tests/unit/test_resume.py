@@ -11,11 +11,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from tests.every_word import EveryWord
 from tests.small_runs import (
     ALGORITHMS,
     FAULTS,
+    NUM_WORKERS,
     Recorder,
     ctrl_c_at,
+    dataset,
     events,
     parameters,
     repeatable_events,
@@ -32,6 +35,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.progress import Status
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import run
+from edgegossip.learning.holding_out import hold_out
 from edgegossip.report.folder import read_folder
 from edgegossip.sim.fault import Faults
 
@@ -65,6 +69,22 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_is_the_whole_run(
     assert left(tmp_path) == whole(name)
     assert results.reason == "finished"
     assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize("at", [9, 23, 40, 71])
+def test_a_run_stopped_while_a_worker_evaluates_is_the_whole_run(
+    tmp_path: Path, at: int
+) -> None:
+    task = small_task(dataset=hold_out(dataset(), 0.2))
+    experiment = small_run(task=task, faults=FAULTS)
+    experiment = replace(experiment, algorithm=EveryWord(NUM_WORKERS))
+    run(experiment, out=tmp_path / "whole", num_threads=0)
+    with ctrl_c_at(at, experiment.algorithm), pytest.raises(Interrupted):
+        run(experiment, out=tmp_path / "parts", num_threads=2)
+    content = (tmp_path / "parts" / "checkpoint.safetensors").read_bytes()
+    assert b"edgegossip.sim.entries:Evaluating" in content
+    run(experiment, out=tmp_path / "parts", num_threads=1, resume=True)
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +128,14 @@ def test_a_forecast_is_the_machine_alone_and_then_as_fast_as_the_last_time() -> 
     assert found == pytest.approx({0.001: 10.0, 2.001: 5.0})
 
 
-def test_an_evaluation_takes_no_virtual_time() -> None:
+EVALUATION: dict[str, Any] = {
+    "evaluate": lambda params: (float(params.sum()), 0.5),
+    "evaluation_cost": 20.0,
+}
+"""Two seconds of a platform of 10 samples a second."""
+
+
+def test_an_evaluation_that_costs_nothing_takes_no_virtual_time() -> None:
     def answer(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
         is_start = isinstance(event, Started)
         return [Evaluate(torch.full((3,), 2.0))] if is_start else [Finish()]
@@ -136,7 +144,83 @@ def test_an_evaluation_takes_no_virtual_time() -> None:
     assert result.seen[1:] == [(0.0, 0, Evaluated(6.0, 0.5))]
 
 
-def test_an_evaluation_without_test_data_is_refused() -> None:
+def test_an_evaluation_takes_its_cost_over_the_throughput() -> None:
+    platforms = (Platform(throughput=10.0), Platform(throughput=4.0, executors=2))
+    evaluate: list[Effect] = [Evaluate(torch.full((3,), 2.0))]
+
+    def answer(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
+        return evaluate if isinstance(event, Started) else [Finish()]
+
+    result = world(answer, platforms=platforms, **EVALUATION).run()
+    assert result.seen[2:] == [(2.0, 0, Evaluated(6.0, 0.5)), (2.5, 1, Evaluated(6.0, 0.5))]
+
+
+def test_work_and_evaluations_of_one_platform_take_turns_in_the_order_asked() -> None:
+    def train(num_steps: int) -> Train:
+        return Train(torch.zeros(3), Steps(num_steps))
+
+    first: list[Effect] = [Evaluate(torch.zeros(3)), train(10), Evaluate(torch.ones(3))]
+
+    def answer(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                return first if rank == 0 else [train(10), Finish()]
+            case Trained() if rank == 0 and now == 3.0:
+                return [train(5), Finish()]
+        return []
+
+    result = world(answer, **EVALUATION).run()
+    assert result.times(Evaluated) == [2.0, 5.0]
+    assert result.times(Trained, 0) == [3.0, 5.5]  # after the one, and after the other
+    assert result.times(Trained, 1) == [1.0]  # another platform's
+
+
+def test_a_monitor_does_not_take_an_evaluation_for_training() -> None:
+    effects: list[Effect] = [Evaluate(torch.zeros(3)), Train(torch.zeros(3), Steps(20))]
+    result = world(on_start({0: [*effects, Evaluate(torch.zeros(3))]}), 1, **EVALUATION).run()
+    assert result.simulator._machines.monitor(0)._spans == [(2.0, 4.0)]
+
+
+def test_an_evaluation_begins_when_the_data_is_ready() -> None:
+    class Aggregating(Counting):
+        setup_cost = 5.0
+
+    result = world(
+        lambda rank, event, now: (
+            [Evaluate(torch.zeros(3))] if isinstance(event, Started) else [Finish()]
+        ),
+        1,
+        **EVALUATION,
+    )
+    result.simulator._machines._make_trainer = Aggregating
+    assert result.run().times(Evaluated) == [2.5]
+
+
+def test_an_evaluation_ends_with_a_crash_and_leaves_the_platform_free() -> None:
+    def answer(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started(has_rejoined=True):
+                return [Train(torch.zeros(3), Steps(5)), SetTimer("end", 9.0)]
+            case Started():
+                return [Evaluate(torch.zeros(3)), SetTimer("end", 9.0)]
+            case TimerFired():
+                return [Finish()]
+        return []
+
+    script = (Crash(at=1.0, rank=1), Recover(at=1.5, rank=1))
+    result = world(answer, 2, *script, **EVALUATION).run()
+    assert result.times(Evaluated, 0) == [2.0]
+    assert result.times(Evaluated, 1) == []
+    assert result.times(Trained, 1) == [2.0]
+
+
+def test_a_run_does_not_stay_open_for_an_evaluation() -> None:
+    result = world(on_start({0: [Evaluate(torch.zeros(3))]}), **EVALUATION).run()
+    assert result.simulator.is_over
+    assert result.times(Evaluated) == []
+
+
+def test_an_evaluation_without_validation_data_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="worker 0 asked to Evaluate"):
         world(on_start({0: [Evaluate(torch.zeros(3))]})).run()
 

@@ -43,6 +43,14 @@ class LocalProtocolError(EdgeGossipError):
     """Our own algorithm broke the contract, for instance by two `Train`s at once."""
 
 
+def no_validation_data(rank: int) -> LocalProtocolError:
+    """Worker `rank` asked to `Evaluate`, but its driver has nothing to measure on."""
+    return LocalProtocolError(
+        f"worker {rank} asked to Evaluate, but this run has no validation data; take some "
+        "out of the training data with edgegossip.hold_out"
+    )
+
+
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
     """Say which names exist and which one was probably meant, be it without its ``prefix/``.
 

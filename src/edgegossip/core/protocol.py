@@ -278,7 +278,10 @@ class Train:
 
 @dataclass(slots=True, eq=False)
 class Evaluate:
-    """Evaluate `params` ([num_params]) on held-out data; answered by `Evaluated`."""
+    """Evaluate `params` ([num_params]) on validation data; answered by `Evaluated`.
+
+    `params` is a snapshot, as in `Train`. The test data of reports is out of reach.
+    """
 
     params: Tensor
 

@@ -179,6 +179,7 @@ class _Worker:
     def _make_host(self, transport: Transport, forecaster: Forecaster | None) -> Host[Any]:
         experiment, settings = self._experiment, self._settings
         workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+        validator = workload.validator
         checkpoint = _kept(self._checkpoint)
         # A resumed worker goes on with its random streams, another gets new ones.
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
@@ -201,7 +202,7 @@ class _Worker:
                 checkpoint_seconds=settings.checkpoint_seconds,
             ),
             forecaster=forecaster,
-            evaluate=workload.evaluate,
+            evaluate=validator.evaluate if validator else None,
             observer=self._diary,
             chores=(self._show, *([self._snapshots.due] if is_watched else [])),
             save=self._save,

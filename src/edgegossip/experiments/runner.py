@@ -110,6 +110,7 @@ class _Run:
         self._wall_before = 0.0
         checkpoint = folder.checkpoint()
         self._log = EventLog(folder.events, checkpoint["log_size"] if checkpoint else 0)
+        validator = self._workload.validator
         self.simulator = Simulator(
             experiment.algorithm,
             experiment.platforms,
@@ -119,7 +120,8 @@ class _Run:
             faults=experiment.faults,
             pool=pool,
             observer=self._log,
-            evaluate=self._workload.evaluate,
+            evaluate=validator.evaluate if validator else None,
+            evaluation_cost=validator.cost if validator else 0.0,
             make_predictor=profiled(experiment.platforms, experiment.profiles),
             max_seconds=experiment.max_seconds or math.inf,
         )

@@ -36,7 +36,7 @@ def hold_out(
 
     >>> split = ArraySplit(torch.rand(20, 2), torch.tensor([0, 1]).repeat(10))
     >>> data = hold_out(Dataset("points", split, split, num_classes=2, input_shape=(2,)))
-    >>> len(data.train), data.validation.labels.tolist()
+    >>> len(data.train), sorted(data.validation.labels.tolist())
     (18, [0, 1])
     """
     if not 0 < share < 1:

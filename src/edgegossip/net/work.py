@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.errors import LocalProtocolError, no_validation_data
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -139,9 +139,7 @@ class Work:
     def _evaluate_beside(self, effect: Evaluate) -> None:
         evaluate = self._evaluate
         if evaluate is None:
-            raise LocalProtocolError(
-                f"worker {self._rank} asked to Evaluate; this run has no test data"
-            )
+            raise no_validation_data(self._rank)
         self._judge = self._judge or Background(f"evaluate {self._rank}")
 
         def job() -> Callable[[Seconds], Event]:

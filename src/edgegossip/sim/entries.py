@@ -36,6 +36,7 @@ class Training:
     """Work under way; it ends when virtual time gets there."""
 
     start: Seconds
+    began: Seconds  # later than `start` if the platform was busy
     before: Tensor
     cost: float
     pending: Pending[TrainingResult]
@@ -43,6 +44,13 @@ class Training:
     def finish(self, now: Seconds) -> Trained:
         """What the worker is told when virtual time reaches the end."""
         return self.pending.result().event(self.before, now - self.start, self.cost)
+
+
+@dataclass(slots=True, eq=False)
+class Evaluating:
+    """An evaluation of `params` that ends when virtual time gets there."""
+
+    params: Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +103,6 @@ class WorkerRecord:
 
     has_finished: bool = False
     training: Training | None = None
-    busy_until: Seconds = 0.0  # getting ready: aggregating its data
     uplink_free: Seconds = 0.0
     downlink_free: Seconds = 0.0
     alarms: dict[str, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.protocol import Rank, Seconds, Span
 from edgegossip.core.trainer import Trainer
 from edgegossip.sim.forecasting import MakePredictor, Monitor, default_predictor
 from edgegossip.sim.platform import Platform
@@ -16,7 +16,7 @@ MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 
 
 class Machines:
-    """The trainer and the monitor of each worker.
+    """The trainer and the monitor of each worker, and how long its platform is busy.
 
     Args:
         platforms: One for each worker.
@@ -34,6 +34,8 @@ class Machines:
         self._make_trainer = make_trainer
         self._make_predictor = make_predictor
         self._incarnations = [0] * len(platforms)
+        # Getting data ready, training, evaluating.
+        self._busy_until: list[Seconds] = [0.0] * len(platforms)
         self._trainers: dict[Rank, Trainer] = {}
         self._monitors = [self._new_monitor(rank) for rank in range(len(platforms))]
 
@@ -53,9 +55,16 @@ class Machines:
     def monitor(self, rank: Rank) -> Monitor:
         return self._monitors[rank]
 
+    def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
+        """Have the platform do work (in samples' worth) once it is free: from when to when."""
+        start = max(now, self._busy_until[rank])
+        self._busy_until[rank] = start + self._platforms[rank].duration(start, cost)
+        return start, self._busy_until[rank]
+
     def stop(self, rank: Rank) -> None:
         """A crash: what its trainer and its monitor knew is gone."""
         self._trainers.pop(rank, None)
+        self._busy_until[rank] = 0.0
         self._incarnations[rank] += 1
         self._monitors[rank] = self._new_monitor(rank)
 
@@ -67,6 +76,7 @@ class Machines:
         """All that changes during a run."""
         return {
             "incarnations": list(self._incarnations),
+            "busy_until": list(self._busy_until),
             "trainers": {rank: each.state_dict() for rank, each in self._trainers.items()},
             "monitors": [monitor.state_dict() for monitor in self._monitors],
         }
@@ -74,6 +84,7 @@ class Machines:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a `state_dict` of machines made alike."""
         self._incarnations = list(state["incarnations"])
+        self._busy_until = list(state["busy_until"])
         self._trainers = {}
         for rank, trainer_state in state["trainers"].items():
             self.trainer(rank).load_state_dict(trainer_state)

@@ -11,7 +11,7 @@ from typing import Any, Generic
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.errors import LocalProtocolError, no_validation_data
 from edgegossip.core.metrics import staleness
 from edgegossip.core.observer import Observer, Unobserved
 from edgegossip.core.protocol import (
@@ -37,6 +37,7 @@ from edgegossip.sim.entries import (
     Delivery,
     Done,
     Entry,
+    Evaluating,
     FirstByte,
     Start,
     Training,
@@ -85,7 +86,8 @@ class Simulator(Generic[State]):
         faults: What goes wrong.
         pool: Where training runs; by default in the caller's thread.
         observer: Sees what happens.
-        evaluate: Answers `Evaluate` effects with (loss, accuracy); takes no virtual time.
+        evaluate: Answers `Evaluate` effects with (loss, accuracy).
+        evaluation_cost: What that takes, in training samples' worth of the platform's time.
         wire: Push every message through the codec, as a network would.
         max_seconds: When the run will be cut off, for `Traits.progress`.
     """
@@ -103,6 +105,7 @@ class Simulator(Generic[State]):
         pool: ComputePool | None = None,
         observer: Observer | None = None,
         evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
+        evaluation_cost: float = 0.0,
         wire: bool = False,
         max_seconds: Seconds = math.inf,
     ) -> None:
@@ -111,7 +114,6 @@ class Simulator(Generic[State]):
         self.should_stop = False
         self.states = [algorithm.init(rank, initial_params) for rank in range(len(platforms))]
         self._algorithm = algorithm
-        self._platforms = platforms
         self._initial_params = initial_params
         self._machines = Machines(platforms, make_trainer, make_predictor)
         self._faults = faults or Faults()
@@ -119,6 +121,7 @@ class Simulator(Generic[State]):
         self._pool = pool or ComputePool(0)
         self._observer = observer or Unobserved()
         self._evaluate_params = evaluate
+        self._evaluation_cost = evaluation_cost
         self._max_seconds = max_seconds
         self._records = [WorkerRecord() for _ in platforms]
         script = self._faults.script
@@ -209,7 +212,7 @@ class Simulator(Generic[State]):
             setattr(self, name, state[name])
         self._machines.load_state_dict(state["machines"])
 
-    # Training.
+    # What keeps a platform busy: getting ready, training, evaluating.
 
     def _start(self, rank: Rank, start: Start) -> None:
         if self._membership.is_online[rank]:
@@ -226,10 +229,8 @@ class Simulator(Generic[State]):
 
     def _get_ready(self, rank: Rank) -> tuple[int, float]:
         """Keep the platform busy with its data; say how much there is and what a pass costs."""
-        trainer, record = self._machines.trainer(rank), self._records[rank]
-        record.busy_until = self.now + self._platforms[rank].duration(
-            self.now, trainer.setup_cost
-        )
+        trainer = self._machines.trainer(rank)
+        self._machines.occupy(rank, self.now, trainer.setup_cost)
         return trainer.num_samples, trainer.epoch_cost
 
     def _train(self, rank: Rank, effect: Train) -> None:
@@ -238,13 +239,12 @@ class Simulator(Generic[State]):
             raise LocalProtocolError(f"worker {rank} asked for a second Train at once")
         trainer = self._machines.trainer(rank)
         cost = trainer.cost(effect)
-        start = max(self.now, record.busy_until)
-        end = start + self._platforms[rank].duration(start, cost)
+        began, end = self._machines.occupy(rank, self.now, cost)
         progress = self._algorithm.traits.progress(
             self.states[rank].round, self.now, self._max_seconds
         )
         pending = self._pool.submit(partial(trainer.train, effect, progress))
-        record.training = Training(self.now, effect.params, cost, pending)
+        record.training = Training(self.now, began, effect.params, cost, pending)
         self._num_open += 1
         self._push(end, rank, record.training)
 
@@ -253,17 +253,19 @@ class Simulator(Generic[State]):
         record.training = None
         self._num_open -= 1
         event = training.finish(self.now)
-        began = max(training.start, record.busy_until)
-        self._machines.monitor(rank).trained(began, self.now)
+        self._machines.monitor(rank).trained(training.began, self.now)
         self._observer.trained(self.now, rank, training.start, event)
         self._handle(rank, event)
 
     def _evaluate(self, rank: Rank, effect: Evaluate) -> None:
         if self._evaluate_params is None:
-            raise LocalProtocolError(
-                f"worker {rank} asked to Evaluate; this run has no test data"
-            )
-        self._push(self.now, rank, Evaluated(*self._evaluate_params(effect.params)))
+            raise no_validation_data(rank)
+        _, end = self._machines.occupy(rank, self.now, self._evaluation_cost)
+        self._push(end, rank, Evaluating(effect.params))
+
+    def _finish_evaluation(self, rank: Rank, evaluating: Evaluating) -> None:
+        assert self._evaluate_params is not None
+        self._handle(rank, Evaluated(*self._evaluate_params(evaluating.params)))
 
     def _predict(self, rank: Rank, effect: Predict) -> None:
         predicted = self._machines.monitor(rank).forecast(self.now)
@@ -370,6 +372,7 @@ class Simulator(Generic[State]):
 _RESOLVE: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Start: Simulator._start,
     Training: Simulator._finish_training,
+    Evaluating: Simulator._finish_evaluation,
     FirstByte: Simulator._receive,
     Delivery: Simulator._deliver,
     Alarm: Simulator._fire,
