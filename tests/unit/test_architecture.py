@@ -6,8 +6,19 @@ import ast
 import re
 from pathlib import Path
 
+from edgegossip.recipes.registry import RECIPES, STUDIES
+
 SOURCES = Path(__file__).parents[2] / "src" / "edgegossip"
 FILES = sorted(SOURCES.rglob("*.py"))
+MODULES = {
+    ".".join(("edgegossip", *file.relative_to(SOURCES).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): file
+    for file in FILES
+}
+REGISTRY = "edgegossip.recipes.registry"
+REGISTERED = {entry.module for entry in (RECIPES | STUDIES).values()}
+MODULE_NAME = re.compile(r"edgegossip(\.\w+)+")
 # What a package may import besides itself.
 ARROWS = {
     "core": (),
@@ -36,16 +47,54 @@ def package(file: Path) -> str:
 
 
 def imports(file: Path) -> set[str]:
+    """What a file imports, by statement or by a name that it keeps as a string."""
     nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
     plain = (
         alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
     )
-    return {*plain} | {
-        "." * node.level + f"{node.module}.{alias.name}"
-        for node in nodes
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+    return (
+        {*plain}
+        | named(file)
+        | {
+            "." * node.level + f"{node.module}.{alias.name}"
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+    )
+
+
+def named(file: Path) -> set[str]:
+    """Modules whose names a file hands over as strings, for somebody to import."""
+    found = {
+        argument.value
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        for argument in node.args
+        if isinstance(argument, ast.Constant)
+        and isinstance(argument.value, str)
+        and MODULE_NAME.fullmatch(argument.value)
     }
+    return found | (REGISTERED if MODULES[REGISTRY] == file else set())
+
+
+def test_modules_named_in_strings_exist() -> None:
+    for file in FILES:
+        assert named(file) <= {*MODULES}, f"{file} names a module that there is not"
+
+
+def test_nothing_that_the_registry_loads_leads_back_to_it() -> None:
+    reached: set[str] = set()
+    ahead = [*REGISTERED]
+    while ahead:
+        name = ahead.pop()
+        # What is imported is a module, or something in one.
+        module = name if name in MODULES else name.rpartition(".")[0]
+        if module in MODULES and module not in reached:
+            reached.add(module)
+            ahead += imports(MODULES[module])
+    assert reached >= REGISTERED
+    assert REGISTRY not in reached
 
 
 def test_imports_follow_the_arrows() -> None:

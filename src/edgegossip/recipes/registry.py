@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgegossip.core.errors import EdgeGossipError, UsageError, unknown_name
 
@@ -24,135 +26,78 @@ MakeStudy: TypeAlias = "Callable[..., Study]"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a recipe or a study is, and what it does in a line (the first of its docstring)."""
+    """Where a recipe or a study is.
+
+    Args:
+        module: Full name of its module.
+        function: Name of the function in it.
+    """
 
     module: str
     function: str
-    summary: str
+
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring, read without importing its module."""
+        return _summaries(self.module)[self.function]
+
+    def load(self) -> Any:  # noqa: ANN401 - a recipe's or a study's function
+        """Import its module, and find it there."""
+        return getattr(importlib.import_module(self.module), self.function)
 
 
-_RECIPES = "edgegossip.recipes"
-RECIPES = {
-    "quickstart": Entry(
-        f"{_RECIPES}.quickstart",
-        "quickstart",
-        "Handwritten digits (embedded), a small MLP, 4 uneven platforms: seconds.",
-    ),
-    "mnist-lenet5": Entry(
-        f"{_RECIPES}.pictures",
-        "mnist_lenet5",
-        "MNIST with LeNet-5 on 4 uneven platforms.",
-    ),
-    "cifar10-lenet5": Entry(
-        f"{_RECIPES}.pictures",
-        "cifar10_lenet5",
-        "CIFAR-10 with LeNet-5 on 4 uneven platforms.",
-    ),
-    "cifar10-resnet20": Entry(
-        f"{_RECIPES}.pictures",
-        "cifar10_resnet20",
-        "CIFAR-10 with ResNet-20 on 4 uneven platforms: hours on two cores.",
-    ),
-    "har-cnn": Entry(
-        f"{_RECIPES}.sensors",
-        "har_cnn",
-        "Activities of 21 people on 21 phones of measured speeds, tested on 9 others.",
-    ),
-    "sparse-push/mnist-lenet5": Entry(
-        f"{_RECIPES}.push_sum",
-        "mnist_lenet5",
-        "Push-sum, dense and compressed: MNIST with LeNet-5, 8 workers in a directed ring.",
-    ),
-    "sparse-push/har-cnn": Entry(
-        f"{_RECIPES}.push_sum",
-        "har_cnn",
-        "Push-sum, dense and compressed: activities of 21 people at 7 workers in a ring.",
-    ),
-    "sparse-push/cifar10-lenet5": Entry(
-        f"{_RECIPES}.push_sum",
-        "cifar10_lenet5",
-        "Push-sum, dense and compressed: CIFAR-10 with LeNet-5, 8 workers in a directed ring.",
-    ),
-    "sparse-push/cifar10-resnet20": Entry(
-        f"{_RECIPES}.push_sum",
-        "cifar10_resnet20",
-        "Push-sum, dense and compressed: CIFAR-10 with ResNet-20, which takes hours.",
-    ),
-    "sparse-push/cifar10-vgg11": Entry(
-        f"{_RECIPES}.push_sum",
-        "cifar10_vgg11",
-        "Push-sum, dense and compressed: CIFAR-10 with VGG11, which takes days on two cores.",
-    ),
-}
+@cache
+def _summaries(module: str) -> dict[str, str]:
+    """First docstring line of each function of `module`."""
+    path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return {
+        node.name: (ast.get_docstring(node) or "").partition("\n")[0]
+        for node in ast.parse(path.read_bytes()).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
-_STUDIES = "edgegossip.recipes.studies"
-STUDIES = {
-    "edgegossip/fig3": Entry(
-        f"{_STUDIES}.combinations",
-        "fig3",
-        "The eight combinations: time of each step, and accuracy learnt from the points alone.",
-    ),
-    "edgegossip/fig5": Entry(
-        f"{_STUDIES}.training",
-        "fig5",
-        "Accuracy over time: four models, three aggregations, and the controls.",
-    ),
-    "edgegossip/fig6": Entry(
-        f"{_STUDIES}.training",
-        "fig6",
-        "Time to target and loss of accuracy with 4, 8, 16 and 32 platforms.",
-    ),
-    "edgegossip/fig7": Entry(
-        f"{_STUDIES}.combinations",
-        "fig7",
-        "Time to generate aggregated points, for ratios 5, 10 and 20.",
-    ),
-    "edgegossip/fig8": Entry(
-        f"{_STUDIES}.look_cost",
-        "fig8",
-        "The share of an epoch that looking at points takes: accounted and measured.",
-    ),
-    "edgegossip/fig12": Entry(
-        f"{_STUDIES}.training",
-        "fig12",
-        "Time to target and loss of accuracy where two platforms are 3 or 5 times as fast.",
-    ),
-    "edgegossip/fig13": Entry(
-        f"{_STUDIES}.training",
-        "fig13",
-        "Time to target and loss of accuracy with aggregation ratios 5, 10 and 20.",
-    ),
-    "edgegossip/speedup": Entry(
-        f"{_STUDIES}.speedup",
-        "speedup",
-        "Time to EpochGossip's best accuracy less 0.3 points, at imbalances 2, 4 and 8.",
-    ),
-    "edgegossip/selections": Entry(
-        f"{_STUDIES}.speedup",
-        "selections",
-        "Time to EpochGossip's best accuracy less 0.3 points, with each selection, at 4 times.",
-    ),
-    "sparse-push/table-iid": Entry(
-        f"{_STUDIES}.compressed_push",
-        "table_iid",
-        "Even data: dense SGP, D-PSGD, CHOCO, and rising compression in a directed ring.",
-    ),
-    "sparse-push/table-skew": Entry(
-        f"{_STUDIES}.compressed_push",
-        "table_skew",
-        "Skewed data: with and without compensation, and quasi-global momentum.",
-    ),
-    "sparse-push/time-varying": Entry(
-        f"{_STUDIES}.compressed_push",
-        "time_varying",
-        "Graphs that change from round to round: dense, Sparse-Push and DifferencePush.",
-    ),
-    "sparse-push/consensus": Entry(
-        f"{_STUDIES}.consensus",
-        "consensus",
-        "The map of compression and consensus step: how far apart workers end, on quadratics.",
-    ),
-}
+
+def _entries(package: str, modules: Mapping[str, str]) -> dict[str, Entry]:
+    """Entries by name; a function has the last part of its recipe's or study's name."""
+    return {
+        name: Entry(f"{package}.{module}", name.rpartition("/")[2].replace("-", "_"))
+        for name, module in modules.items()
+    }
+
+
+RECIPES = _entries(
+    "edgegossip.recipes",
+    {
+        "quickstart": "quickstart",
+        "mnist-lenet5": "pictures",
+        "cifar10-lenet5": "pictures",
+        "cifar10-resnet20": "pictures",
+        "har-cnn": "sensors",
+        "sparse-push/mnist-lenet5": "push_sum",
+        "sparse-push/har-cnn": "push_sum",
+        "sparse-push/cifar10-lenet5": "push_sum",
+        "sparse-push/cifar10-resnet20": "push_sum",
+        "sparse-push/cifar10-vgg11": "push_sum",
+    },
+)
+STUDIES = _entries(
+    "edgegossip.recipes.studies",
+    {
+        "edgegossip/fig3": "combinations",
+        "edgegossip/fig5": "training",
+        "edgegossip/fig6": "training",
+        "edgegossip/fig7": "combinations",
+        "edgegossip/fig8": "look_cost",
+        "edgegossip/fig12": "training",
+        "edgegossip/fig13": "training",
+        "edgegossip/speedup": "speedup",
+        "edgegossip/selections": "speedup",
+        "sparse-push/table-iid": "compressed_push",
+        "sparse-push/table-skew": "compressed_push",
+        "sparse-push/time-varying": "compressed_push",
+        "sparse-push/consensus": "consensus",
+    },
+)
 
 
 def load_study(name: str) -> MakeStudy:
@@ -163,8 +108,7 @@ def load_study(name: str) -> MakeStudy:
     """
     if name not in STUDIES:
         raise UsageError(unknown_name("study", name, STUDIES))
-    entry = STUDIES[name]
-    found: MakeStudy = getattr(importlib.import_module(entry.module), entry.function)
+    found: MakeStudy = STUDIES[name].load()
     return found
 
 
@@ -185,8 +129,7 @@ def load_recipe(name: str) -> Recipe:
         raise UsageError(
             f"{unknown_name('recipe', name, RECIPES)}; for one of your own, give FILE.py:NAME"
         )
-    entry = RECIPES[name]
-    found: Recipe = getattr(importlib.import_module(entry.module), entry.function)
+    found: Recipe = RECIPES[name].load()
     return found
 
 
