@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from edgegossip.core.protocol import Message
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.status import STATUS, Phase, Status, spec
 
 RUN, SENDER, OWN_ROUND, NUM_WORKERS = b"run 0001", 2, 40, 4
 SENDER_LIFE, OWN_LIFE = 11, 12
 PARAMS = torch.linspace(-1, 1, 50)
-_TWO = torch.tensor([80.0, 2.5], dtype=torch.float64)
 SENT = [
     Message("params", 41, {"params": PARAMS}),
-    Message("params", 40, {"params": PARAMS, "forecast": _TWO}),
-    Message("push", 7, {"params": PARAMS, "weight": torch.tensor(0.5, dtype=torch.float64)}),
+    Message("params", 40, {"params": PARAMS}, {"fastest_seconds": 80.0, "fastest_age": 2}),
+    Message("push", 7, {"params": PARAMS}, {"weight": 0.1}),
     Message("chunk", 39, {"chunk": PARAMS[:17]}),
     Message("spare-joined", 0),
     Message(
@@ -43,10 +44,10 @@ SENT = [
     ).message(),
 ]
 _WHOLE = {"params": TensorSpec.like(PARAMS)}
-_FORECAST = {"forecast": TensorSpec(torch.float64, (2,), minimum=0)}
+_FORECAST: dict[str, Limits] = {"fastest_seconds": (0, math.inf), "fastest_age": range(2**31)}
 SCHEMA = {
-    "params": MessageSpec(_WHOLE, optional=_FORECAST, max_ahead=1),
-    "push": MessageSpec({**_WHOLE, "weight": TensorSpec(torch.float64, (), minimum=0)}),
+    "params": MessageSpec(_WHOLE, optional_numbers=_FORECAST, max_ahead=1),
+    "push": MessageSpec(_WHOLE, numbers={"weight": (0, 1)}),
     "chunk": MessageSpec({"chunk": TensorSpec(torch.float32, (None,), max_numel=17)}),
     "spare-joined": MessageSpec(),
     "sparse": MessageSpec(

@@ -55,14 +55,14 @@ def pushed(
     kind: str = "push",
 ) -> Received:
     """A push of a worker whose *numerator* is `value`, or a catch-up with an estimate."""
-    mass = torch.tensor([weight, session], dtype=torch.float64)
-    payload = {"params": torch.full((2,), value), "mass": mass}
-    return Received(sender, Message(kind, round, payload))
+    payload = {"params": torch.full((2,), value)}
+    numbers = {"weight": weight, "session": session}
+    return Received(sender, Message(kind, round, payload, numbers))
 
 
 def acknowledged(next_round: int, session: float = 0.0, sender: int = 2) -> Received:
-    payload = {"session": torch.tensor(session, dtype=torch.float64)}
-    return Received(sender, Message("acknowledged", next_round, payload))
+    message = Message("acknowledged", next_round, numbers={"session": session})
+    return Received(sender, message)
 
 
 def sends(effects: list[Effect], kind: str | None = None) -> list[tuple[int, str, int]]:

@@ -41,8 +41,8 @@ class SchemaCheck(Silent):
         uplink: tuple[Seconds, Seconds],
     ) -> None:
         spec = self.schema[message.kind]
-        assert spec.mismatch(message.payload) is None
-        assert spec.bad_values(message.payload) is None
+        assert spec.mismatch(message.payload, message.numbers) is None
+        assert spec.bad_values(message.payload, message.numbers) is None
         assert message.round >= 0
         # A receiver may be in its first round, having come back.
         assert spec.max_ahead is None or message.round <= spec.max_ahead

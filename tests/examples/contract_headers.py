@@ -102,7 +102,7 @@ class ADSP(Algorithm[CommitterState | ServerState]):
         return {
             "commit": MessageSpec({"update": whole}),
             "params": MessageSpec({"params": whole}),
-            "target": MessageSpec({"num_commits": TensorSpec(torch.int64, (), minimum=1)}),
+            "target": MessageSpec(numbers={"num_commits": range(1, 2**31)}),
         }
 
     # The page's next block.
@@ -139,13 +139,13 @@ class SparsePush(Algorithm[SparsePushState]):
         return SparsePushState(rank=rank, params=params, error=torch.zeros_like(params))
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        share = TensorSpec(torch.float64, (), minimum=0, maximum=1)
-        weight = TensorSpec(torch.float64, (), minimum=0)
-        round = TensorSpec(torch.int64, (), minimum=0, maximum=self.num_rounds)
-        model = {"params": TensorSpec.like(params), "round": round}
-        optional = {**self.compressor.schema(params), **model}
+        optional = {**self.compressor.schema(params), "params": TensorSpec.like(params)}
         return {
-            "mass": MessageSpec({"share": share, "weight": weight}, optional),
+            "mass": MessageSpec(
+                optional=optional,
+                numbers={"share": (0, 1), "weight": (0, math.inf)},
+                optional_numbers={"round": range(self.num_rounds + 1)},
+            ),
             "acknowledged": MessageSpec(),
         }
 
@@ -181,8 +181,8 @@ class EdgeGossip(Algorithm[BalancedState[State]], Generic[State]):
         return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        seconds = TensorSpec(torch.float64, (), minimum=0)
-        return {**self.inner.schema(params), "forecast": MessageSpec({"seconds": seconds})}
+        forecast = MessageSpec(numbers={"seconds": (0, math.inf)})
+        return {**self.inner.schema(params), "forecast": forecast}
 
     # The page's next block.
 

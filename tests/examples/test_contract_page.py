@@ -182,10 +182,11 @@ def total_mass(states: Sequence[Any]) -> Tensor:
 
 
 def mass_of(message: Message) -> Tensor:
-    mass = message.payload
+    mass, numbers = message.payload, message.numbers
     compressor = TopK(2) if "indices" in mass else Identity()
     x = mass["params"] if "params" in mass else compressor.decompress(mass)
-    return torch.cat([mass["share"] * x, mass["weight"][None]])
+    weight = torch.tensor([numbers["weight"]], dtype=torch.float64)
+    return torch.cat([numbers["share"] * x, weight])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_taking_back_instead_of_sending_again_would_double_mass(page: ModuleType
             if not isinstance(event, TimerFired):
                 return super().handle(state, event, now)
             for message in state.unacknowledged.values():
-                self.merge(state, message.payload)
+                self.merge(state, message)
             state.unacknowledged.clear()
             return self.finish_if_done(state)
 

@@ -110,8 +110,8 @@ class Ledger(Recorder):
         match event:
             case Started(has_rejoined=True):
                 return None
-            case Received(sender, message) if "mass" in message.payload:
-                session = float(message.payload["mass"][1])
+            case Received(sender, message) if "weight" in message.numbers:
+                session = message.numbers["session"]
                 return total if self.is_of_now(sender, state.rank, session) else None
             case Trained():
                 trained = state.weight * event.params.double() - state.params.double()

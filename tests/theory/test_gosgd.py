@@ -52,9 +52,9 @@ class Ledger(Recorder):
 
     def add_up(self) -> None:
         queued = [message for s in self.simulator.states for _, message in s.queue]
-        under_way = [message.payload for message in (*self.in_flight, *queued)]
+        under_way = (*self.in_flight, *queued)
         held = [(s.weight, s.params) for s in self.simulator.states]
-        held += [(float(payload["weight"]), payload["params"]) for payload in under_way]
+        held += [(m.numbers["weight"], m.payload["params"]) for m in under_way]
         self.weights.append(sum(weight for weight, _ in held))
         self.moments.append(torch.stack([w * x.double() for w, x in held]).sum(0))
 

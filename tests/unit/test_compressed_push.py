@@ -69,8 +69,8 @@ def test_estimate_amid_an_exchange_is_the_one_before_it() -> None:
     assert worker.state.params.tolist() == [-19.5, 4.0]
     assert worker.state.estimate.tolist() == [4.0, 4.0]
     payload = {"values": torch.tensor([94.0]), "positions": torch.tensor([0])}
-    mass = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    worker.on(Received(0, Message("push", 0, {**payload, "mass": mass})))
+    mass = {"weight": 1.0, "session": 0.0}
+    worker.on(Received(0, Message("push", 0, payload, mass)))
     assert worker.state.estimate.tolist() == [4.0, 4.0]
 
 
@@ -127,8 +127,8 @@ def test_compensation_follows_training() -> None:
     assert sends(worker.trains_to(4.0)) == [(2, "push", 0)]
     assert worker.state.error.tolist() == [0.0, 4.0]
     payload = {"values": torch.ones(1), "positions": torch.tensor([0])}
-    mass = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    effects = worker.on(Received(0, Message("push", 0, {**payload, "mass": mass})))
+    mass = {"weight": 1.0, "session": 0.0}
+    effects = worker.on(Received(0, Message("push", 0, payload, mass)))
     assert sends(effects) == [(2, "compensation", 1)]  # without training
     assert worker.state.error.tolist() == [0.0, 0.0]  # all has been offered
 

@@ -182,7 +182,7 @@ def test_who_has_data_says_so() -> None:
     told = next(effect.message for effect in effects if isinstance(effect, Send))
     assert PlatformForecast.from_message(told).inherited == (2,)
     schema = worker.algorithm.schema(torch.zeros(2))["forecast"]
-    assert schema.mismatch(told.payload) is None
+    assert schema.mismatch(told.payload, told.numbers) is None
 
 
 def test_of_two_who_have_the_same_data_one_gives_it_back() -> None:

@@ -8,7 +8,6 @@ import torch
 from tests.balanced_worker import INNER, Worker, sends
 from tests.effects import asked, only
 
-from edgegossip.algorithms.edge_gossip.forecasts import FIELD
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.protocol import Epochs, Message, Predict, Received, Send, Train
 
@@ -17,11 +16,9 @@ def gossiping(inner: Any = INNER, **settings: Any) -> Worker:  # noqa: ANN401
     return Worker(EdgeGossip(inner=inner, spread="gossip", block_share=1.0, **settings))
 
 
-def params_message(seconds: float | None = None, age: float = 0.0) -> Message:
-    payload = {"params": torch.ones(2)}
-    if seconds is not None:
-        payload[FIELD] = torch.tensor([seconds, age], dtype=torch.float64)
-    return Message("params", 0, payload)
+def params_message(seconds: float | None = None, age: int = 0) -> Message:
+    known = {} if seconds is None else {"fastest_seconds": seconds, "fastest_age": age}
+    return Message("params", 0, {"params": torch.ones(2)}, known)
 
 
 def test_gossip_sends_no_messages_of_its_own_and_waits_for_none() -> None:
@@ -39,8 +36,8 @@ def test_gossip_takes_the_fastest_from_what_it_hears() -> None:
     effects = worker.trains(train, 100.0)
     for effect in effects:
         assert isinstance(effect, Send)
-        assert effect.message.payload[FIELD].tolist() == [5.0, 0.0]
-    worker.on(Received(1, params_message(2.0, age=1.0)))
+        assert effect.message.numbers == {"fastest_seconds": 5.0, "fastest_age": 0}
+    worker.on(Received(1, params_message(2.0, age=1)))
     assert worker.on(Received(2, params_message())) == [Predict()]
     assert asked(only(Train, worker.expects(20.0))) == (Epochs(1.0), 0.4)
     assert worker.state.fastest.age == 2
@@ -62,7 +59,7 @@ def test_gossip_with_a_worker_without_data_stops_nobody() -> None:
     assert sends(effects) == [(1, "params"), (2, "params")]
     for effect in effects:
         assert isinstance(effect, Send)
-        assert FIELD not in effect.message.payload
+        assert not effect.message.numbers
 
 
 def test_gossip_lets_a_failed_platform_pass_on_untrained() -> None:

@@ -9,17 +9,23 @@ import pytest
 import torch
 
 from edgegossip.algorithms.edge_gossip.forecasts import (
-    FIELD,
     Fastest,
     PlatformForecast,
     detach,
     known_of,
 )
 from edgegossip.core.codec import num_bytes
-from edgegossip.core.metrics import payload_num_bytes
-from edgegossip.core.protocol import Message, Payload, Received
+from edgegossip.core.protocol import Message, Received, Send
 
-NOTHING: Payload = {}
+
+def said(fastest: Fastest, own_seconds: float) -> Message:
+    """A message of a worker that needs `own_seconds`."""
+    send = Send(1, Message("params", 0, {"params": torch.zeros(3)}, {"weight": 0.5}))
+    return fastest.ride_on(send, own_seconds).message
+
+
+def news(seconds: float, age: int) -> Message:
+    return Message("params", 0, {}, {"fastest_seconds": seconds, "fastest_age": age})
 
 
 class Crowd:
@@ -35,10 +41,10 @@ class Crowd:
     def epoch(self) -> None:
         for rank in self.online:
             self.known[rank].grow_older(self.max_age)
-        payloads = {j: self.known[j].attach(NOTHING, self.seconds[j]) for j in self.online}
+        messages = {j: said(self.known[j], self.seconds[j]) for j in self.online}
         for rank in self.online:
             receiver = self.draw.choice([j for j in self.online if j != rank])
-            self.known[receiver].hear(payloads[rank], self.max_age)
+            self.known[receiver].hear(messages[rank], self.max_age)
 
     def minima(self) -> set[float]:
         return {min(self.known[j].seconds, self.seconds[j]) for j in self.online}
@@ -86,42 +92,36 @@ def test_as_long_as_the_fastest_speaks_it_is_remembered() -> None:
         assert crowd.minima() == {1.0}
 
 
-def test_it_takes_16_bytes() -> None:
-    payload = {"params": torch.zeros(10)}
-    attached = Fastest().attach(payload, 3.0)
-    assert payload_num_bytes(attached) - payload_num_bytes(payload) == 16
+def test_it_takes_some_40_bytes() -> None:
+    plain, told = said(Fastest(), math.inf), said(Fastest(), 3.125)
+    assert num_bytes(told) - num_bytes(plain) == 40
 
 
-def test_a_payload_is_not_written_to_and_comes_back_as_it_was() -> None:
-    payload = {"params": torch.zeros(3)}
-    attached = Fastest(2.0, 1).attach(payload, 3.0)
-    assert set(payload) == {"params"}
-    assert attached[FIELD].tolist() == [2.0, 1.0]
-    event = detach(Received(1, Message("params", 0, attached)))
-    assert event.message.payload == payload
+def test_a_message_is_not_written_to_and_comes_back_as_it_was() -> None:
+    plain, told = said(Fastest(), math.inf), said(Fastest(2.0, 1), 3.0)
+    assert plain.numbers == {"weight": 0.5}
+    assert told.numbers == {"weight": 0.5, "fastest_seconds": 2.0, "fastest_age": 1}
+    assert detach(Received(1, told)).message.numbers == plain.numbers
 
 
 def test_a_worker_that_is_itself_the_fastest_says_so_at_age_0() -> None:
-    assert Fastest(3.0, 5).attach(NOTHING, 2.0)[FIELD].tolist() == [2.0, 0.0]
-
-
-def test_who_knows_nothing_says_nothing() -> None:
-    assert Fastest().attach(NOTHING, math.inf) == {}
+    told = said(Fastest(3.0, 5), 2.0)
+    assert (told.numbers["fastest_seconds"], told.numbers["fastest_age"]) == (2.0, 0)
 
 
 def test_of_equally_fast_news_the_fresher_counts() -> None:
     known = Fastest(2.0, 3)
-    known.hear({FIELD: torch.tensor([2.0, 5.0])}, max_age=8)
+    known.hear(news(2.0, 5), max_age=8)
     assert known.age == 3
-    known.hear({FIELD: torch.tensor([2.0, 1.0])}, max_age=8)
+    known.hear(news(2.0, 1), max_age=8)
     assert known == Fastest(2.0, 1)
 
 
 def test_slower_older_or_no_news_change_nothing() -> None:
     known = Fastest(2.0, 3)
-    known.hear({FIELD: torch.tensor([3.0, 0.0])}, max_age=8)
-    known.hear({FIELD: torch.tensor([1.0, 9.0])}, max_age=8)
-    known.hear({"params": torch.zeros(1)}, max_age=8)
+    known.hear(news(3.0, 0), max_age=8)
+    known.hear(news(1.0, 9), max_age=8)
+    known.hear(Message("params", 0), max_age=8)
     assert known == Fastest(2.0, 3)
 
 

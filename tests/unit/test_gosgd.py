@@ -42,11 +42,8 @@ def trained(value: float) -> Trained:
 
 
 def push(sender: int, value: float, weight: float, round: int = 0) -> Received:
-    payload = {
-        "params": torch.full((2,), value),
-        "weight": torch.tensor(weight, dtype=torch.float64),
-    }
-    return Received(sender, Message("push", round, payload))
+    payload = {"params": torch.full((2,), value)}
+    return Received(sender, Message("push", round, payload, {"weight": weight}))
 
 
 def pushes(algorithm: GoSGD, state: GoSGDState, count: int) -> list[Send]:
@@ -70,7 +67,7 @@ def test_push_halves_the_weight_and_sends_the_other_half_with_the_parameters() -
     send, train = ALWAYS.handle(state, trained(3.0), 0.0)
     assert isinstance(send, Send)
     assert isinstance(train, Train)
-    assert state.weight == float(send.message.payload["weight"]) == 0.125
+    assert state.weight == send.message.numbers["weight"] == 0.125
     assert send.message.payload["params"].tolist() == [3.0, 3.0]
     assert send.receiver in (1, 2, 3)
 
@@ -108,7 +105,7 @@ def test_sends_what_it_had_before_it_merges() -> None:
     send = ALWAYS.handle(state, trained(3.0), 0.0)[0]
     assert isinstance(send, Send)
     assert send.message.payload["params"].tolist() == [3.0, 3.0]
-    assert float(send.message.payload["weight"]) == 0.125
+    assert send.message.numbers["weight"] == 0.125
 
 
 def test_finishes_after_its_rounds_and_merges_at_once_what_still_arrives() -> None:
@@ -176,7 +173,7 @@ def test_two_workers_without_weight_leave_each_other_as_they_are() -> None:
     ALWAYS.handle(state, push(2, value=9.0, weight=0.0), 0.0)
     send = ALWAYS.handle(state, trained(3.0), 0.0)[0]
     assert isinstance(send, Send)
-    assert float(send.message.payload["weight"]) == 0.0
+    assert send.message.numbers["weight"] == 0.0
     assert state.params.tolist() == [3.0, 3.0]
 
 

@@ -198,14 +198,13 @@ def test_what_training_raises_ends_the_host() -> None:
 
 
 def test_an_algorithm_without_a_schema_is_told_so() -> None:
-    class Silent:
+    class Silent(Algorithm[Any]):
         init = EPOCHS.init
         role = EPOCHS.role
         handle = EPOCHS.handle
 
-    silent: Any = Silent()
     with pytest.raises(LocalProtocolError, match="`schema`"):
-        make_host(silent, 0, MemoryNetwork())
+        make_host(Silent(), 0, MemoryNetwork())
 
 
 def test_what_never_arrives_is_missed(caplog: pytest.LogCaptureFixture) -> None:
@@ -247,8 +246,7 @@ def test_what_the_algorithm_holds_counts_too() -> None:
     gosgd = GoSGD(topology=complete(NUM_WORKERS), num_rounds=30)
     network = MemoryNetwork()
     host = make_host(gosgd, 0, network, settings=replace(SETTINGS, max_waiting_bytes=100_000))
-    weight = torch.tensor(0.1, dtype=torch.float64)
-    push = Message("push", 0, {"params": torch.zeros(NUM_PARAMS), "weight": weight})
+    push = Message("push", 0, {"params": torch.zeros(NUM_PARAMS)}, {"weight": 0.1})
     host.peers[1].turn_to(7)
     host.peers.has_begun = True
     for number in range(1, 1001):

@@ -45,7 +45,7 @@ def test_trains_from_the_estimate_and_keeps_half_of_numerator_and_weight() -> No
     send = only(Send, worker.trains_to(5.0))
     assert send.receiver == 2
     assert send.message.payload["params"].tolist() == [10.0, 10.0]
-    assert send.message.payload["mass"].tolist() == [2.0, 0.0]
+    assert send.message.numbers == {"weight": 2.0, "session": 0.0}
     assert worker.state.params.tolist() == [5.0, 5.0]
     assert worker.state.weight == 1.0
 
@@ -246,7 +246,7 @@ def test_one_to_which_nobody_sends_any_more_keeps_its_estimate() -> None:
     for _ in range(400):
         [push, *_] = worker.trains_to(4.0)
         assert isinstance(push, Send)
-        given += float(push.message.payload["mass"][0]) / 2
+        given += push.message.numbers["weight"] / 2
     assert worker.state.round == 400
     assert worker.value == pytest.approx(4.0)
     # What was made on the way weighs next to nothing.

@@ -60,19 +60,22 @@ def test_spares_and_forecasts_have_their_kinds() -> None:
     algorithm = EdgeGossip(inner=inner, on_failure="reassign", spares=(4,))
     schema = algorithm.schema(PARAMS)
     assert schema.keys() == {"params", "catch-up", "forecast", "spare-joined"}
-    negative = {"forecast": torch.tensor([-1.0, 2.0], dtype=torch.float64)}
-    assert schema["forecast"].mismatch(negative) is None
-    assert schema["forecast"].bad_values(negative) is not None
+    negative = {"throughput": -1.0, "epoch_cost": 2.0}
+    assert schema["forecast"].mismatch({}, negative) is None
+    assert schema["forecast"].bad_values({}, negative) is not None
 
 
 def test_forecasts_may_ride_on_the_messages_of_the_inner_algorithm() -> None:
     algorithm = ALL["gosgd-balanced-gossip"]
     push = algorithm.schema(PARAMS)["push"]
-    weight = torch.tensor(0.5, dtype=torch.float64)
-    forecast = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    assert push.mismatch({"params": PARAMS, "weight": weight}) is None
-    assert push.mismatch({"params": PARAMS, "weight": weight, "forecast": forecast}) is None
-    assert push.mismatch({"params": PARAMS, "forecast": forecast}) is not None
+    weight, forecast = {"weight": 0.5}, {"fastest_seconds": 0.5, "fastest_age": 1}
+    assert push.mismatch({"params": PARAMS}, weight) is None
+    assert push.mismatch({"params": PARAMS}, {**weight, **forecast}) is None
+    assert push.mismatch({"params": PARAMS}, forecast) == "number 'weight' is missing"
+    assert push.mismatch({"params": PARAMS}, {**weight, "x": 1}) is not None
+    assert push.bad_values({"params": PARAMS}, {**weight, **forecast}) is None
+    for bad in ({"weight": 1.5}, {"weight": math.nan}, {**weight, "fastest_age": 0.5}):
+        assert push.bad_values({"params": PARAMS}, bad) is not None
 
 
 @pytest.mark.parametrize("num_params", [7, 10, 2])

@@ -27,7 +27,7 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 from edgegossip.core.randomness import uniform
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.core.schema import MessageSpec
 from edgegossip.core.topology import Topology
 
 
@@ -106,10 +106,11 @@ class GoSGD(Algorithm[GoSGDState]):
         return Traits(topology=self.topology, num_rounds=rounds, local_steps=steps)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Parameters and their weight, which is never negative."""
-        weight = TensorSpec(torch.float64, (), minimum=0)
-        push = {"params": TensorSpec.like(params), "weight": weight}
-        return {"push": MessageSpec(push, max_ahead=self.num_rounds)}
+        """Parameters and their weight, which is never more than that of all workers."""
+        ahead = self.num_rounds
+        return {
+            "push": MessageSpec({"params": params}, numbers={"weight": (0, 1)}, max_ahead=ahead)
+        }
 
     def handle(self, state: GoSGDState, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -143,9 +144,8 @@ class GoSGD(Algorithm[GoSGDState]):
         choice = uniform(self.seed, state.rank, "receiver", state.round)
         receiver = receivers[int(choice * len(receivers))]
         state.weight /= 2
-        weight = torch.tensor(state.weight, dtype=torch.float64)
-        payload = {"params": state.params, "weight": weight}
-        return [Send(receiver, Message("push", state.round, payload))]
+        push = Message("push", state.round, {"params": state.params}, {"weight": state.weight})
+        return [Send(receiver, push)]
 
     def _go_on(self, state: GoSGDState) -> list[Effect]:
         self._drain(state)
@@ -157,7 +157,7 @@ class GoSGD(Algorithm[GoSGDState]):
     def _drain(self, state: GoSGDState) -> None:
         # Rank order, not arrival order: float sums come out bit-identical everywhere.
         for _, message in sorted(state.queue, key=lambda item: (item[0], item[1].round)):
-            weight = float(message.payload["weight"])
+            weight = message.numbers["weight"]
             total = state.weight + weight
             if total > 0:
                 # x_m + share * (x_s - x_m), the same convex combination in one pass.

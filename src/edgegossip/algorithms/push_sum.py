@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from edgegossip.algorithms.mass import Inlet, Mass, Outlet, Unacknowledged, later
@@ -162,20 +161,21 @@ class PushSum(LocalSteps[P], Generic[P]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Offers, whole estimates for those who come back, and acknowledgments."""
         # Each is sent with a weight and the session.
-        weight = {"mass": TensorSpec(torch.float64, (2,), minimum=0, maximum=_LARGEST)}
-        session = {"session": TensorSpec(torch.float64, (), minimum=0, maximum=_LARGEST)}
+        session = {"session": (0.0, _LARGEST)}
+        mass = {"weight": (0.0, _LARGEST), **session}
         ahead = self.num_exchanges
         own = {
             kind: MessageSpec(
-                {**self.payload_schema(kind, params.numel()), **weight}, max_ahead=ahead
+                self.payload_schema(kind, params.numel()), numbers=mass, max_ahead=ahead
             )
             for kind in self.kinds
         }
-        whole = {"params": TensorSpec.like(params), **weight}
         return {
             **own,
-            "catch-up": MessageSpec(whole, max_ahead=ahead),
-            "acknowledged": MessageSpec(session, max_ahead=ahead + self.topology.period),
+            "catch-up": MessageSpec({"params": params}, numbers=mass, max_ahead=ahead),
+            "acknowledged": MessageSpec(
+                numbers=session, max_ahead=ahead + self.topology.period
+            ),
         }
 
     # Events.
@@ -196,7 +196,7 @@ class PushSum(LocalSteps[P], Generic[P]):
                 state.params, state.weight = HARDLY_ANY * state.params, HARDLY_ANY
                 state.first_session = -math.inf
             case Received(message=Message(kind="acknowledged")):
-                session = float(event.message.payload["session"])
+                session = event.message.numbers["session"]
                 self._outlet(state, event.sender).acknowledge(session, event.message.round)
                 return self._set_timer(state)
             case Received():
@@ -234,8 +234,8 @@ class PushSum(LocalSteps[P], Generic[P]):
             part = weight * self.share(state.rank, state.round, offer.kind, numel)
             for j in offer.receivers:
                 link = self._outlet(state, j)
-                payload = {**offer.payload, "mass": _pair(weight, link.session)}
-                message = Message(offer.kind, state.round, payload)
+                numbers = {"weight": weight, "session": link.session}
+                message = Message(offer.kind, state.round, offer.payload, numbers)
                 mass = Mass(state.rank, -1, offer.vector, offer.share, part)
                 given.append(mass)
                 effects += self._dispatch(state, j, state.round, message, mass, now)
@@ -255,8 +255,8 @@ class PushSum(LocalSteps[P], Generic[P]):
             state.last_session = later(now, state.last_session)
             state.outlets[j] = Outlet(state.last_session)
             estimate = state.estimate
-            payload = {"params": estimate, "mass": _pair(part, state.last_session)}
-            message = Message("catch-up", next_sent, payload)
+            numbers = {"weight": part, "session": state.last_session}
+            message = Message("catch-up", next_sent, {"params": estimate}, numbers)
             mass = Mass(state.rank, -1, estimate, part, part)
             self.meet(state, j, estimate, is_sender=False)
             effects += self._dispatch(state, j, -1, message, mass, now)
@@ -306,7 +306,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         def next_round(first: int) -> int:
             return self._next_round(sender, state.rank, first)
 
-        session = float(message.payload["mass"][1])
+        session = message.numbers["session"]
         link = self._inlet(state, sender)
         take_in = link.open if message.kind == "catch-up" else link.accept
         released = take_in(session, message, next_round)
@@ -314,14 +314,15 @@ class PushSum(LocalSteps[P], Generic[P]):
             state.arrived.append(self._unpack(state, sender, each))
         effects: list[Effect] = []
         if self.resend_after is not None and session == link.session:
-            payload = {"session": torch.tensor(session, dtype=torch.float64)}
-            effects.append(Send(sender, Message("acknowledged", link.next_round, payload)))
+            number = {"session": session}
+            told = Message("acknowledged", link.next_round, numbers=number)
+            effects.append(Send(sender, told))
         for each in released:
             effects += super().handle(state, Received(sender, each), now)
         return effects
 
     def _unpack(self, state: P, sender: Rank, message: Message) -> Mass:
-        weight = float(message.payload["mass"][0])
+        weight = message.numbers["weight"]
         if message.kind == "catch-up":
             estimate = message.payload["params"]
             self.meet(state, sender, estimate, is_sender=True)
@@ -373,8 +374,3 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     def _outlet(self, state: P, receiver: Rank) -> Outlet:
         return state.outlets.setdefault(receiver, Outlet())
-
-
-def _pair(weight: float, session: Seconds) -> Tensor:
-    # One tensor, because each costs some 60 bytes of header.
-    return torch.tensor([weight, session], dtype=torch.float64)

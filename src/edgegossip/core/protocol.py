@@ -32,11 +32,13 @@ class Message:
         kind: What the message is for, in the algorithm's own words ("params", "commit").
         round: The sender's round when it was sent, or whatever the algorithm counts.
         payload: Named tensors; may be empty.
+        numbers: Named numbers, `int` or `float`; may be empty.
     """
 
     kind: str
     round: int
     payload: Payload = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

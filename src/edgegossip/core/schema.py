@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
+
+Limits: TypeAlias = range | tuple[float, float]
+"""What a number may be: one of a range, or anything from the first to the second."""
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,50 +99,85 @@ class TensorSpec:
 class MessageSpec:
     """What messages of one kind may be.
 
-    Attributes:
-        tensors: What the payload has, by name.
+    Args:
+        tensors: What the payload has, by name; a tensor stands for one like it.
         optional: What it may have besides.
+        numbers: What numbers there are, by name: a `range` of whole numbers, or the least and
+            the largest of any. They are always finite.
+        optional_numbers: What numbers there may be besides.
         max_ahead: By how many rounds the message may be ahead of its receiver; None for any
             number. Rounds are never negative.
 
-    >>> spec = MessageSpec({"x": TensorSpec(torch.float32, (2,))})
-    >>> spec.mismatch({"x": torch.zeros(3)})
+    >>> spec = MessageSpec({"x": torch.zeros(2)}, numbers={"weight": (0, 1)})
+    >>> spec.mismatch({"x": torch.zeros(3)}, {"weight": 0.5})
     "tensor 'x' is torch.float32 [3] instead of torch.float32 [2]"
+    >>> spec.bad_values({"x": torch.zeros(2)}, {"weight": 1.5})
+    "number 'weight' is 1.5, not within (0, 1)"
     """
 
-    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+    tensors: Mapping[str, TensorSpec | Tensor] = field(default_factory=dict)
     optional: Mapping[str, TensorSpec] = field(default_factory=dict)
+    numbers: Mapping[str, Limits] = field(default_factory=dict)
+    optional_numbers: Mapping[str, Limits] = field(default_factory=dict)
     max_ahead: int | None = None
+
+    def __post_init__(self) -> None:
+        like = {
+            name: TensorSpec.like(each) if isinstance(each, Tensor) else each
+            for name, each in self.tensors.items()
+        }
+        object.__setattr__(self, "tensors", like)
 
     @property
     def max_num_bytes(self) -> int:
         """What the tensors of the largest such message take."""
-        specs = [*self.tensors.values(), *self.optional.values()]
-        return sum(spec.max_num_bytes for spec in specs)
+        return sum(spec.max_num_bytes for spec in self._specs.values())
 
-    def mismatch(self, payload: Mapping[str, Tensor]) -> str | None:
-        """What is wrong with the names, dtypes or shapes of `payload`; None if nothing is."""
-        if missing := self.tensors.keys() - payload.keys():
-            return f"tensor {min(missing)!r} is missing"
+    def mismatch(
+        self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
+    ) -> str | None:
+        """What is wrong with the names, dtypes or shapes of a message; None if nothing is."""
+        for what, given, needed, known in (
+            ("tensor", payload, self.tensors, self._specs),
+            ("number", numbers, self.numbers, self._limits),
+        ):
+            if missing := needed.keys() - given.keys():
+                return f"{what} {min(missing)!r} is missing"
+            if unknown := given.keys() - known.keys():
+                return f"nothing is known of a {what} {min(unknown)[:40]!r}"
         for name, tensor in payload.items():
-            spec = self._spec(name)
-            if spec is None:
-                return f"nothing is known of a tensor {name[:40]!r}"
+            spec = self._specs[name]
             if not spec.fits(tensor):
                 return f"tensor {name!r} is {TensorSpec.like(tensor)} instead of {spec}"
         return None
 
-    def bad_values(self, payload: Mapping[str, Tensor]) -> str | None:
-        """Which tensor of a `payload` without mismatch has values that it must not; or None."""
+    def bad_values(
+        self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
+    ) -> str | None:
+        """Which value of a message without mismatch must not be; None if all may."""
         for name, tensor in payload.items():
-            spec = self._spec(name)
-            if spec is not None and not spec.allows(tensor):
+            spec = self._specs[name]
+            if not spec.allows(tensor):
                 limits = f"[{spec.minimum:g}, {spec.maximum:g}]"
                 return f"tensor {name!r} has values that are not finite or not in {limits}"
+        for name, number in numbers.items():
+            if not _is_within(number, self._limits[name]):
+                return f"number {name!r} is {number!r}, not within {self._limits[name]}"
         return None
 
-    def _spec(self, name: str) -> TensorSpec | None:
-        return self.tensors.get(name) or self.optional.get(name)
+    @property
+    def _specs(self) -> Mapping[str, TensorSpec]:
+        return {**self.tensors, **self.optional}  # type: ignore[dict-item]  # see __post_init__
+
+    @property
+    def _limits(self) -> Mapping[str, Limits]:
+        return {**self.numbers, **self.optional_numbers}
+
+
+def _is_within(number: float, limits: Limits) -> bool:
+    if isinstance(limits, range):
+        return isinstance(number, int) and number in limits
+    return math.isfinite(number) and limits[0] <= number <= limits[1]
 
 
 def lacks(algorithm: object, method: str) -> LocalProtocolError:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Layout, Payload, Rank, Seconds, Train, Trained
+from edgegossip.core.protocol import Epochs, Layout, Payload, Rank, Seconds, Train, Trained
 
 
 class Trainer(Protocol):
@@ -25,7 +26,7 @@ class Trainer(Protocol):
     @property
     def epoch_cost(self) -> float:
         """What a pass over all of them costs, in samples' worth; known before `set_up`."""
-        return float(self.num_samples)
+        return self.cost(Train(torch.empty(0), Epochs()))
 
     @property
     def layout(self) -> Layout | None:

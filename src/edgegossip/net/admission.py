@@ -112,9 +112,9 @@ class Admission:
         if message.round < 0 or (spec.max_ahead is not None and ahead > spec.max_ahead):
             rounds = f"{kind} of round {message.round} while we are in round {own_round}"
             raise _AdmissionError("of an impossible round", rounds)
-        if mismatch := spec.mismatch(message.payload):
+        if mismatch := spec.mismatch(message.payload, message.numbers):
             raise _AdmissionError("of another form", f"{kind}: {mismatch}")
-        if bad_values := spec.bad_values(message.payload):
+        if bad_values := spec.bad_values(message.payload, message.numbers):
             raise _AdmissionError("with bad values", f"{kind}: {bad_values}")
 
 

@@ -56,14 +56,11 @@ class Status:
     received: tuple[int, ...]
 
     def message(self) -> Message:
-        """As a message; see `parse`."""
-        dtypes = {float: torch.float64, bool: torch.bool}
-        payload = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            dtype = dtypes.get(type(value), torch.int64)
-            payload[each.name] = torch.tensor(value, dtype=dtype)
-        return Message(STATUS, 0, payload)
+        """Say it in a message; see `parse`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        lists = {name: torch.tensor(values.pop(name)) for name in ("sent", "received")}
+        whole = {name: int(values[name]) for name in values if name != "elapsed"}
+        return Message(STATUS, 0, lists, {**whole, "elapsed": float(self.elapsed)})
 
     @classmethod
     def parse(cls, message: Message) -> Status:
@@ -74,28 +71,27 @@ class Status:
         >>> Status.parse(status.message()) == status
         True
         """
-        values: dict[str, Any] = {name: x.tolist() for name, x in message.payload.items()}
+        values: dict[str, Any] = {**message.numbers}
         values["phase"] = Phase(values["phase"])
-        values["sent"], values["received"] = tuple(values["sent"]), tuple(values["received"])
+        values["is_resumed"] = bool(values["is_resumed"])
+        values |= {name: tuple(x.tolist()) for name, x in message.payload.items()}
         return cls(**values)
 
 
 def spec(num_workers: int) -> MessageSpec:
     """What the message of a status may be."""
-    phase = TensorSpec(torch.int64, (), minimum=min(Phase), maximum=max(Phase))
-    number = TensorSpec(torch.int64, (), minimum=0)
+    counts = TensorSpec(torch.int64, (num_workers,), minimum=0)
     return MessageSpec(
-        {
-            "phase": phase,
-            "life": TensorSpec(torch.int64, (), minimum=1),
-            "begun_with": number,
-            "elapsed": TensorSpec(torch.float64, (), minimum=0.0, maximum=MAX_ELAPSED),
-            "is_resumed": TensorSpec(torch.bool, ()),
-            "oldest": number,
-            "kept": number,
-            "sent": TensorSpec(torch.int64, (num_workers,), minimum=0),
-            "received": TensorSpec(torch.int64, (num_workers,), minimum=0),
-        }
+        {"sent": counts, "received": counts},
+        numbers={
+            "phase": range(min(Phase), max(Phase) + 1),
+            "life": range(1, 2**63),
+            "begun_with": range(2**63),
+            "elapsed": (0.0, MAX_ELAPSED),
+            "is_resumed": range(2),
+            "oldest": range(2**63),
+            "kept": range(2**63),
+        },
     )
 
 

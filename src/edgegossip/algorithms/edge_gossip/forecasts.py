@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgegossip.core.protocol import Message, Payload, Rank, Received, Seconds, Send
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.core.protocol import Message, Rank, Received, Seconds, Send
+from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 
-FIELD = "forecast"
-"""Name of the tensor that a forecast adds to a payload."""
+_SECONDS, _AGE = "fastest_seconds", "fastest_age"
+"""Names of the numbers that ride on the inner algorithm's messages."""
+_OLDEST = 2**31
 _INHERITED = "inherited"
 
 
@@ -33,17 +34,16 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """As it travels: [throughput, epoch_cost], and whose data it has besides its own."""
-        values = torch.tensor([self.throughput, self.epoch_cost], dtype=torch.float64)
-        more = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
-        return Message("forecast", self.round, {FIELD: values, **more})
+        """Say it in a message: both numbers, and whose data it has besides its own."""
+        inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
+        numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
+        return Message("forecast", self.round, inherited, numbers)
 
     @staticmethod
     def from_message(message: Message) -> PlatformForecast:
         """What `message` says."""
-        throughput, epoch_cost = message.payload[FIELD].tolist()
         ranks = message.payload.get(_INHERITED, torch.empty(0)).tolist()
-        return PlatformForecast(message.round, throughput, epoch_cost, tuple(ranks))
+        return PlatformForecast(message.round, **message.numbers, inherited=tuple(ranks))
 
 
 @dataclass(slots=True)
@@ -69,49 +69,47 @@ class Fastest:
         if self.age > max_age:
             self.seconds, self.age = math.inf, 0
 
-    def hear(self, payload: Payload, max_age: int) -> None:
+    def hear(self, message: Message, max_age: int) -> None:
         """Take over what came with a message, if it is faster, or as fast and fresher."""
-        if FIELD in payload:
-            seconds, age = payload[FIELD].tolist()
-            if age <= max_age and (seconds, age) < (self.seconds, self.age):
-                self.seconds, self.age = seconds, int(age)
-
-    def attach(self, payload: Payload, own_seconds: Seconds) -> Payload:
-        """`payload` with the fastest known, the sender included; as it is if none is known."""
-        known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
-        if known[0] == math.inf:
-            return payload
-        return {**payload, FIELD: torch.tensor(known, dtype=torch.float64)}
+        heard = (message.numbers.get(_SECONDS, math.inf), int(message.numbers.get(_AGE, 0)))
+        if heard[1] <= max_age and heard < (self.seconds, self.age):
+            self.seconds, self.age = heard
 
     def ride_on(self, send: Send, own_seconds: Seconds) -> Send:
-        """`send` with what `attach` adds to its payload."""
-        payload = self.attach(send.message.payload, own_seconds)
-        return replace(send, message=replace(send.message, payload=payload))
+        """Let `send` tell the fastest known, the sender included, if any is known."""
+        known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
+        if known[0] == math.inf:
+            return send
+        numbers = {**send.message.numbers, _SECONDS: known[0], _AGE: known[1]}
+        return replace(send, message=replace(send.message, numbers=numbers))
 
 
 def detach(event: Received) -> Received:
-    """`event` with the message as the inner algorithm sent it."""
-    payload = {name: x for name, x in event.message.payload.items() if name != FIELD}
-    return replace(event, message=replace(event.message, payload=payload))
+    """Give the message as the inner algorithm sent it."""
+    known = event.message.numbers.items()
+    numbers = {name: number for name, number in known if name not in (_SECONDS, _AGE)}
+    return replace(event, message=replace(event.message, numbers=numbers))
 
 
 def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
-    """Of the messages that travel beside the inner algorithm's (`spread = "exact"`)."""
+    """Describe the messages that travel beside the inner algorithm's (`spread = "exact"`)."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
-    forecast = MessageSpec({FIELD: _TWO_NUMBERS}, {_INHERITED: ranks}, max_ahead=max_ahead)
+    positive = (0, math.inf)
+    forecast = MessageSpec(
+        optional={_INHERITED: ranks},
+        numbers={"throughput": positive, "epoch_cost": positive},
+        max_ahead=max_ahead,
+    )
     return {"forecast": forecast, "spare-joined": MessageSpec(max_ahead=0)}
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
-    """Of the inner algorithm's messages, which may carry more (`spread = "gossip"`)."""
-    more = {FIELD: _TWO_NUMBERS}
+    """Let the inner algorithm's messages tell the fastest as well (`spread = "gossip"`)."""
+    more: dict[str, Limits] = {_SECONDS: (0, math.inf), _AGE: range(_OLDEST)}
     return {
-        kind: replace(spec, optional={**spec.optional, **more}) for kind, spec in schema.items()
+        kind: replace(spec, optional_numbers={**spec.optional_numbers, **more})
+        for kind, spec in schema.items()
     }
-
-
-_TWO_NUMBERS = TensorSpec(torch.float64, (2,), minimum=0)
-# [throughput, epoch_cost] of a platform, or [seconds, age] of the fastest.
 
 
 def known_of(

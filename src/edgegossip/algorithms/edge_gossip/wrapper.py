@@ -71,7 +71,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     :math:`\min_j T_j` is learnt in one of two ways. `exact`: every worker tells every other its
     forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with the
-    inner algorithm's own messages, which grow by 16 bytes (`Fastest`); failures then go
+    inner algorithm's own messages, which grow by some 40 bytes (`Fastest`); failures then go
     unnoticed by the balancer. A forecast that is late or lost blocks nobody: after `timeout`
     the last one known has to do.
 
@@ -189,7 +189,7 @@ class EdgeGossip(Algorithm[BalancedState]):
             case Received(message=Message(kind="spare-joined")):
                 return self._pass_on(state, WorkerJoined(event.sender, has_restarted=True), now)
             case Received():
-                state.fastest.hear(event.message.payload, self._max_age)
+                state.fastest.hear(event.message, self._max_age)
                 return self._pass_on(state, detach(event), now)
             case TimerFired("forecast"):
                 return self._begin(state, now)
