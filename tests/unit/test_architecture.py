@@ -34,7 +34,7 @@ ARROWS = {
     "cli": ("core", "deploy", "experiments", "learning", "machine", "net", "recipes", "report"),
 }
 PURE = {"core", "algorithms"}
-MOST_CODE_LINES = 312
+MOST_CODE_LINES = 300
 IMPURE = {"time", "asyncio", "socket", "random", "threading", "logging"}
 PICKLE = re.compile(
     r"import (cloud)?pickle|from pickle|allow_pickle=True"

@@ -15,6 +15,7 @@ from tests.parity import SETTINGS, run_all
 from tests.worlds import NUM_PARAMS
 
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Message, Rank, Received, Train, WorkerLost
 from edgegossip.core.topology import complete

@@ -43,3 +43,6 @@ class Unobserved:
         """Nothing is kept."""
 
     trained = sent = received = lost = changed = ignore
+
+
+UNOBSERVED = Unobserved()

@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from edgegossip.core.protocol import Seconds
+from edgegossip.net.host_settings import Chore
+
+
+class Chores:
+    """What is to be done from time to time, whatever happens; due at once.
+
+    >>> chores = Chores([lambda now: now + 5.0])
+    >>> chores.do_due(2.0)
+    >>> chores.next_at
+    7.0
+    """
+
+    def __init__(self, chores: Iterable[Chore]) -> None:
+        self._due = [(0.0, chore) for chore in chores]
+
+    @property
+    def next_at(self) -> Seconds:
+        """When the first is due; infinity for never."""
+        return min((at for at, _ in self._due), default=math.inf)
+
+    def do_due(self, now: Seconds) -> None:
+        """Do all that is due."""
+        self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
 
 
 class Alarms:

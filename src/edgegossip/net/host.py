@@ -14,7 +14,7 @@ from torch import Tensor
 from edgegossip.core import codec
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.metrics import staleness
-from edgegossip.core.observer import Observer
+from edgegossip.core.observer import UNOBSERVED, Observer
 from edgegossip.core.protocol import (
     Assign,
     Evaluate,
@@ -33,7 +33,7 @@ from edgegossip.core.protocol import (
     Trained,
 )
 from edgegossip.core.trainer import Trainer
-from edgegossip.net.alarms import Alarms
+from edgegossip.net.alarms import Alarms, Chores
 from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
@@ -87,7 +87,7 @@ class Host(Generic[State]):
         settings: HostSettings,
         forecaster: Forecaster | None = None,
         evaluate: Judge | None = None,
-        observer: Observer | None = None,
+        observer: Observer = UNOBSERVED,
         chores: tuple[Chore, ...] = (),
         save: Callable[[dict[str, Any]], bool] | None = None,
         checkpoint: Mapping[str, Any] | None = None,
@@ -113,8 +113,7 @@ class Host(Generic[State]):
         self._patience = Patience()
         self._changed_at: Seconds = math.inf
         self._should_stop = self._has_finished = False
-        self._chores = chores
-        self._due = [0.0 for _ in chores]
+        self._chores = Chores(chores)
         self._checkpoint_at: Seconds = math.inf if save is None else 0.0
         # Events that came before the run began, or that a checkpoint holds.
         self._pending: list[Event] = []
@@ -192,7 +191,7 @@ class Host(Generic[State]):
             self._work.ask_again()
         else:
             if has_rejoined:
-                self._report_change("recovered")
+                self._observer.changed(self.now, self.rank, "recovered")
             has_data = self._algorithm.role(self.rank).has_data
             events.append(self._work.started(has_rejoined, has_data))
         events += self._pending
@@ -220,7 +219,9 @@ class Host(Generic[State]):
             else:
                 self._handle(event)
         elif isinstance(item, Left):
-            self._report_sent(item)
+            receiver, message, began = item.receiver, item.message, item.handed_over
+            sent = (message, codec.num_bytes(message), (began, self.now))
+            self._observer.sent(began, self.rank, receiver, *sent)
         elif item is not None:
             self._handle(item)
         if self.peers.has_begun:
@@ -230,9 +231,7 @@ class Host(Generic[State]):
         """Do what is due."""
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
-        for index, chore in enumerate(self._chores):
-            if self.now >= self._due[index]:
-                self._due[index] = chore(self.now)
+        self._chores.do_due(self.now)
         if self.now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
         if not self._should_stop:  # a checkpoint must not take who stopped before for lost
@@ -246,7 +245,7 @@ class Host(Generic[State]):
             self.post.tell_all()
 
     def _wake_at(self) -> Seconds:
-        at = min([self._alarms.next_at, self._settings.max_seconds, *self._due])
+        at = min([self._alarms.next_at, self._settings.max_seconds, self._chores.next_at])
         if not self._should_stop:
             at = min(at, self._patience.look_at, self.peers.lose_at - self._zero)
         if not self._work.is_busy:
@@ -278,16 +277,13 @@ class Host(Generic[State]):
             self._pending.append(event)
             return
         self._changed_at, round_before = self.now, self.state.round
-        if isinstance(event, Received) and self._observer is not None:
+        if isinstance(event, Received):
             age = staleness(self.state.round, event.message.round)
             self._observer.received(self.now, self.rank, event.sender, age)
-        traits = self._algorithm.traits
         for effect in self._algorithm.handle(self.state, event, self.now):
             match effect:
                 case Train():
-                    limit = self._settings.max_seconds
-                    progress = traits.progress(self.state.round, self.now, limit)
-                    self._work.train(effect, self.now, progress)
+                    self._work.train(effect, self.now, self._progress)
                 case Send():
                     self._send(effect.receiver, effect.message)
                 case SetTimer(name, at):
@@ -302,10 +298,14 @@ class Host(Generic[State]):
 
     # Effects, and what comes of them.
 
+    @property
+    def _progress(self) -> float:
+        limit = self._settings.max_seconds
+        return self._algorithm.traits.progress(self.state.round, self.now, limit)
+
     def _trained(self, event: Trained) -> None:
         self._patience.worked(event.seconds)
-        if self._observer is not None:
-            self._observer.trained(self.now, self.rank, self.now - event.seconds, event)
+        self._observer.trained(self.now, self.rank, self.now - event.seconds, event)
         self._pending.append(event)
         if self.now >= self._checkpoint_at:
             self._keep()
@@ -315,28 +315,15 @@ class Host(Generic[State]):
 
     def _send(self, receiver: Rank, message: Message) -> None:
         left = Left(receiver, message, self.now)
-        report = None if self._observer is None else lambda: self._items.put(left)
-        is_sent = self.post.send(receiver, message, report)
-        if not is_sent and self._observer is not None:
+        report = None if self._observer is UNOBSERVED else lambda: self._items.put(left)
+        if not self.post.send(receiver, message, report):
             self._observer.lost(self.now, receiver, self.rank, message, "unreachable")
-
-    def _report_sent(self, left: Left) -> None:
-        assert self._observer is not None
-        uplink = (left.handed_over, self.now)
-        num_bytes = codec.num_bytes(left.message)
-        self._observer.sent(
-            left.handed_over, self.rank, left.receiver, left.message, num_bytes, uplink
-        )
 
     def _finish(self) -> None:
         if not self._has_finished:
             self._has_finished, self.post.phase = True, Phase.FINISHED
-            self._report_change("finished")
+            self._observer.changed(self.now, self.rank, "finished")
             self.post.tell_all()
-
-    def _report_change(self, what: str) -> None:
-        if self._observer is not None:
-            self._observer.changed(self.now, self.rank, what)
 
     # Waiting for others.
 
@@ -358,9 +345,7 @@ class Host(Generic[State]):
         patience.look_again(now)
         self.post.tell_all(again=True)
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
-        spoke_at = self.post.spoke_at
-        silent = [r for r, at in heard_at.items() if patience.is_over(at, spoke_at[r], now)]
-        for rank in silent:
+        for rank in patience.silent(heard_at, self.post.spoke_at, now):
             _LOG.warning(
                 "nothing from worker %d for %.1f s: going on", rank, now - heard_at[rank]
             )
@@ -388,11 +373,10 @@ class Host(Generic[State]):
         self.post.tell_all(again=True)
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
-        self.state = checkpoint["state"]
+        self.state, self._has_finished = checkpoint["state"], checkpoint["has_finished"]
         self._work.load_state_dict(checkpoint["work"])
         self._pending = list(checkpoint["pending"])
         self._alarms.load_state_dict(checkpoint["alarms"])
-        self._has_finished = checkpoint["has_finished"]
         self._kept_at = checkpoint["now"]
         self._zero = self._settings.clock() - self._kept_at
         self.peers.load_state_dict(checkpoint["peers"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Rank, Seconds
 
 _MEMORY = 10
 
@@ -80,6 +81,12 @@ class Patience:
     def look_again(self, now: Seconds) -> None:
         """Put `look_at` off."""
         self.look_at = now + self.slack / 10
+
+    def silent(
+        self, heard_at: Mapping[Rank, Seconds], spoke_at: Mapping[Rank, Seconds], now: Seconds
+    ) -> list[Rank]:
+        """List those who are to be given up; see `is_over`."""
+        return [r for r, at in heard_at.items() if self.is_over(at, spoke_at[r], now)]
 
     def is_over(self, heard_at: Seconds, spoke_at: Seconds, now: Seconds) -> bool:
         """One that sent its last message at `heard_at` is to be given up.
