@@ -99,6 +99,14 @@ def test_slow_senders_at_once_do_not_wait_for_each_other() -> None:
     assert arrivals(result) == [(1.25, rank) for rank in range(1, 5)]
 
 
+def test_what_a_slow_sender_leaves_of_the_downlink_goes_to_the_next() -> None:
+    links = Links(
+        default=LINKS.default, overrides={(1, 0): Link(latency=LATENCY, bandwidth=SIZE / 4)}
+    )
+    result = into_0({1: SEND, 2: SEND}, downlink=1.25, links=links)
+    assert arrivals(result) == [(1.25, 2), (4.25, 1)]
+
+
 def test_a_downlink_that_is_free_again_takes_a_message_at_once() -> None:
     result = into_0({1: [Send(0, message())] * 2}, uplink=0.25)
     assert arrivals(result) == [(4.25, 1), (8.25, 1)]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgegossip.core.protocol import Message, Rank, Seconds, Trained
 from edgegossip.core.trainer import TrainingResult
+from edgegossip.sim.downlink import Downlink
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.pool import Pending
 
@@ -104,7 +105,7 @@ class WorkerRecord:
     has_finished: bool = False
     training: Training | None = None
     uplink_free: Seconds = 0.0
-    downlink_free: Seconds = 0.0
+    downlink: Downlink = field(default_factory=Downlink)
     alarms: dict[str, int] = field(default_factory=dict)
 
 

@@ -18,15 +18,10 @@ from edgegossip.sim.platform import Platform
 class Network:
     """Uplinks, links with their faults, and downlinks.
 
-    An uplink carries one message after the other, in the order sent. A downlink takes messages
+    An uplink carries one message after the other, in the order sent. At a downlink, messages go
     in the order in which their first bytes get to it; where that is at the same time, in the
     order sent. Bytes flow on as they come, so a message over two equally fast ends takes the
     time of one.
-
-    TCP shares a full downlink among all senders instead: the last message ends at the same
-    time, the others later than here. A message takes its share of the downlink at once, though
-    the bytes of a slow sender come later. What begins meanwhile can then arrive too early, by
-    no more than the downlink needs for the bytes that were still to come.
 
     Args:
         links: Latencies and bandwidths.
@@ -91,6 +86,4 @@ class Network:
     def receive(self, now: Seconds, record: WorkerRecord, delivery: Delivery) -> Seconds:
         """Queue a message whose first byte is there at the downlink; say when it has passed."""
         bandwidth = self._platforms[delivery.receiver].downlink
-        begin = max(now, record.downlink_free)
-        record.downlink_free = begin + delivery.num_bytes / bandwidth
-        return max(delivery.last, record.downlink_free)
+        return record.downlink.receive(now, delivery.last, delivery.num_bytes, bandwidth)
