@@ -61,6 +61,9 @@ def test_trajectory_is_the_one_that_was_kept(name: str) -> None:
     found = trajectory(name)
     if IS_REFRESHING:
         path.write_text(json.dumps(found, indent=1) + "\n")
+    assert path.exists(), (
+        f"{path.name} is missing; make it with EDGEGOSSIP_REFRESH_GOLDEN=1 pytest tests/golden"
+    )
     kept = json.loads(path.read_text())
     # Events to the letter; sums of floats differ in the last bits from machine to machine.
     for key in ("num_events", "num_messages", "num_bytes"):

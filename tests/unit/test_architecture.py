@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from edgegossip.recipes.registry import RECIPES, STUDIES
 
 SOURCES = Path(__file__).parents[2] / "src" / "edgegossip"
@@ -34,6 +36,8 @@ ARROWS = {
     "cli": ("core", "deploy", "experiments", "learning", "machine", "net", "recipes", "report"),
 }
 PURE = {"core", "algorithms"}
+# Where particular algorithms may be named: where they are, are chosen, and are shown.
+CHOOSES = {"algorithms", "recipes", "contract.py"}
 MOST_CODE_LINES = 300
 IMPURE = {"time", "asyncio", "socket", "random", "threading", "logging"}
 PICKLE = re.compile(
@@ -109,7 +113,14 @@ def test_imports_follow_the_arrows() -> None:
 def test_particular_algorithms_are_named_only_where_they_are_chosen() -> None:
     for file in FILES:
         named = [name for name in imports(file) if name.startswith("edgegossip.algorithms.")]
-        assert not named or package(file) in {"algorithms", "recipes"}, f"{file}: {named}"
+        assert not named or package(file) in CHOOSES, f"{file}: {named}"
+
+
+@pytest.mark.parametrize(("name", "most"), [("gossip", 5), ("gosgd", 12)])
+def test_writing_an_algorithm_takes_few_names(name: str, most: int) -> None:
+    file = SOURCES / "algorithms" / f"{name}.py"
+    used = {each for each in imports(file) if not each.startswith("__future__.")}
+    assert len(used) <= most, used
 
 
 def test_pure_packages_import_no_clock_socket_thread_or_global_generator() -> None:

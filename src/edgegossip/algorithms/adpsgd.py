@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm, Traits
+from edgegossip.algorithms.asynchronous import Asynchronous, AsynchronousState
 from edgegossip.core.protocol import (
     Effect,
-    Event,
-    Finish,
     Message,
     Rank,
-    Received,
     Seconds,
     Send,
     SetTimer,
-    Started,
-    Steps,
-    TimerFired,
-    Train,
     Trained,
     WorkerJoined,
-    WorkerLost,
-    WorkerState,
 )
-from edgegossip.core.randomness import uniform
-from edgegossip.core.schema import MessageSpec, TensorSpec
-from edgegossip.core.topology import Topology
+from edgegossip.core.schema import MessageSpec
 
 
 @dataclass(slots=True, kw_only=True)
-class ADPSGDState(WorkerState):
+class ADPSGDState(AsynchronousState):
     """State of one worker.
 
     Attributes:
@@ -43,7 +31,6 @@ class ADPSGDState(WorkerState):
         has_averaged: The parameters have changed since training began.
         has_taken_over: They are a neighbor's since; what is being trained is worth nothing.
         is_new: It has come back, and has nothing to give before it has heard from a neighbor.
-        lost: Workers that cannot be reached, as keys.
     """
 
     request: Send | None = None
@@ -52,11 +39,10 @@ class ADPSGDState(WorkerState):
     has_averaged: bool = False
     has_taken_over: bool = False
     is_new: bool = False
-    lost: dict[Rank, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ADPSGD(Algorithm[ADPSGDState]):
+class ADPSGD(Asynchronous[ADPSGDState]):
     r"""Train block by block without waiting; average with a random neighbor at times.
 
     After a block of local steps, with probability :math:`p` and if no request is open, worker
@@ -107,103 +93,73 @@ class ADPSGD(Algorithm[ADPSGDState]):
         exchange begins after a block instead of beside it; it may be declined.
     """
 
-    topology: Topology
-    num_rounds: int
-    exchange_probability: float = 1.0
-    local_steps: int = 1
     resend_after: Seconds | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.topology.is_directed:
             raise ValueError(
                 f"ADPSGD needs an undirected topology, got {self.topology!r}: an exchange goes "
                 "both ways; choose an undirected one, or a push-sum algorithm"
             )
-        if not 0 <= self.exchange_probability <= 1:
-            raise ValueError(
-                f"exchange_probability must be in [0, 1], got {self.exchange_probability}"
-            )
-        for name in ("num_rounds", "local_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.resend_after is not None and not self.resend_after > 0:
             raise ValueError(f"resend_after must be positive or None, got {self.resend_after}")
 
     def init(self, rank: Rank, params: Tensor) -> ADPSGDState:
         return ADPSGDState(rank=rank, params=params)
 
-    @property
-    def traits(self) -> Traits:
-        rounds, steps = self.num_rounds, self.local_steps
-        return Traits(topology=self.topology, num_rounds=rounds, local_steps=steps)
-
-    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """Requests and both answers to them, by the round of the one that asked; and models."""
         max_ahead = self.num_rounds
-        like = TensorSpec.like(params)
         return {
-            "request": MessageSpec({"params": like}, max_ahead=max_ahead),
-            "average": MessageSpec({"change": like}, max_ahead=max_ahead),
+            "request": MessageSpec({"params": params}, max_ahead=max_ahead),
+            "average": MessageSpec({"change": params}, max_ahead=max_ahead),
             "decline": MessageSpec(max_ahead=max_ahead),
-            "model": MessageSpec({"params": like}, max_ahead=max_ahead),
+            "model": MessageSpec({"params": params}, max_ahead=max_ahead),
         }
 
-    def handle(self, state: ADPSGDState, event: Event, now: Seconds) -> list[Effect]:
-        match event:
-            case Started():
-                state.is_new = event.has_rejoined and self._can_reach_any(state)
-                return [Train(state.params, Steps(self.local_steps))]
-            case Trained():
-                if not state.has_averaged:
-                    state.params = event.params
-                elif not state.has_taken_over:
-                    # What an exchange has changed meanwhile stays.
-                    state.params = state.params + event.delta
-                state.has_averaged = state.has_taken_over = False
-                state.round += 1
-                return [*self._ask(state, now), *self._go_on(state)]
-            case Received(message=Message(kind="request")):
-                return self._answer(state, event.sender, event.message)
-            case Received(message=Message(kind="model")):
-                self._take_over(state, event.message)
-            case Received():
-                return self._accept(state, event.sender, event.message)
-            case TimerFired():
-                return self._open(state, now)
-            case WorkerLost():
-                return self._lose(state, event.rank)
-            case WorkerJoined():
-                return self._welcome(state, event)
-        return []
+    def start(self, state: ADPSGDState, has_rejoined: bool) -> None:
+        state.is_new = has_rejoined and self._can_reach_any(state)
 
-    def _go_on(self, state: ADPSGDState) -> list[Effect]:
-        if state.round < self.num_rounds:
-            return [Train(state.params, Steps(self.local_steps))]
-        return self._finish_if_done(state)
+    def learn(self, state: ADPSGDState, trained: Trained, now: Seconds) -> list[Effect]:
+        if not state.has_averaged:
+            state.params = trained.params
+        elif not state.has_taken_over:
+            # What an exchange has changed meanwhile stays.
+            state.params = state.params + trained.delta
+        state.has_averaged = state.has_taken_over = False
+        state.round += 1
+        return [*self._ask(state, now), *self.go_on(state)]
 
-    def _finish_if_done(self, state: ADPSGDState) -> list[Effect]:
+    def receive(
+        self, state: ADPSGDState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        match message.kind:
+            case "request":
+                return self._answer(state, sender, message)
+            case "model":
+                self._take_over(state, message)
+                return []
+        return self._accept(state, sender, message)
+
+    def finish(self, state: ADPSGDState) -> list[Effect]:
         # Nothing else would keep the run open until the request is repeated.
         is_asking = state.request is not None and self.resend_after is not None
-        return [Finish()] if state.round >= self.num_rounds and not is_asking else []
+        return [] if is_asking else super().finish(state)
 
     # The worker that asks.
 
     def _ask(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
-        draw = uniform(self.seed, state.rank, "exchange", state.round)
-        if draw >= self.exchange_probability or state.request is not None or state.is_new:
+        if state.request is not None or state.is_new:
             return []
-        neighbors = self.topology.out_neighbors(state.rank, state.round)
-        partners = [j for j in neighbors if j not in state.lost]
-        if not partners:
+        partner = self.draw_neighbor(state, "partner")
+        if partner is None:
             return []
-        choice = uniform(self.seed, state.rank, "partner", state.round)
-        partner = partners[int(choice * len(partners))]
         request = Message("request", state.round, {"params": state.params})
         state.request = Send(partner, request)
-        return self._open(state, now)
+        return self.wake(state, now)
 
-    def _open(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
+    def wake(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
         """Send the open request, for the first time or again."""
         if state.request is None:
             return []
@@ -232,7 +188,7 @@ class ADPSGD(Algorithm[ADPSGDState]):
             for rank in sorted(waiting)
             for effect in self._answer(state, rank, waiting[rank])
         ]
-        return [*answers, *self._finish_if_done(state)]
+        return [*answers, *(self.finish(state) if state.has_finished else [])]
 
     # The worker that is asked.
 
@@ -273,16 +229,14 @@ class ADPSGD(Algorithm[ADPSGDState]):
             state.has_averaged = state.has_taken_over = True
             state.is_new = False
 
-    def _lose(self, state: ADPSGDState, rank: Rank) -> list[Effect]:
-        state.lost[rank] = None
+    def lose(self, state: ADPSGDState, rank: Rank) -> list[Effect]:
         state.deferred.pop(rank, None)
         state.answers.pop(rank, None)  # if it comes back, it may count anew
         state.is_new = state.is_new and self._can_reach_any(state)
         is_partner = state.request is not None and state.request.receiver == rank
         return self._close(state) if is_partner else []
 
-    def _welcome(self, state: ADPSGDState, event: WorkerJoined) -> list[Effect]:
-        state.lost.pop(event.rank, None)
+    def welcome(self, state: ADPSGDState, event: WorkerJoined) -> list[Effect]:
         is_neighbor = event.rank in self.topology.all_out_neighbors(state.rank)
         if state.is_new or not event.has_restarted or not is_neighbor:
             return []

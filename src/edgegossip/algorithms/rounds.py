@@ -310,8 +310,12 @@ class RoundBased(Synchronous[S], Generic[S]):
         """What a worker that comes back is given to go on from, [num_params]."""
         return state.params
 
-    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
-        """What `outgoing` gives, `params` being [num_params]; only a network asks."""
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec | Tensor]:
+        """What `outgoing` gives, or an example of it; only a network asks.
+
+        Args:
+            params: [num_params].
+        """
         raise lacks(self, "payload_schema")
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:

@@ -1,0 +1,157 @@
+"""Asynchronous training: blocks of steps one after the other, and nobody waits.
+
+The course of a worker is written once, in `Asynchronous`: it trains block by block, begins an
+exchange with a random neighbor now and then, and keeps count of who is lost. An algorithm built
+on it says what happens after a block (`learn`) and when a message arrives (`receive`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from edgegossip.core.algorithm import Algorithm, Traits
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.core.randomness import uniform
+from edgegossip.core.topology import Topology
+
+
+@dataclass(slots=True, kw_only=True)
+class AsynchronousState(WorkerState):
+    """State of a worker that waits for nobody.
+
+    Attributes:
+        lost: Workers that cannot be reached, as keys.
+        has_finished: It trains no more, and only answers.
+    """
+
+    lost: dict[Rank, None] = field(default_factory=dict)
+    has_finished: bool = False
+
+
+S = TypeVar("S", bound=AsynchronousState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous(Algorithm[S], Generic[S]):
+    """Base of the algorithms whose workers train block by block and never wait.
+
+    Args:
+        topology: Whom a worker may exchange with; may vary in time, by its own rounds.
+        num_rounds: Blocks each worker trains until it finishes.
+        exchange_probability: Chance of an exchange after each block, in [0, 1].
+        local_steps: SGD steps in a block.
+        seed: The seed of the random choices.
+    """
+
+    topology: Topology
+    num_rounds: int
+    exchange_probability: float = 1.0
+    local_steps: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exchange_probability <= 1:
+            raise ValueError(
+                f"exchange_probability must be in [0, 1], got {self.exchange_probability}"
+            )
+        for name in ("num_rounds", "local_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    # What an algorithm says.
+
+    @abstractmethod
+    def learn(self, state: S, trained: Trained, now: Seconds) -> list[Effect]:
+        """Account for a block, begin an exchange if one is due, and `go_on`."""
+
+    @abstractmethod
+    def receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+        """Account for a message."""
+
+    def start(self, state: S, has_rejoined: bool) -> None:
+        """Prepare for the first block; a worker that rejoined has lost its memory."""
+
+    def wake(self, state: S, now: Seconds) -> list[Effect]:
+        """Do what a timer was set for."""
+        return []
+
+    def lose(self, state: S, rank: Rank) -> list[Effect]:
+        """Do without worker `rank`."""
+        return []
+
+    def welcome(self, state: S, event: WorkerJoined) -> list[Effect]:
+        """Help a worker that can be reached again."""
+        return []
+
+    # What is the same for all.
+
+    @property
+    def traits(self) -> Traits:
+        rounds, steps = self.num_rounds, self.local_steps
+        return Traits(topology=self.topology, num_rounds=rounds, local_steps=steps)
+
+    def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                self.start(state, event.has_rejoined)
+                return [self._train(state)]
+            case Trained():
+                return self.learn(state, event, now)
+            case Received():
+                return self.receive(state, event.sender, event.message, now)
+            case TimerFired():
+                return self.wake(state, now)
+            case WorkerLost():
+                state.lost[event.rank] = None
+                return self.lose(state, event.rank)
+            case WorkerJoined():
+                state.lost.pop(event.rank, None)
+                return self.welcome(state, event)
+        return []
+
+    def draw_neighbor(self, state: S, purpose: str) -> Rank | None:
+        """Draw whom to exchange with in this round; None for nobody.
+
+        Draws are keyed by (seed, rank, purpose, round), so they do not depend on speeds.
+        """
+        draw = uniform(self.seed, state.rank, "exchange", state.round)
+        if draw >= self.exchange_probability:
+            return None
+        neighbors = self.topology.out_neighbors(state.rank, state.round)
+        reachable = [j for j in neighbors if j not in state.lost] if state.lost else neighbors
+        if not reachable:
+            return None
+        choice = uniform(self.seed, state.rank, purpose, state.round)
+        return reachable[int(choice * len(reachable))]
+
+    def go_on(self, state: S) -> list[Effect]:
+        """Train the next block, or finish after the last one."""
+        if state.round < self.num_rounds:
+            return [self._train(state)]
+        state.has_finished = True
+        return self.finish(state)
+
+    def finish(self, state: S) -> list[Effect]:
+        """Say that no work is left; later, if messages are still to be answered."""
+        return [Finish()]
+
+    def _train(self, state: S) -> Train:
+        return Train(state.params, Steps(self.local_steps))
