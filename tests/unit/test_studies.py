@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.topology import complete
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
@@ -26,8 +27,17 @@ from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.studies.events import TrainingEvents
 from edgegossip.recipes.studies.platforms import fast_and_slow, imbalanced, time_ratio
 from edgegossip.recipes.studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
-from edgegossip.recipes.studies.race import BASELINE, CONTROLS, Contender, Race, Setup
-from edgegossip.recipes.studies.standings import bars, race_table, standings
+from edgegossip.recipes.studies.race import (
+    BASELINE,
+    CONTROLS,
+    EDGE_GOSSIP,
+    LOSS,
+    Race,
+    Setup,
+    race_table,
+    standings,
+)
+from edgegossip.recipes.studies.scoreboard import bars
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.report.study_page import write_study_report
 from edgegossip.sim.link import Links
@@ -61,10 +71,11 @@ def test_every_study_has_a_short_form_that_draws_a_page(name: str, tmp_path: Pat
 
 def races(problem: Problem, **changes: Any) -> Study:  # noqa: ANN401
     ranked = AccuracyAware(selection=RankedPerClass())
-    around = {"edge-gossip-gosgd": Contender(ranked, "gosgd")}
-    runs = {"edge-gossip": Contender(ranked), **around, **CONTROLS}
+    edge_gossip = replace(EDGE_GOSSIP, accuracy_aware=ranked)
+    around = {"edge-gossip-gosgd": replace(edge_gossip, algorithm=GoSGD)}
+    runs = {"edge-gossip": edge_gossip, **around, **CONTROLS}
     setups = (Setup(name="uneven", platforms=uneven(4), runs=runs),)
-    settings: dict[str, Any] = {"group": "g", "problem": problem, "setups": setups, "seed": 0}
+    settings: dict[str, Any] = {"problem": problem, "setups": setups, "seed": 0}
     race = Race(**settings | changes)
     return Study(
         name="test/race",
@@ -167,14 +178,14 @@ def other_row(**changes: Any) -> Row:  # noqa: ANN401
 def test_a_speedup_is_the_baselines_time_to_the_target_over_ones_own() -> None:
     own, other = standings([baseline_row(), other_row()], target_gap=0.1)
     assert own.target == pytest.approx(0.8)
-    assert (own.time, own.speedup) == (80.0, 1.0)
-    assert other.time == 30.0
-    assert other.speedup == pytest.approx(80 / 30)
-    assert other.of_bound == pytest.approx(80 / 30 / 2.38)
-    assert other.equal_epochs_speedup == 4.0
-    assert other.accuracy_loss == pytest.approx(0.05)
-    assert other.accuracy_gap == pytest.approx(-0.01)
-    assert own.of_bound is None
+    assert (own["time to target"], own["speed-up"]) == (80.0, 1.0)
+    assert other["time to target"] == 30.0
+    assert other["speed-up"] == pytest.approx(80 / 30)
+    assert other["of the bound"] == pytest.approx(80 / 30 / 2.38)
+    assert other["speed-up, equal epochs"] == 4.0
+    assert other["accuracy loss, equal epochs"] == pytest.approx(0.05)
+    assert other[LOSS] == pytest.approx(-0.01)
+    assert own["of the bound"] is None
 
 
 def test_runs_are_compared_with_their_own_seed_only() -> None:
@@ -186,7 +197,8 @@ def test_runs_are_compared_with_their_own_seed_only() -> None:
         other_row(),
         other_row(seed=1),
     ]
-    found = {each.seed: each.speedup for each in standings(rows, 0.1) if each.run == "random"}
+    others = [each for each in standings(rows, 0.1) if each.run == "random"]
+    found = {each.seed: each["speed-up"] for each in others}
     assert found == {0: pytest.approx(80 / 30), 1: pytest.approx(800 / 30)}
 
 
@@ -195,7 +207,7 @@ def test_who_never_gets_there_counts_as_slowest_in_the_median() -> None:
     rows = [baseline_row(seed=seed) for seed in (0, 1, 2)]
     rows += [other_row(), other_row(seed=1, **never), other_row(seed=2, **never)]
     found = standings(rows, 0.1)
-    table = race_table(found, "x", "")
+    table = race_table(found, "x", 0.1, dash="never")
     assert table.columns[0] == ("run", "text")  # there is one part, on one setup
     [random] = [row for row in table.rows if row[0] == "random"]
     line = {title: value for (title, _), value in zip(table.columns, random, strict=True)}
@@ -203,13 +215,22 @@ def test_who_never_gets_there_counts_as_slowest_in_the_median() -> None:
     assert line["speed-up"] is None
     assert line["bound"] == 2.38
     others = [each for each in found if each.run != BASELINE]
-    panel = bars(
-        others, lambda each: each.speedup, title="", y_label="", y_unit="times", has_bound=True
-    )
+    assert LOSS not in line  # figures alone have it
+    panel = bars(others, "speed-up", y_label="", mark=("throughput bound", "bound"))
+    assert (panel.title, panel.y_unit) == ("Speed-up", "times")
     assert [(each.name, each.y) for each in panel.series] == [
         ("random", (None,)),
         ("throughput bound", (2.38,)),
     ]
+
+
+def test_a_study_is_shown_before_anybody_has_raced() -> None:
+    study = load_study("edgegossip/speedup")(SHORT)
+    exhibits = study.exhibit({"first": baseline_row()})
+    [figure] = exhibits.figures
+    assert [each.y for each in figure.panels[0].series] == [()]
+    [table] = exhibits.tables
+    assert [row[0] for row in table.rows] == [BASELINE]
 
 
 # What runs say in their events.

@@ -24,7 +24,7 @@ from edgegossip.recipes.studies.problems import (
     MNIST_LENET5,
     Problem,
 )
-from edgegossip.recipes.studies.standings import median
+from edgegossip.recipes.studies.scoreboard import median
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.timing import processor_seconds, timed_fit
 from edgegossip.recipes.studies.training import RATIOS, SELECTED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,8 +24,7 @@ from edgegossip.core.topology import (
     ring,
 )
 from edgegossip.core.varying_topology import intermittent, random_one_peer
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
-from edgegossip.experiments.study import Row, Study
+from edgegossip.experiments.study import Study
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.models import lenet5, mlp, resnet20, sensor_cnn
 from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
@@ -37,22 +36,19 @@ from edgegossip.recipes.push_sum import (
     compressor,
 )
 from edgegossip.recipes.recipe_settings import Settings
-from edgegossip.recipes.studies.contest import Contender, Contest
-from edgegossip.recipes.studies.placings import (
-    Placing,
-    accuracy_bars,
-    contest_curves,
-    contest_table,
-    placings,
-)
+from edgegossip.recipes.studies.contest import Contender, Contenders, settings_and_cells
 from edgegossip.recipes.studies.problems import DIGITS_MLP, Problem
+from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_exhibits
 from edgegossip.recipes.studies.study_settings import StudySettings
 
-Contenders: TypeAlias = Mapping[str, Contender]
+Graph: TypeAlias = Callable[[int], Topology]
+"""A topology by the number of workers."""
+ContestSettings: TypeAlias = Mapping[str, tuple[Partition, Contenders]]
+"""How the data is dealt, and who learns from it, by the name of the setting."""
 
 NUM_WORKERS = 8
-NUM_SUBJECTS = 21
-RING = directed_ring(NUM_WORKERS)
+NUM_WORKERS_BY_SUBJECT = 7
+"""Three of the 21 people at each worker."""
 
 PRINTED = (
     "The abstract prints one number: 466 times less communication at about 1 % loss of "
@@ -149,14 +145,14 @@ FINAL = compressor(1, 3)
 """Of the rounds of averaging that skewed data is compensated with, for a tenth of the bytes."""
 
 
-def _dense(topology: Topology = RING) -> Contenders:
+def _dense(topology: Graph = directed_ring) -> Contenders:
     return {DENSE: Contender(algorithm=StochasticGradientPush, topology=topology)}
 
 
 def _compressed(
     algorithm: Callable[..., Any],
-    topology: Topology,
     rung: Rung,
+    topology: Graph = directed_ring,
     ending: str | None = None,
     **options: object,
 ) -> Contender:
@@ -170,16 +166,33 @@ def _compressed(
     )
 
 
-def _difference_push(
-    topology: Topology, rung: Rung, ending: str | None = None, **options: object
-) -> Contender:
+def _difference_push(rung: Rung, topology: Graph = directed_ring, **others: Any) -> Contender:  # noqa: ANN401
     step = bold_step(rung.keep_ratio)
-    return _compressed(DifferencePush, topology, rung, ending, consensus_step=step, **options)
+    return _compressed(DifferencePush, rung, topology, consensus_step=step, **others)
 
 
-def _diloco(topology: Topology, rung: Rung) -> Contender:
+def _diloco(topology: Graph = directed_ring) -> Contender:
     # Momentum over rounds makes steps three times as long.
-    return replace(_compressed(DiLoCo, topology, rung), lr_factor=0.5)
+    return replace(_compressed(DiLoCo, FLOODED, topology), lr_factor=0.5)
+
+
+_skew_compensated = partial(_compressed, SkewCompensatedSparsePush, PAPER)
+SKEW_RUNS: Contenders = {
+    **_dense(),
+    "quasi-global-gossip": Contender(
+        algorithm=QuasiGlobalGossip, topology=ring, has_momentum=False
+    ),
+    "sparse-push": _compressed(SparsePush, PAPER),
+    "skew-compensated-sparse-push": _skew_compensated(compensation_rounds=50),
+    "skew-compensated-sparse-push, 3 bits": _skew_compensated(
+        ending="compensation", compensation_compressor=FINAL
+    ),
+    "difference-push": _difference_push(OURS),
+    "difference-push, compensated": _difference_push(
+        OURS, ending="final", final_compressor=FINAL
+    ),
+    "diloco": _diloco(),
+}
 
 
 def table_iid(settings: StudySettings = StudySettings()) -> Study:
@@ -193,21 +206,17 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
     )
     runs: Contenders = {
         **_dense(),
-        "gossip, complete graph": Contender(algorithm=Gossip, topology=complete(NUM_WORKERS)),
-        f"choco-gossip {PAPER}": _compressed(ChocoGossip, ring(NUM_WORKERS), PAPER),
-        **{f"sparse-push {each}": _compressed(SparsePush, RING, each) for each in sparse},
-        **{f"difference-push {each}": _difference_push(RING, each) for each in difference},
-        f"diloco {FLOODED}": _diloco(RING, FLOODED),
+        "gossip, complete graph": Contender(algorithm=Gossip, topology=complete),
+        f"choco-gossip {PAPER}": _compressed(ChocoGossip, PAPER, ring),
+        **{f"sparse-push {each}": _compressed(SparsePush, each) for each in sparse},
+        **{f"difference-push {each}": _difference_push(each) for each in difference},
+        f"diloco {FLOODED}": _diloco(),
     }
-
-    def contests(problem: Problem, seed: int) -> Iterator[Contest]:
-        yield _contest(problem, "even data", IID(), runs, seed)
-
     return _study(
         "sparse-push/table-iid",
         "How few bytes do workers in a directed ring need, and at what loss of accuracy?",
         settings,
-        contests,
+        lambda problem: {"even data": (IID(), runs)},
     )
 
 
@@ -226,42 +235,18 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
     if settings.short:
         partitions = {"skew 0.8": LabelSkew(0.8), "Dirichlet 0.1": Dirichlet(0.1)}
 
-    def contests(problem: Problem, seed: int) -> Iterator[Contest]:
-        if problem is HAR_CNN:  # three people at each worker
-            runs = _skew_runs(NUM_SUBJECTS // 3)
-            yield _contest(problem, "by subject", BySubject(), runs, seed)
-            return
-        for setting, partition in partitions.items():
-            yield _contest(problem, setting, partition, _skew_runs(NUM_WORKERS), seed)
-
     return _study(
         "sparse-push/table-skew",
         "What does skewed data cost, and what brings it back?",
         settings,
-        contests,
+        lambda problem: {
+            setting: (partition, SKEW_RUNS)
+            for setting, partition in (
+                {"by subject": BySubject()} if problem is HAR_CNN else partitions
+            ).items()
+        },
         has_bars=True,
     )
-
-
-def _skew_runs(num_workers: int) -> Contenders:
-    topology = directed_ring(num_workers)
-    compensated = partial(_compressed, SkewCompensatedSparsePush, topology, PAPER)
-    return {
-        **_dense(topology),
-        "quasi-global-gossip": Contender(
-            algorithm=QuasiGlobalGossip, topology=ring(num_workers), has_momentum=False
-        ),
-        "sparse-push": _compressed(SparsePush, topology, PAPER),
-        "skew-compensated-sparse-push": compensated(compensation_rounds=50),
-        "skew-compensated-sparse-push, 3 bits": compensated(
-            "compensation", compensation_compressor=FINAL
-        ),
-        "difference-push": _difference_push(topology, OURS),
-        "difference-push, compensated": _difference_push(
-            topology, OURS, ending="final", final_compressor=FINAL
-        ),
-        "diloco": _diloco(topology, FLOODED),
-    }
 
 
 def time_varying(settings: StudySettings = StudySettings()) -> Study:
@@ -270,43 +255,32 @@ def time_varying(settings: StudySettings = StudySettings()) -> Study:
     Args:
         settings: What to change.
     """
-    everywhere = directed_exponential(NUM_WORKERS)
-    topologies = {
-        "directed ring": RING,
-        "one-peer exponential": one_peer_exponential(NUM_WORKERS),
-        "random peers": random_one_peer(NUM_WORKERS, period=64, seed=0),
-        "links come and go": intermittent(everywhere, availability=0.5, period=64, seed=0),
+    topologies: dict[str, Graph] = {
+        "directed ring": directed_ring,
+        "one-peer exponential": one_peer_exponential,
+        "random peers": partial(random_one_peer, period=64, seed=0),
+        "links come and go": lambda num_workers: intermittent(
+            directed_exponential(num_workers), availability=0.5, period=64, seed=0
+        ),
     }
-
-    def contests(problem: Problem, seed: int) -> Iterator[Contest]:
-        for setting, topology in topologies.items():
-            runs: Contenders = {
+    held: ContestSettings = {
+        setting: (
+            IID(),
+            {
                 **_dense(topology),
-                "sparse-push": _compressed(SparsePush, topology, PAPER),
-                "difference-push": _difference_push(topology, OURS),
-                "diloco": _diloco(topology, FLOODED),
-            }
-            yield _contest(problem, setting, IID(), runs, seed)
-
+                "sparse-push": _compressed(SparsePush, PAPER, topology),
+                "difference-push": _difference_push(OURS, topology),
+                "diloco": _diloco(topology),
+            },
+        )
+        for setting, topology in topologies.items()
+    }
     return _study(
         "sparse-push/time-varying",
         "Does it hold where the graph changes from round to round?",
         settings,
-        contests,
+        lambda problem: held,
         problems=(MNIST_LENET5, HAR_CNN),
-    )
-
-
-def _contest(
-    problem: Problem, setting: str, partition: Partition, runs: Contenders, seed: int
-) -> Contest:
-    return Contest(
-        group=problem.name,
-        setting=setting,
-        problem=problem,
-        partition=partition,
-        contenders=runs,
-        seed=seed,
     )
 
 
@@ -314,71 +288,31 @@ def _study(
     name: str,
     title: str,
     settings: StudySettings,
-    contests: Callable[[Problem, int], Iterator[Contest]],
+    held: Callable[[Problem], ContestSettings],
     *,
     problems: tuple[Problem, ...] = PROBLEMS,
     has_bars: bool = False,
 ) -> Study:
-    chosen = (SHORT,) if settings.short else problems
-    held = [
-        each
-        for problem in chosen
+    contests = [
+        SlowLinkContest(
+            problem=problem,
+            seed=seed,
+            setting=setting,
+            partition=partition,
+            contenders=runs,
+            num_workers=NUM_WORKERS_BY_SUBJECT if partition == BySubject() else NUM_WORKERS,
+        )
+        for problem in ((SHORT,) if settings.short else problems)
         for seed in settings.seeds
-        for each in contests(problem, seed)
+        for setting, (partition, runs) in held(problem).items()
     ]
-    first = [each for each in held if each.seed == settings.seeds[0]]
+    first = [each for each in contests if each.seed == settings.seeds[0]]
+    depends_on, cells = settings_and_cells(contests, settings)
     return Study(
         name=name,
         title=title,
         printed=PRINTED,
-        settings={
-            **settings.plain(),
-            "problems": [problem.plain() for problem in chosen],
-            "contests": [each.plain() for each in first],
-        },
-        cells=tuple(cell for each in held for cell in each.cells(settings.data_dir)),
-        exhibit=partial(_exhibits, name.rpartition("/")[2], first, has_bars),
-    )
-
-
-def _exhibits(
-    name: str, contests: Sequence[Contest], has_bars: bool, rows: Mapping[str, Row]
-) -> Exhibits:
-    """A figure for each problem, with the curves of `contests`, and a table of all."""
-    found = placings(rows.values())
-    if not found:
-        return Exhibits()
-    caption = f"Curves: the averaged model, seed {contests[0].seed}."
-    if has_bars:
-        caption += " Bars: medians over the seeds, thin lines their range."
-    figures = [
-        Figure(
-            name=f"{name}-{group}",
-            heading=f"Accuracy against bytes and time: {group}",
-            caption=caption,
-            panels=(*(_bars(mine) if has_bars else ()), *panels),
-        )
-        for group in dict.fromkeys(each.group for each in contests)
-        if (mine := [each for each in found if each.group == group])
-        and (panels := _curves(rows, contests, group))
-    ]
-    return Exhibits(figures=tuple(figures), tables=(contest_table(found, "Ours"),))
-
-
-def _bars(found: Sequence[Placing]) -> tuple[Panel, Panel]:
-    return (
-        accuracy_bars(found, lambda each: each.worker_mean, "Mean worker", ""),
-        accuracy_bars(found, lambda each: each.worker_min, "Worst worker", ""),
-    )
-
-
-def _curves(
-    rows: Mapping[str, Row], contests: Sequence[Contest], group: str
-) -> tuple[Panel, ...]:
-    return tuple(
-        panel
-        for each in contests
-        if each.group == group
-        for panel in contest_curves(rows.values(), group, each.setting, each.seed)
-        if panel.series
+        settings={**depends_on, "contests": [each.plain() for each in first]},
+        cells=cells,
+        exhibit=partial(contest_exhibits, name.rpartition("/")[2], first, has_bars),
     )

@@ -1,163 +1,120 @@
-"""Algorithms that send little, against dense push-sum: cells of one run each, on slow links."""
+"""Contests of a study: one problem and seed, learnt by several contenders, a cell for each."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.topology import Topology
 from edgegossip.experiments.describe import describe
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session
-from edgegossip.experiments.traffic import traffic
 from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.partition import Partition
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.task import Task
-from edgegossip.recipes.push_sum import (
-    BYTES_PER_MEGABIT,
-    LATENCY,
-    affordable_rounds,
-    num_steps,
-)
+from edgegossip.recipes.push_sum import affordable_rounds
 from edgegossip.recipes.studies.problems import Problem
-from edgegossip.sim.link import Link, Links
-from edgegossip.sim.platform import Platform
-
-SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
-"""1 Mbit/s."""
-
-NUM_EVALUATIONS = 60
-"""Of each run, over its length."""
+from edgegossip.recipes.studies.study_settings import StudySettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """An algorithm that is told how many rounds there are when the data is known.
+    """An algorithm that is told how many workers and rounds there are when a contest begins.
 
     Args:
         algorithm: Its class.
-        topology: Who talks to whom.
+        topology: Who talks to whom, by the number of workers.
         local_steps: Steps between two messages.
         options: Its other arguments.
         has_momentum: The optimizer has the task's; otherwise none, for those with their own.
         lr_factor: Of the task's learning rate, for those who go further with the same steps.
         ending: What the options of the rounds that end it begin with, where there are to be as
             many of them as add a tenth to its bytes.
+        accuracy_aware: How `EdgeGossip` around it chooses samples; None to do without.
     """
 
     algorithm: Callable[..., Algorithm[Any]]
-    topology: Topology
+    topology: Callable[[int], Topology]
     local_steps: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     has_momentum: bool = True
     lr_factor: float = 1.0
     ending: str | None = None
+    accuracy_aware: AccuracyAware | None = None
 
-    def build(self, steps: int) -> Algorithm[Any]:
-        """The algorithm that takes so many steps at each worker."""
-        num_rounds = max(1, round(steps / self.local_steps))
-        options = dict(self.options)
+    def build(self, num_workers: int, num_steps: int, **others: object) -> Algorithm[Any]:
+        """The algorithm that takes `num_steps` at each worker; `others` are more options."""
+        num_rounds = max(1, round(num_steps / self.local_steps))
+        options = {**self.options, **others}
+        if self.local_steps > 1:  # not every algorithm has a choice
+            options["local_steps"] = self.local_steps
         if self.ending is not None:
-            final = options[f"{self.ending}_compressor"]
             options[f"{self.ending}_rounds"] = affordable_rounds(
-                num_rounds, options["compressor"], final
+                num_rounds, options["compressor"], options[f"{self.ending}_compressor"]
             )
-        return self.algorithm(
-            topology=self.topology,
-            num_rounds=num_rounds,
-            local_steps=self.local_steps,
-            **options,
+        topology = self.topology(num_workers)
+        algorithm = self.algorithm(topology=topology, num_rounds=num_rounds, **options)
+        return algorithm if self.accuracy_aware is None else EdgeGossip(inner=algorithm)
+
+    def task(self, task: Task) -> Task:
+        """`task` as it learns it."""
+        own = task.optimizer
+        assert isinstance(own, SGD)  # a problem's is
+        momentum = own.momentum if self.has_momentum else 0.0
+        return replace(
+            task,
+            optimizer=replace(own, lr=own.lr * self.lr_factor, momentum=momentum),
+            accuracy_aware=self.accuracy_aware or task.accuracy_aware,
         )
+
+    def plain(self, num_workers: int) -> dict[str, Any]:
+        """What its rows depend on, in JSON."""
+        described: dict[str, Any] = describe(self)
+        if self.accuracy_aware is None:
+            del described["accuracy_aware"]  # older folders have none, and can be resumed
+        return described | {"topology": self.topology(num_workers).name}
+
+
+Contenders: TypeAlias = Mapping[str, Contender]
+"""Contenders by the name of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
-    """One problem, dealt out in one way with one seed, learnt in several.
+class Contest(ABC):
+    """One problem and seed, learnt in several ways.
 
     Args:
-        group: What `--only` picks.
-        setting: What is special about it, such as "skew 0.8".
-        problem: What is learnt.
-        partition: Deals the samples to the workers.
-        contenders: By the name of the run; `DENSE` among them.
+        problem: What is learnt; `--only` picks it by name.
         seed: Of everything random.
     """
 
-    group: str
-    setting: str
     problem: Problem
-    partition: Partition
-    contenders: Mapping[str, Contender]
     seed: int
 
+    @property
+    def group(self) -> str:
+        """Part of the study."""
+        return self.problem.name
+
+    @abstractmethod
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         """The runs; data is read when the first of them begins."""
-        folder = f"{self.group}/{self.setting.replace(' ', '-')}/seed{self.seed}"
-        for name in self.contenders:
-            yield Cell(
-                name=f"{folder}/{name.replace(' ', '-')}",
-                group=self.group,
-                work=partial(self._work, data_dir, name),
-                scaled_down=self.problem.scaled_down,
-            )
 
-    def plain(self) -> dict[str, Any]:
-        """What its rows depend on, in JSON, but for problem and seed."""
-        return {
-            "group": self.group,
-            "setting": self.setting,
-            "partition": describe(self.partition),
-            "runs": {name: describe(each) for name, each in self.contenders.items()},
-        }
-
-    def _work(self, data_dir: Path, name: str, session: Session) -> Row:
-        contender = self.contenders[name]
-        num_workers = contender.topology.num_workers
-        task = self._task(data_dir, contender)
-        algorithm = contender.build(
-            num_steps(task, num_workers, self.problem.settings.num_epochs)
-        )
-        experiment = Experiment(
-            task=task,
-            algorithm=algorithm,
-            platforms=(Platform(throughput=self.problem.settings.throughput),) * num_workers,
-            links=Links(default=SLOW_LINK),
-            seed=self.seed,
-            evaluation_epochs=self.problem.settings.num_epochs / NUM_EVALUATIONS,
-            name=name.replace(" ", "-"),
-        )
-        return {
-            "group": self.group,
-            "setting": self.setting,
-            "run": name,
-            "seed": self.seed,
-        } | _found(experiment, session.run(experiment))
-
-    def _task(self, data_dir: Path, contender: Contender) -> Task:
-        task = replace(self.problem.task(data_dir), partition=self.partition)
-        own = task.optimizer
-        assert isinstance(own, SGD)  # a problem's is
-        momentum = own.momentum if contender.has_momentum else 0.0
-        optimizer = replace(own, lr=own.lr * contender.lr_factor, momentum=momentum)
-        return replace(task, optimizer=optimizer)
+    def cell(self, name: str, work: Callable[[Session], Row]) -> Cell:
+        """A cell of this contest; see `Cell`."""
+        problem = self.problem
+        return Cell(name=name, group=self.group, work=work, scaled_down=problem.scaled_down)
 
 
-def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
-    """What a run has shown: its curve, what it sent, and how well each worker does."""
-    last, workers = results.history[-1], results.worker_accuracies
-    return {
-        "times": [evaluation.time for evaluation in results.history],
-        "accuracies": [evaluation.accuracy for evaluation in results.history],
-        "bytes_per_worker": [
-            evaluation.bytes_sent / experiment.num_workers for evaluation in results.history
-        ],
-        "worker_accuracies": workers,
-        "consensus_distance": last.consensus_distance,
-        "traffic": dataclasses.asdict(traffic(experiment, results)),
-    }
+def settings_and_cells(
+    contests: Sequence[Contest], settings: StudySettings
+) -> tuple[dict[str, object], tuple[Cell, ...]]:
+    """What a study of these contests depends on in any case, in JSON, and its cells."""
+    problems = {each.problem.name: each.problem.plain() for each in contests}
+    depends_on = {**settings.plain(), "problems": [*problems.values()]}
+    cells = (cell for each in contests for cell in each.cells(settings.data_dir))
+    return depends_on, tuple(cells)

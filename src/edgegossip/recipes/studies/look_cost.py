@@ -27,7 +27,7 @@ from edgegossip.recipes.studies.problems import (
     MNIST_LENET5,
     Problem,
 )
-from edgegossip.recipes.studies.standings import median
+from edgegossip.recipes.studies.scoreboard import median
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.timing import processor_seconds
 from edgegossip.sim.platform import paper

@@ -1,56 +1,53 @@
-"""EpochGossip against others, on the same data and machines: cells of one run each."""
+"""EpochGossip against others on the same data and machines: runs, and what they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import (
-    Seconds,
-)
+from edgegossip.core.protocol import Seconds
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
+from edgegossip.experiments.exhibits import Exhibits, Table
 from edgegossip.experiments.experiment import Experiment, throughput_bound
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.study import Cell, Row, Session
-from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.task import Workload
 from edgegossip.recipes.baselines import HOME_LINK, UNTIL_CUT_OFF
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
+from edgegossip.recipes.studies.contest import (
+    Contender,
+    Contenders,
+    Contest,
+    settings_and_cells,
+)
 from edgegossip.recipes.studies.events import TrainingEvents
 from edgegossip.recipes.studies.platforms import time_ratio
 from edgegossip.recipes.studies.problems import Problem
+from edgegossip.recipes.studies.scoreboard import (
+    Measures,
+    Score,
+    score_table,
+    scores,
+)
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
-
-@dataclass(frozen=True)
-class Contender:
-    """Who races against EpochGossip.
-
-    Args:
-        accuracy_aware: How EdgeGossip chooses samples; None to do without EdgeGossip.
-        inner: What EdgeGossip goes around, or what runs without it.
-    """
-
-    accuracy_aware: AccuracyAware | None = ACCURACY_AWARE
-    inner: Literal["epoch-gossip", "gosgd"] = "epoch-gossip"
-
-
-Runs: TypeAlias = Mapping[str, Contender]
-"""Contenders by the name of the run."""
-
 BASELINE = "epoch-gossip"
+LOSS = "loss of best accuracy"
+"""The measure that only figures show."""
 MAX_WORK = 1.2
 
 
@@ -71,21 +68,14 @@ def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
     )
 
 
-def how_contenders_run() -> dict[str, Any]:
-    """What rows depend on besides the problem, in JSON: `EdgeGossip` as it is by default."""
-    edge_gossip = EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1))
-    described = describe(edge_gossip)
-    del described["inner"]
-    return {"accuracy_aware": describe(ACCURACY_AWARE), "edge_gossip": described}
-
-
-CONTROLS: Runs = {
-    "random": Contender(PLAIN),
-    "gosgd": Contender(None, "gosgd"),
+EDGE_GOSSIP = Contender(algorithm=EpochGossip, topology=complete, accuracy_aware=ACCURACY_AWARE)
+CONTROLS: Contenders = {
+    "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
+    "gosgd": Contender(algorithm=GoSGD, topology=complete),
 }
 """What EdgeGossip has to beat: the same shares of data chosen at random, and no barrier."""
 
-CONTENDERS: Runs = {"edge-gossip": Contender(), **CONTROLS}
+CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +90,11 @@ class Setup:
 
     name: str
     platforms: tuple[Platform, ...]
-    runs: Runs
+    runs: Contenders
 
 
 @dataclass(frozen=True, kw_only=True)
-class Race:
+class Race(Contest):
     """One problem and seed, on machines of the same number but different speeds.
 
     EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, only
@@ -112,17 +102,11 @@ class Race:
     time, or until they have processed `max_work` times as many samples if that is sooner.
 
     Args:
-        group: What `--only` picks.
-        problem: What is learnt.
         setups: Machines to race on, with equally many workers.
-        seed: Of everything random.
         max_work: Samples they process, in multiples of EpochGossip's; None for no such limit.
     """
 
-    group: str
-    problem: Problem
     setups: tuple[Setup, ...]
-    seed: int
     max_work: float | None = None
 
     @property
@@ -131,16 +115,14 @@ class Race:
         return len(self.setups[0].platforms)
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
-        """The runs; data is read when the first of them begins."""
         folder = f"{self.group}/{self.num_workers}-workers/seed{self.seed}"
         baseline = f"{folder}/{BASELINE}"
-        cell = partial(Cell, group=self.group, scaled_down=self.problem.scaled_down)
-        yield cell(name=baseline, work=partial(self._baseline, data_dir))
+        yield self.cell(baseline, partial(self._baseline, data_dir))
         for setup in self.setups:
             for name in setup.runs:
-                yield cell(
-                    name=f"{folder}/{setup.name.replace(' ', '-')}/{name}",
-                    work=partial(self._contender, data_dir, baseline, setup, name),
+                yield self.cell(
+                    f"{folder}/{setup.name.replace(' ', '-')}/{name}",
+                    partial(self._contender, data_dir, baseline, setup, name),
                 )
 
     def _baseline(self, data_dir: Path, session: Session) -> Row:
@@ -152,7 +134,9 @@ class Race:
         results = session.run(
             Experiment(
                 task=task,
-                algorithm=self._epoch_gossip(settings.num_epochs),
+                algorithm=EpochGossip(
+                    topology=complete(self.num_workers), num_rounds=settings.num_epochs
+                ),
                 platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
                 seed=self.seed,
                 # A hair after each epoch: later nobody has got through the next one.
@@ -191,15 +175,16 @@ class Race:
                 f"nothing to compare with: {baseline} failed, or is not among --runs"
             )
         times = session.rows[baseline]["setups"][setup.name]
-        task = self.problem.task(data_dir)
         contender = setup.runs[name]
-        is_gosgd = contender.inner == "gosgd"
-        if contender.accuracy_aware is not None:
-            task = replace(task, accuracy_aware=contender.accuracy_aware)
+        is_gosgd = contender.algorithm is GoSGD
+        settings = self.problem.settings
+        exchange = {"exchange_probability": settings.exchange_probability, "seed": self.seed}
         results = session.run(
             Experiment(
-                task=task,
-                algorithm=self._algorithm(contender),
+                task=contender.task(self.problem.task(data_dir)),
+                algorithm=contender.build(
+                    self.num_workers, UNTIL_CUT_OFF, **exchange if is_gosgd else {}
+                ),
                 platforms=setup.platforms,
                 links=Links(default=HOME_LINK),
                 seed=self.seed,
@@ -227,23 +212,6 @@ class Race:
         # In this time those who never wait process `max_work` times as many samples.
         return min(whole, self.max_work * whole / float(times["throughput_bound"]))
 
-    def _epoch_gossip(self, num_rounds: int) -> EpochGossip:
-        return EpochGossip(topology=complete(self.num_workers), num_rounds=num_rounds)
-
-    def _algorithm(self, contender: Contender) -> Algorithm[Any]:
-        inner: Algorithm[Any] = (
-            self._gosgd() if contender.inner == "gosgd" else self._epoch_gossip(UNTIL_CUT_OFF)
-        )
-        return inner if contender.accuracy_aware is None else EdgeGossip(inner=inner)
-
-    def _gosgd(self) -> GoSGD:
-        return GoSGD(
-            topology=complete(self.num_workers),
-            num_rounds=UNTIL_CUT_OFF,
-            exchange_probability=self.problem.settings.exchange_probability,
-            seed=self.seed,
-        )
-
 
 def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
     """What a run has shown: its curve, and what its events say about shares and looks."""
@@ -268,16 +236,146 @@ def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
 
 
 def races_of(
-    problem: Problem, setups: tuple[Setup, ...], settings: StudySettings
+    problem: Problem,
+    setups: tuple[Setup, ...],
+    settings: StudySettings,
+    max_work: float | None = MAX_WORK,
 ) -> list[Race]:
     """The races on these machines, one for each seed."""
+    limit = work_limit(settings, max_work)
     return [
-        Race(
-            group=problem.name,
-            problem=problem,
-            setups=setups,
-            seed=seed,
-            max_work=work_limit(settings),
-        )
+        Race(problem=problem, setups=setups, seed=seed, max_work=limit)
         for seed in settings.seeds
     ]
+
+
+def race_study(
+    name: str,
+    title: str,
+    settings: StudySettings,
+    races: Sequence[Race],
+    exhibit: Callable[[Mapping[str, Row]], Exhibits],
+    *,
+    printed: tuple[str, ...],
+    scaled_down: tuple[str, ...],
+    **varied: object,
+) -> Study:
+    """A study of races; `varied` is what its rows depend on besides all other arguments."""
+    depends_on, cells = settings_and_cells(races, settings)
+    edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
+    del edge_gossip["inner"]
+    defaults = {"accuracy_aware": describe(ACCURACY_AWARE), "edge_gossip": edge_gossip}
+    return Study(
+        name=f"edgegossip/{name}",
+        title=title,
+        printed=printed,
+        scaled_down=scaled_down,
+        settings={**depends_on, **varied, **defaults},
+        cells=cells,
+        exhibit=exhibit,
+    )
+
+
+def standings(rows: Iterable[Row], target_gap: float) -> list[Score]:
+    """Set each run beside the EpochGossip of its group, machines and seed.
+
+    Args:
+        rows: Of `Race.cells`, in any order.
+        target_gap: The target is EpochGossip's best accuracy less this, in [0, 1].
+    """
+    return scores(on_each_setup(rows), BASELINE, target_gap, _measures)
+
+
+def on_each_setup(rows: Iterable[Row]) -> list[Row]:
+    """The rows of races as a scoreboard wants them, with a curve of EpochGossip for each setup.
+
+    Args:
+        rows: Of `Race.cells`, in any order.
+    """
+    rows = list(rows)
+    found: list[Row] = []
+    for baseline in rows:
+        if baseline["run"] != BASELINE:
+            continue
+        for setup, times in baseline["setups"].items():
+            added = {"setting": setup, "machines": times}
+            ends = times["epoch_ends"]
+            found.append({**baseline, **added, "times": ends, "equal_epochs_time": ends[-1]})
+            own = (baseline["group"], baseline["seed"], setup)
+            found += [
+                {**row, **added}
+                for row in rows
+                if (row["group"], row["seed"], row["setup"]) == own
+            ]
+    return found
+
+
+def _measures(
+    row: Row, baseline: Row | None, time: Seconds | None, speedup: float | None
+) -> Measures:
+    assert baseline is not None  # without it there is no row
+    machines, best = row["machines"], max(row["accuracies"])
+    ends, end = baseline["equal_epochs_time"], row["equal_epochs_time"]
+    # A little later, when the models that were sent have been averaged and measured.
+    settled = 0.2 * machines["round_seconds"]
+    accuracy = None if end is None else _accuracy_at(row, end + settled)
+    loss = None if accuracy is None else baseline["accuracies"][-1] - accuracy
+    bound = machines["throughput_bound"]
+    of_bound = None if speedup is None or row["run"] == BASELINE else speedup / bound
+    return {
+        "T_max / T_min": ("number", machines["time_ratio"]),
+        # How many times EpochGossip's samples per second are processed where nobody waits.
+        "bound": ("times", bound),
+        "time to target": ("seconds", time),
+        "speed-up": ("times", speedup),
+        "of the bound": ("percent", of_bound),
+        "best accuracy": ("percent", best),
+        "final accuracy": ("percent", _final_accuracy(row)),
+        # The paper's: EpochGossip's time for all of its epochs over the run's for as many
+        # rounds, and what it has lost by then; None without rounds.
+        "speed-up, equal epochs": ("times", ends / end if end else None),
+        "accuracy loss, equal epochs": ("points", loss),
+        LOSS: ("points", max(baseline["accuracies"]) - best),
+    }
+
+
+def _accuracy_at(row: Row, time: Seconds) -> float | None:
+    """The accuracy at `time`, which holds until it changes; None where the run was over."""
+    if row["times"][-1] < time - 1e-9 * time and row["run"] != BASELINE:
+        return None
+    index = bisect.bisect_right(row["times"], time) - 1
+    accuracy: float = row["accuracies"][index]
+    return accuracy
+
+
+def _final_accuracy(row: Row) -> float:
+    """The mean over the last fifth of the run: one evaluation alone would be chance."""
+    times: list[Seconds] = row["times"]
+    end, total = times[-1], 0.0
+    since = 0.8 * end
+    for (start, stop), accuracy in zip(pairwise(times), row["accuracies"], strict=False):
+        total += max(0.0, stop - max(start, since)) * accuracy
+    return total / (end - since)
+
+
+def race_table(
+    found: Sequence[Score], heading: str, target_gap: float, dash: str, looks: str = ""
+) -> Table:
+    """Medians over the seeds of each run, with the bound beside each speed-up.
+
+    Args:
+        found: In the order of the rows.
+        heading: What the numbers are.
+        target_gap: As for `standings`.
+        dash: What it means besides having no epochs.
+        looks: When accuracy is measured, to be said of the target.
+    """
+    note = (
+        f"Medians over the seeds; a dash: {dash}, or it has no epochs. The target is "
+        f"EpochGossip's best accuracy less {100 * target_gap:g} percentage points{looks}. The "
+        "bound is what not waiting alone can bring, in samples per second: sum(v) / (E v_min). "
+        "At equal epochs, the paper's measure, a slow platform does less work than in "
+        "EpochGossip and the bound is T_max / T_min: read it together with the loss of "
+        "accuracy. Final accuracy is the mean over the last fifth of the time."
+    )
+    return score_table(found, heading=heading, note=note, setting="machines", left_out={LOSS})

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
 
+from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.experiments.exhibits import Exhibits, Figure
 from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.sampling.selection import SELECTIONS
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.studies.contest import Contenders
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import (
     CIFAR10_LENET5,
@@ -24,17 +25,18 @@ from edgegossip.recipes.studies.problems import (
 )
 from edgegossip.recipes.studies.race import (
     CONTENDERS,
+    CONTROLS,
+    EDGE_GOSSIP,
     MAX_WORK,
-    Contender,
-    Race,
-    Runs,
     Setup,
-    how_contenders_run,
     less_work,
+    race_study,
+    race_table,
     races_of,
+    standings,
     work_limit,
 )
-from edgegossip.recipes.studies.standings import bars, race_table, standings
+from edgegossip.recipes.studies.scoreboard import bars
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 TARGET_GAP = 0.003
@@ -43,9 +45,12 @@ Controls: TypeAlias = Literal["none", "at-4", "all"]
 CONTROLLED = 4.0
 """The imbalance at which the controls run by default."""
 
-EDGE_GOSSIP: Runs = {"edge-gossip": Contender()}
-EQUAL_TIME: Runs = {**EDGE_GOSSIP, "random": Contender(PLAIN)}
-CONTROLLED_RUNS: Runs = {**CONTENDERS, "edge-gossip-gosgd": Contender(inner="gosgd")}
+ALONE: Contenders = {"edge-gossip": EDGE_GOSSIP}
+EQUAL_TIME: Contenders = {**ALONE, "random": CONTROLS["random"]}
+CONTROLLED_RUNS: Contenders = {
+    **CONTENDERS,
+    "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=GoSGD),
+}
 
 DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
 
@@ -65,29 +70,29 @@ def speedup(
             to give them all its time, in which they converge.
     """
     limit = work_limit(settings, max_work)
-    races = [
-        race
-        for problem in _problems(settings)
-        for seed in settings.seeds
-        for race in [_race(problem, seed, controls, limit)]
-    ]
-    return _study(
+    return race_study(
         "speedup",
         "How many times sooner does EdgeGossip get where EpochGossip gets?",
-        (
+        settings,
+        [
+            race
+            for problem in _problems(settings)
+            for race in races_of(problem, _setups(problem, controls), settings, max_work)
+        ],
+        partial(_exhibit, "speedup"),
+        printed=(
             "The paper prints one number: 2.70 times less training time than GoSGD on average, "
             "at a loss of accuracy of 0.78 %, T_max / T_min not given.",
         ),
-        (
+        scaled_down=(
             "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
             "on speeds, and when its epochs end on other machines is simulated without "
             "training.",
             *less_work(limit),
         ),
-        settings,
-        races,
         controls=controls,
         max_work=limit,
+        target_gap=TARGET_GAP,
     )
 
 
@@ -103,58 +108,27 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
     others = [name for name in SELECTIONS if name not in ("focused", "random")]
     if settings.short:
         others = ["ranked", "pruned"]
-    runs: Runs = {
-        "focused": Contender(),
-        **{
-            name: Contender(
-                replace(ACCURACY_AWARE, selection=SELECTIONS[name], look_share=None)
-            )
-            for name in others
-        },
-        "random": Contender(PLAIN),
-    }
+    runs = {"focused": EDGE_GOSSIP}
+    for name in others:
+        aware = replace(ACCURACY_AWARE, selection=SELECTIONS[name], look_share=None)
+        runs[name] = replace(EDGE_GOSSIP, accuracy_aware=aware)
+    runs["random"] = CONTROLS["random"]
     problems = (DIGITS_MLP,) if settings.short else (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5)
-    races = [
-        race
-        for problem in problems
-        for race in races_of(problem, (_setup(problem, CONTROLLED, runs),), settings)
-    ]
     limit = work_limit(settings)
-    return _study(
+    return race_study(
         "selections",
         "Which selection of samples comes to EpochGossip's accuracy soonest?",
-        ("The paper ranks subsets by the loss of their aggregated point: `ranked`.",),
-        less_work(limit),
         settings,
-        races,
+        [
+            race
+            for problem in problems
+            for race in races_of(problem, (_setup(problem, CONTROLLED, runs),), settings)
+        ],
+        partial(_exhibit, "selections"),
+        printed=("The paper ranks subsets by the loss of their aggregated point: `ranked`.",),
+        scaled_down=less_work(limit),
         max_work=limit,
-    )
-
-
-def _study(
-    name: str,
-    title: str,
-    printed: tuple[str, ...],
-    scaled_down: tuple[str, ...],
-    settings: StudySettings,
-    races: Sequence[Race],
-    **varied: object,
-) -> Study:
-    problems = {race.problem.name: race.problem for race in races}.values()
-    return Study(
-        name=f"edgegossip/{name}",
-        title=title,
-        printed=printed,
-        scaled_down=scaled_down,
-        settings={
-            **settings.plain(),
-            **varied,
-            "target_gap": TARGET_GAP,
-            "problems": [problem.plain() for problem in problems],
-            **how_contenders_run(),
-        },
-        cells=tuple(cell for race in races for cell in race.cells(settings.data_dir)),
-        exhibit=partial(_exhibit, name),
+        target_gap=TARGET_GAP,
     )
 
 
@@ -170,29 +144,17 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
     )
 
 
-def _race(
-    problem: Problem,
-    seed: int,
-    controls: Controls,
-    max_work: float | None,
-) -> Race:
-    def runs(imbalance: float) -> Runs:
-        if problem is CIFAR10_RESNET20:
-            return EQUAL_TIME  # it takes too long for more
-        has_controls = {"none": False, "at-4": imbalance == CONTROLLED, "all": True}[controls]
-        return CONTROLLED_RUNS if has_controls else EDGE_GOSSIP
-
-    wanted = (CONTROLLED,) if problem is CIFAR10_RESNET20 else IMBALANCES
-    return Race(
-        group=problem.name,
-        problem=problem,
-        setups=tuple(_setup(problem, imbalance, runs(imbalance)) for imbalance in wanted),
-        seed=seed,
-        max_work=max_work,
+def _setups(problem: Problem, controls: Controls) -> tuple[Setup, ...]:
+    if problem is CIFAR10_RESNET20:  # it takes too long for more
+        return (_setup(problem, CONTROLLED, EQUAL_TIME),)
+    controlled = {"none": (), "at-4": (CONTROLLED,), "all": IMBALANCES}[controls]
+    return tuple(
+        _setup(problem, imbalance, CONTROLLED_RUNS if imbalance in controlled else ALONE)
+        for imbalance in IMBALANCES
     )
 
 
-def _setup(problem: Problem, imbalance: float, runs: Runs) -> Setup:
+def _setup(problem: Problem, imbalance: float, runs: Contenders) -> Setup:
     return Setup(
         name=f"{imbalance:g} times",
         platforms=imbalanced(4, problem.settings.throughput, imbalance),
@@ -205,14 +167,21 @@ def _exhibit(name: str, rows: Mapping[str, Row]) -> Exhibits:
     panels = tuple(
         bars(
             [each for each in found if each.group == group and each.run != "epoch-gossip"],
-            lambda each: each.speedup,
+            "speed-up",
             title=group,
             y_label="speed-up in time to target",
-            y_unit="times",
             x_label="T_max / T_min",
-            has_bound=True,
+            mark=("throughput bound", "bound"),
         )
         for group in dict.fromkeys(each.group for each in found)
+    )
+    table = race_table(
+        found,
+        "Speed-ups, with their bound",
+        TARGET_GAP,
+        dash="not in its time",
+        looks=", looked at after each of its epochs; the others after each of theirs, GoSGD "
+        "twice in such a time",
     )
     figure = Figure(
         name=name,
@@ -222,14 +191,4 @@ def _exhibit(name: str, rows: Mapping[str, Row]) -> Exhibits:
         "fewer samples.",
         panels=panels,
     )
-    note = (
-        "Medians over the seeds; a dash: not in its time, or it has no epochs. The target is "
-        "EpochGossip's best accuracy less 0.3 percentage points, looked at after each of its "
-        "epochs; the others after each of theirs, GoSGD twice in such a time. The bound is "
-        "what not waiting alone can bring, in samples per second: sum(v) / (E v_min). At equal "
-        "epochs, the paper's measure, a slow platform does less work than in EpochGossip and "
-        "the bound is T_max / T_min: read it together with the loss of accuracy. Final "
-        "accuracy is the mean over the last fifth of the time."
-    )
-    table = race_table(found, "Speed-ups, with their bound", note)
-    return Exhibits(figures=(figure,) if panels else (), tables=(table,))
+    return Exhibits(figures=(figure,), tables=(table,)) if found else Exhibits()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from edgegossip.experiments.exhibits import Exhibits, Figure
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
 from edgegossip.experiments.study import Row, Study
 from edgegossip.learning.sampling.aggregation import aggregator
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.studies.contest import Contender, Contenders
 from edgegossip.recipes.studies.platforms import fast_and_slow
 from edgegossip.recipes.studies.problems import (
     CIFAR10_ALEXNET_QUARTER,
@@ -22,15 +23,17 @@ from edgegossip.recipes.studies.problems import (
 from edgegossip.recipes.studies.race import (
     CONTENDERS,
     CONTROLS,
-    Contender,
-    Race,
-    Runs,
+    EDGE_GOSSIP,
+    LOSS,
     Setup,
-    how_contenders_run,
     less_work,
+    on_each_setup,
+    race_study,
+    race_table,
     races_of,
+    standings,
 )
-from edgegossip.recipes.studies.standings import bars, curves, race_table, standings
+from edgegossip.recipes.studies.scoreboard import Score, bars, curves
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.platform import paper, uneven
 
@@ -48,14 +51,6 @@ NAMES = (
     "asynchronous algorithm of that name by its own authors, random EdgeGossip with shares "
     "chosen at random."
 )
-NOTE = (
-    "Medians over the seeds; a dash: never, or it has no epochs. The target is EpochGossip's "
-    "best accuracy less 0.78 percentage points. The bound is what not waiting alone can "
-    "bring, in samples per second: sum(v) / (E v_min). At equal epochs, the paper's measure, a "
-    "slow platform does less work than in EpochGossip and the bound is T_max / T_min: read it "
-    "together with the loss of accuracy. Final accuracy is the mean over the last fifth of the "
-    "time."
-)
 
 
 def fig5(settings: StudySettings = StudySettings()) -> Study:
@@ -70,7 +65,7 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
         CIFAR10_SQUEEZENET,
         CIFAR10_MOBILENET_V2_QUARTER,
     )
-    runs: Runs = {**{name: _with_aggregator(name) for name in SELECTED}, **CONTROLS}
+    runs: Contenders = {**{name: _with_aggregator(name) for name in SELECTED}, **CONTROLS}
     races = [
         race
         for problem in _or_short(problems, settings)
@@ -81,29 +76,35 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
         seed = settings.seeds[0]
         groups = {row["group"] for row in rows.values()}
         panels = [
-            curves(rows.values(), race.group, race.setups[0].name, seed)
+            curves(
+                on_each_setup(rows.values()),
+                (race.group, race.setups[0].name, seed),
+                title=race.group,
+                x_label="virtual time (s)",
+            )
             for race in races
             if race.seed == seed and race.group in groups
         ]
         caption = f"Seed {seed}. {NAMES}"
-        figure = Figure(
-            name="fig5", heading="Accuracy over time", caption=caption, panels=tuple(panels)
-        )
-        table = race_table(standings(rows.values(), PAPER_LOSS), "Ours", NOTE)
-        return Exhibits(figures=(figure,) if panels else (), tables=(table,))
+        found = standings(rows.values(), PAPER_LOSS)
+        return _figure_and_table("fig5", "Accuracy over time", caption, panels, found)
 
-    return _study(
-        "edgegossip/fig5",
+    return race_study(
+        "fig5",
         "How fast do four models learn, with three techniques of aggregation?",
-        (
+        settings,
+        races,
+        exhibit,
+        printed=(
             "Figure 5 shows curves only; no speed-up of a single model is printed.",
             "On average over all models, EdgeGossip takes 2.70 times less training time than "
             "GoSGD, at a loss of accuracy of 0.78 %. LeNet-5 gains less than the others.",
         ),
-        settings,
-        races,
-        exhibit,
-        "Two platforms are three times as fast as the other two. The paper prints no speeds.",
+        scaled_down=_differences(
+            settings,
+            "Two platforms are three times as fast as the other two. The paper prints no "
+            "speeds.",
+        ),
     )
 
 
@@ -124,17 +125,20 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
         for number in numbers
     ]
     races = [race for setup in setups for race in races_of(problem, (setup,), settings)]
-    return _study(
-        "edgegossip/fig6",
+    return race_study(
+        "fig6",
         "Does it hold with more platforms?",
-        (
-            "Figure 6 shows time and loss of accuracy on 4 to 32 platforms as bars, without "
-            "printed numbers.",
-        ),
         settings,
         races,
         _time_and_loss("fig6", "More platforms", "the same data, dealt to more platforms"),
-        "LeNet-5 on MNIST only; platforms repeat the speeds 1 : 0.8 : 0.33 : 0.25.",
+        printed=(
+            "Figure 6 shows time and loss of accuracy on 4 to 32 platforms as bars, without "
+            "printed numbers.",
+        ),
+        scaled_down=_differences(
+            settings,
+            "LeNet-5 on MNIST only; platforms repeat the speeds 1 : 0.8 : 0.33 : 0.25.",
+        ),
     )
 
 
@@ -153,14 +157,9 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
         )
         for factor in (3, 5)
     )
-    return _study(
-        "edgegossip/fig12",
+    return race_study(
+        "fig12",
         "What if platforms are more uneven?",
-        (
-            "With fast platforms 3 and 5 times as fast as the slow ones, GoSGD becomes slower "
-            "and EdgeGossip's time hardly changes; its loss of accuracy is slightly larger. No "
-            "numbers are printed.",
-        ),
         settings,
         races_of(problem, setups, settings),
         _time_and_loss(
@@ -168,7 +167,16 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
             "More uneven platforms",
             "speed of the fast platforms over that of the slow ones",
         ),
-        "LeNet-5 on MNIST only; the fast platforms keep their speed, the slow ones get slower.",
+        printed=(
+            "With fast platforms 3 and 5 times as fast as the slow ones, GoSGD becomes slower "
+            "and EdgeGossip's time hardly changes; its loss of accuracy is slightly larger. No "
+            "numbers are printed.",
+        ),
+        scaled_down=_differences(
+            settings,
+            "LeNet-5 on MNIST only; the fast platforms keep their speed, the slow ones get "
+            "slower.",
+        ),
     )
 
 
@@ -182,33 +190,49 @@ def fig13(settings: StudySettings = StudySettings()) -> Study:
     names = SELECTED[:1] if settings.short else SELECTED
     runs = {f"{name} {r}": _with_aggregator(name, r) for r in RATIOS for name in names}
     setups = (_paper_machines(problem, {**runs, **CONTROLS}),)
-    return _study(
-        "edgegossip/fig13",
+    return race_study(
+        "fig13",
         "How many samples may an aggregated point stand for?",
-        (
-            "The paper compares aggregation ratios 5, 10 (its default) and 20; at 20 the loss "
-            "of accuracy stays below 3 %.",
-        ),
         settings,
         races_of(problem, setups, settings),
         _time_and_loss("fig13", "Aggregation ratios", ""),
-        "LeNet-5 on MNIST only; two platforms are three times as fast as the other two.",
+        printed=(
+            "The paper compares aggregation ratios 5, 10 (its default) and 20; at 20 the loss "
+            "of accuracy stays below 3 %.",
+        ),
+        scaled_down=_differences(
+            settings,
+            "LeNet-5 on MNIST only; two platforms are three times as fast as the other two.",
+        ),
     )
 
 
 def _with_aggregator(name: str, ratio: float = 10) -> Contender:
-    return Contender(replace(ACCURACY_AWARE, aggregator=aggregator(name, ratio)))
+    aware = replace(ACCURACY_AWARE, aggregator=aggregator(name, ratio))
+    return replace(EDGE_GOSSIP, accuracy_aware=aware)
 
 
 def _or_short(problems: Iterable[Problem], settings: StudySettings) -> list[Problem]:
     return [DIGITS_MLP] if settings.short else list(problems)
 
 
-def _paper_machines(problem: Problem, runs: Runs) -> Setup:
+def _paper_machines(problem: Problem, runs: Contenders) -> Setup:
     # `paper` counts in samples per second of an executor of a slow platform.
     return Setup(
         name="two fast, two slow", platforms=paper(problem.settings.throughput / 12), runs=runs
     )
+
+
+def _figure_and_table(
+    name: str, heading: str, caption: str, panels: Sequence[Panel], found: Sequence[Score]
+) -> Exhibits:
+    figure = Figure(name=name, heading=heading, caption=caption, panels=tuple(panels))
+    table = race_table(found, "Ours", PAPER_LOSS, dash="never")
+    return Exhibits(figures=(figure,), tables=(table,)) if found else Exhibits()
+
+
+def _differences(settings: StudySettings, difference: str) -> tuple[str, ...]:
+    return () if settings.short else (difference, *less_work())
 
 
 def _time_and_loss(
@@ -218,55 +242,17 @@ def _time_and_loss(
 
     def exhibit(rows: Mapping[str, Row]) -> Exhibits:
         found = standings(rows.values(), PAPER_LOSS)
-        time = bars(
-            found,
-            lambda each: each.time,
-            title="Time to target",
-            y_label="virtual time",
-            y_unit="seconds",
-            x_label=x_label,
+        panels = [
+            bars(found, measure, y_label=y_label, x_label=x_label)
+            for measure, y_label in (
+                ("time to target", "virtual time"),
+                (LOSS, "EpochGossip's best less the run's"),
+            )
+        ]
+        caption = (
+            "Medians over the seeds, thin lines their range; no bar: the target was never "
+            f"reached. {NAMES}"
         )
-        loss = bars(
-            found,
-            lambda each: each.accuracy_gap,
-            title="Loss of best accuracy",
-            y_label="EpochGossip's best less the run's",
-            y_unit="points",
-            x_label=x_label,
-        )
-        figure = Figure(
-            name=name,
-            heading=heading,
-            caption="Medians over the seeds, thin lines their range; no bar: the target was "
-            f"never reached. {NAMES}",
-            panels=(time, loss),
-        )
-        table = race_table(found, "Ours", NOTE)
-        return Exhibits(figures=(figure,) if found else (), tables=(table,))
+        return _figure_and_table(name, heading, caption, panels, found)
 
     return exhibit
-
-
-def _study(
-    name: str,
-    title: str,
-    printed: tuple[str, ...],
-    settings: StudySettings,
-    races: Sequence[Race],
-    exhibit: Callable[[Mapping[str, Row]], Exhibits],
-    *differences: str,
-) -> Study:
-    problems = {race.problem.name: race.problem for race in races}.values()
-    return Study(
-        name=name,
-        title=title,
-        printed=printed,
-        scaled_down=() if settings.short else (*differences, *less_work()),
-        settings={
-            **settings.plain(),
-            "problems": [problem.plain() for problem in problems],
-            **how_contenders_run(),
-        },
-        cells=tuple(cell for race in races for cell in race.cells(settings.data_dir)),
-        exhibit=exhibit,
-    )

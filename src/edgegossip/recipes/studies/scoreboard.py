@@ -1,0 +1,234 @@
+"""Runs beside a reference run of the same contest: scores, tables and charts over the seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.exhibits import Panel, Series, Table, Unit
+from edgegossip.experiments.study import Row
+
+ContestKey: TypeAlias = tuple[str, str, int]
+"""Group, setting and seed."""
+Measures: TypeAlias = Mapping[str, tuple[Unit, float | None]]
+"""Unit and value of each measure of a run by its title, in the order of a table's columns."""
+LESS_IS_BETTER = {"seconds", "bytes", "points"}
+"""Units; a missing value counts as worst in a median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One run of a contest, beside the reference run of the same group, setting and seed.
+
+    Attributes:
+        group: Part of the study.
+        setting: What sets this contest apart from others of the group.
+        run: Name of the run.
+        seed: Of both runs.
+        target: Accuracy to reach, in [0, 1]; None without a reference run.
+        measures: What is known of the run.
+    """
+
+    group: str
+    setting: str
+    run: str
+    seed: int
+    target: float | None
+    measures: Measures
+
+    def __getitem__(self, title: str) -> float | None:
+        """The value of a measure."""
+        return self.measures[title][1]
+
+
+Measure: TypeAlias = Callable[[Row, Row | None, Seconds | None, float | None], Measures]
+"""Measures a run: its row, the reference's, its time to the target, and its speed-up there."""
+
+
+def contest_key(row: Row) -> ContestKey:
+    """The contest that a row is part of."""
+    return row["group"], row["setting"], row["seed"]
+
+
+def scores(
+    rows: Iterable[Row], reference: str, target_gap: float, measure: Measure
+) -> list[Score]:
+    """Set each run beside the reference run of its contest.
+
+    Args:
+        rows: Each with `group`, `setting`, `run`, `seed`, `times` and `accuracies`.
+        reference: Name of the reference run, without which there is no target.
+        target_gap: The target is the reference's best accuracy less this, in [0, 1].
+        measure: Measures each run.
+    """
+    rows = list(rows)
+    references = {contest_key(row): row for row in rows if row["run"] == reference}
+    return [_score(row, references.get(contest_key(row)), target_gap, measure) for row in rows]
+
+
+def _score(row: Row, reference: Row | None, target_gap: float, measure: Measure) -> Score:
+    target = time = speedup = None
+    if reference is not None:
+        target = max(reference["accuracies"]) - target_gap
+        time, reference_time = time_to(row, target), time_to(reference, target)
+        speedup = reference_time / time if reference_time is not None and time else None
+    return Score(
+        **{name: row[name] for name in ("group", "setting", "run", "seed")},
+        target=target,
+        measures=measure(row, reference, time, speedup),
+    )
+
+
+def time_to(row: Row, target: float) -> Seconds | None:
+    """When a run first had an accuracy of `target`; None if it never had."""
+    pairs = zip(row["times"], row["accuracies"], strict=True)
+    return next((time for time, accuracy in pairs if accuracy >= target), None)
+
+
+def median(values: Iterable[float | None], missing: float = -math.inf) -> float | None:
+    """The middle of `values`, None counting as `missing`; None if that is the middle.
+
+    >>> median([3.0, 1.0, None]), median([None, None, 2.0])
+    (1.0, None)
+    """
+    middle = statistics.median(missing if value is None else value for value in values)
+    return middle if math.isfinite(middle) else None
+
+
+def score_table(
+    found: Sequence[Score],
+    *,
+    heading: str,
+    note: str,
+    setting: str = "setting",
+    left_out: Collection[str] = (),
+) -> Table:
+    """Medians over the seeds; parts and settings have a column only if there are several.
+
+    Args:
+        found: In the order of the table's rows.
+        heading: What the numbers are.
+        note: How to read them.
+        setting: Title of the column of settings.
+        left_out: Measures that have no column.
+    """
+    runs: dict[tuple[str, str, str], list[Score]] = {}
+    for each in found:
+        runs.setdefault((each.group, each.setting, each.run), []).append(each)
+    columns = {
+        title: unit
+        for each in found[:1]
+        for title, (unit, _) in each.measures.items()
+        if title not in left_out
+    }
+    names = ("part", setting, "run")
+    told = [i for i in range(3) if names[i] == "run" or len({key[i] for key in runs}) > 1]
+    return Table(
+        heading=heading,
+        columns=(*((names[i], "text") for i in told), *columns.items()),
+        rows=tuple(
+            (
+                *(key[i] for i in told),
+                *(
+                    median(
+                        (each[title] for each in some),
+                        math.inf if unit in LESS_IS_BETTER else -math.inf,
+                    )
+                    for title, unit in columns.items()
+                ),
+            )
+            for key, some in runs.items()
+        ),
+        note=note,
+    )
+
+
+def bars(
+    found: Sequence[Score],
+    measure: str,
+    *,
+    y_label: str,
+    x_label: str = "",
+    title: str | None = None,
+    mark: tuple[str, str] | None = None,
+) -> Panel:
+    """A bar for each setting and run: the median over the seeds, with their range.
+
+    Args:
+        found: Of one group.
+        measure: Title of what is drawn.
+        y_label: What the measure is.
+        x_label: What the settings are.
+        title: Above the panel; by default the measure's.
+        mark: A line across the bars of each setting: its name, and the measure it shows.
+    """
+    settings = {each.setting: each for each in found}
+    series = []
+    for run in dict.fromkeys(each.run for each in found):
+        mine = [each for each in found if each.run == run]
+        ranges = [_range([e[measure] for e in mine if e.setting == each]) for each in settings]
+        middles, lows, highs = zip(*ranges, strict=True)
+        series.append(Series(name=run, x=tuple(settings), y=middles, low=lows, high=highs))
+    if mark is not None:
+        y = tuple(each[mark[1]] for each in settings.values())
+        series.append(Series(name=mark[0], x=tuple(settings), y=y, is_mark=True))
+    return Panel(
+        title=title or measure.capitalize(),
+        kind="bars",
+        x_label=x_label,
+        y_label=y_label,
+        y_unit=next((each.measures[measure][0] for each in found), "number"),
+        series=tuple(series),
+    )
+
+
+def _range(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
+    """Median, least and greatest; None for all three if most are missing."""
+    if not values or (middle := median(values)) is None:
+        return None, None, None
+    known = [each for each in values if each is not None]
+    return middle, min(known), max(known)
+
+
+def curves(
+    rows: Iterable[Row],
+    contest: ContestKey,
+    title: str,
+    x_label: str,
+    *,
+    x: str = "times",
+    x_unit: Unit = "number",
+    is_x_log: bool = False,
+) -> Panel:
+    """Accuracy of all runs of one contest.
+
+    Args:
+        rows: Of any contests.
+        contest: Which of them is drawn.
+        title: Above the panel.
+        x_label: What the accuracies are drawn against.
+        x: Field of a row that holds it.
+        x_unit: Its unit.
+        is_x_log: Whether its axis is logarithmic; what is 0 has no place on it.
+    """
+    series = []
+    for row in rows:
+        if contest_key(row) == contest:
+            pairs = zip(row[x], row["accuracies"], strict=True)
+            points = [pair for pair in pairs if pair[0] > 0 or not is_x_log]
+            xs, ys = zip(*points, strict=True)
+            series.append(Series(name=row["run"], x=xs, y=ys))
+    return Panel(
+        title=title,
+        kind="lines",
+        x_label=x_label,
+        x_unit=x_unit,
+        is_x_log=is_x_log,
+        y_label="accuracy",
+        y_unit="percent",
+        series=tuple(series),
+    )

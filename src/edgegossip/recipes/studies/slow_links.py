@@ -1,0 +1,206 @@
+"""Algorithms that send little, against dense push-sum: runs, and what they come to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.describe import describe
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Unit
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.study import Cell, Row, Session
+from edgegossip.experiments.traffic import Traffic, traffic
+from edgegossip.learning.partition import Partition
+from edgegossip.recipes.push_sum import BYTES_PER_MEGABIT, DENSE, LATENCY, num_steps
+from edgegossip.recipes.studies.contest import Contenders, Contest
+from edgegossip.recipes.studies.scoreboard import (
+    ContestKey,
+    Measures,
+    Score,
+    bars,
+    curves,
+    score_table,
+    scores,
+)
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
+"""1 Mbit/s."""
+
+NUM_EVALUATIONS = 60
+"""Of each run, over its length."""
+
+TARGET_GAP = 0.01
+"""The target is the dense run's best accuracy less this."""
+
+MEAN_WORKER, WORST_WORKER = "mean worker", "worst worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLinkContest(Contest):
+    """One problem, dealt out in one way with one seed, learnt in several.
+
+    Args:
+        setting: What is special about it, such as "skew 0.8".
+        partition: Deals the samples to the workers.
+        contenders: By the name of the run; `DENSE` among them.
+        num_workers: Workers on equal platforms.
+    """
+
+    setting: str
+    partition: Partition
+    contenders: Contenders
+    num_workers: int = 8
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        folder = f"{self.group}/{self.setting.replace(' ', '-')}/seed{self.seed}"
+        for name in self.contenders:
+            work = partial(self._work, data_dir, name)
+            yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
+
+    def plain(self) -> dict[str, Any]:
+        """What its rows depend on, in JSON, but for problem and seed."""
+        return {
+            "group": self.group,
+            "setting": self.setting,
+            "partition": describe(self.partition),
+            "runs": {
+                name: each.plain(self.num_workers) for name, each in self.contenders.items()
+            },
+        }
+
+    def _work(self, data_dir: Path, name: str, session: Session) -> Row:
+        contender, settings = self.contenders[name], self.problem.settings
+        task = replace(contender.task(self.problem.task(data_dir)), partition=self.partition)
+        steps = num_steps(task, self.num_workers, settings.num_epochs)
+        experiment = Experiment(
+            task=task,
+            algorithm=contender.build(self.num_workers, steps),
+            platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
+            links=Links(default=SLOW_LINK),
+            seed=self.seed,
+            evaluation_epochs=settings.num_epochs / NUM_EVALUATIONS,
+            name=name.replace(" ", "-"),
+        )
+        return {
+            "group": self.group,
+            "setting": self.setting,
+            "run": name,
+            "seed": self.seed,
+        } | _found(experiment, session.run(experiment))
+
+
+def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
+    """What a run has shown: its curve, what it sent, and how well each worker does."""
+    last, workers = results.history[-1], results.worker_accuracies
+    return {
+        "times": [evaluation.time for evaluation in results.history],
+        "accuracies": [evaluation.accuracy for evaluation in results.history],
+        "bytes_per_worker": [
+            evaluation.bytes_sent / experiment.num_workers for evaluation in results.history
+        ],
+        "worker_accuracies": workers,
+        "consensus_distance": last.consensus_distance,
+        "traffic": dataclasses.asdict(traffic(experiment, results)),
+    }
+
+
+def placings(rows: Iterable[Row]) -> list[Score]:
+    """Set each run beside the dense one of its group, setting and seed.
+
+    Args:
+        rows: Of `SlowLinkContest.cells`, in any order.
+    """
+    return scores(rows, DENSE, TARGET_GAP, _measures)
+
+
+def _measures(
+    row: Row, dense: Row | None, time: Seconds | None, speedup: float | None
+) -> Measures:
+    own = Traffic(**row["traffic"])
+    ratios = own.ratios(None if dense is None else Traffic(**dense["traffic"]))
+    mean = _mean_worker(row)
+    return {
+        "averaged model": ("percent", row["accuracies"][-1]),
+        MEAN_WORKER: ("percent", mean),
+        WORST_WORKER: ("percent", min(row["worker_accuracies"])),
+        "mean worker, lost": ("points", None if dense is None else _mean_worker(dense) - mean),
+        "sent per worker": ("bytes", own.per_worker),
+        "less, same graph": ("times", ratios["bytes_ratio_same_graph"]),
+        "less, complete graph": ("times", ratios["bytes_ratio_complete_graph"]),
+        "time to target": ("seconds", time),
+        "sooner": ("times", speedup),
+    }
+
+
+def _mean_worker(row: Row) -> float:
+    return sum(row["worker_accuracies"]) / len(row["worker_accuracies"])
+
+
+NOTE = (
+    "Medians over the seeds; a dash: never, or nothing to compare with. Accuracies are of the "
+    "end: of the averaged model, and of the workers' own. Lost: the dense run's mean worker "
+    "less this run's. Bytes are all that is sent, with headers, positions and weights, in all "
+    "rounds. Less: what dense push-sum with a step a round sends for as many samples on the "
+    "run's own graph, or on the complete one as the paper seems to count, over what the run "
+    f"sent. The target is the dense run's best accuracy less {100 * TARGET_GAP:g} pp; time is "
+    "virtual, on uplinks of 1 Mbit/s and 30 ms."
+)
+
+
+def contest_curves(rows: Iterable[Row], contest: ContestKey) -> list[Panel]:
+    """Accuracy of the averaged model against bytes and against time, of one contest."""
+    axes: tuple[tuple[str, str, Unit], ...] = (
+        ("bytes_per_worker", "sent per worker", "bytes"),
+        ("times", "virtual time at 1 Mbit/s", "seconds"),
+    )
+    rows = list(rows)
+    panels = [
+        curves(rows, contest, contest[1], label, x=field, x_unit=unit, is_x_log=True)
+        for field, label, unit in axes
+    ]
+    return [panel for panel in panels if panel.series]
+
+
+def contest_exhibits(
+    name: str, contests: Sequence[SlowLinkContest], has_bars: bool, rows: Mapping[str, Row]
+) -> Exhibits:
+    """A figure for each problem, with the curves of `contests`, and a table of all."""
+    found = placings(rows.values())
+    caption = f"Curves: the averaged model, seed {contests[0].seed}."
+    if has_bars:
+        caption += " Bars: medians over the seeds, thin lines their range."
+    figures = []
+    for group in dict.fromkeys(each.group for each in contests):
+        panels = [
+            panel
+            for each in contests
+            if each.group == group
+            for panel in contest_curves(rows.values(), (group, each.setting, each.seed))
+        ]
+        if has_bars and panels:
+            mine = [each for each in found if each.group == group]
+            workers = [
+                bars(mine, measure, y_label="accuracy")
+                for measure in (MEAN_WORKER, WORST_WORKER)
+            ]
+            panels = [*workers, *panels]
+        if panels:
+            heading = f"Accuracy against bytes and time: {group}"
+            figures.append(
+                Figure(
+                    name=f"{name}-{group}",
+                    heading=heading,
+                    caption=caption,
+                    panels=tuple(panels),
+                )
+            )
+    tables = (score_table(found, heading="Ours", note=NOTE),) if found else ()
+    return Exhibits(figures=tuple(figures), tables=tables)
