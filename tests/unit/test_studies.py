@@ -224,6 +224,19 @@ def test_who_never_gets_there_counts_as_slowest_in_the_median() -> None:
     ]
 
 
+def test_in_a_median_never_is_later_and_slower_than_anything() -> None:
+    never = {"accuracies": [0.1] * 5, "equal_epochs_time": None}
+    sooner = {"accuracies": [0.1, 0.85, 0.9, 0.9, 0.9]}
+    rows = [baseline_row(seed=seed) for seed in (0, 1, 2)]
+    rows += [other_row(), other_row(seed=1, **never), other_row(seed=2, **sooner)]
+    table = race_table(standings(rows, 0.1), "x", 0.1, dash="never")
+    [random] = [row for row in table.rows if row[0] == "random"]
+    line = {title: value for (title, _), value in zip(table.columns, random, strict=True)}
+    assert line["time to target"] == 30.0  # of 10, 30 and never
+    assert line["speed-up"] == pytest.approx(80 / 30)
+    assert line["accuracy loss, equal epochs"] == pytest.approx(0.05)  # of 0, 0.05 and unknown
+
+
 def test_a_study_is_shown_before_anybody_has_raced() -> None:
     study = load_study("edgegossip/speedup")(SHORT)
     exhibits = study.exhibit({"first": baseline_row()})
