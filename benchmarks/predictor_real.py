@@ -72,7 +72,7 @@ def make_training() -> Training:
     workload = Workload(
         Task(dataset=dataset, model=partial(lenet5, (1, 28, 28), 10)), [0], seed=0
     )
-    return Training(workload.make_trainer(0), workload.initial_params)
+    return Training(workload.make_trainer(0), workload.initial_params())
 
 
 def get_profile(path: Path | None, training: Training, seconds: float) -> Profile:

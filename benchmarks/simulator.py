@@ -143,7 +143,7 @@ def simulated_speed(num_workers: int, num_samples: int) -> float:
         simulator = Simulator(
             algorithm,
             uneven(num_workers),
-            workload.initial_params,
+            workload.initial_params(),
             workload.make_trainer,
             pool=pool,
         )
@@ -216,7 +216,7 @@ def many_workers(num_workers: int) -> None:
         Simulator(
             Gossip(topology=ring(num_workers), num_rounds=2),
             uneven(num_workers),
-            workload.initial_params,
+            workload.initial_params(),
             workload.make_trainer,
             pool=pool,
         ).run()

@@ -144,7 +144,7 @@ def average(algorithm: PushSum[Any], seed: int = 0) -> Course:
         simulator.run(until=round + 0.5)  # a round takes a second
         numerators.append(torch.stack([state.params for state in simulator.states]))
         weights.append([state.weight for state in simulator.states])
-        estimates.append(torch.stack(simulator.estimates()))
+        estimates.append(torch.stack([*simulator.estimates().values()]))
     return Course(
         torch.stack(numerators).double(),
         torch.tensor(weights, dtype=torch.float64),

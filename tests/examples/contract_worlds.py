@@ -27,6 +27,7 @@ from edgegossip.sim.simulator import Simulator
 
 NUM_PARAMS = 12
 TARGETS = torch.randn(8, NUM_PARAMS, generator=generator(0, "targets"), dtype=torch.float64)
+ORIGIN = torch.zeros(NUM_PARAMS, dtype=torch.float64)
 
 
 def simulate(
@@ -38,20 +39,20 @@ def simulate(
     seed: int = 0,
     observer: Observer | None = None,
     evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
+    initial_params: Tensor | Callable[[Rank], Tensor] = ORIGIN,
 ) -> Simulator[Any]:
-    """A simulator in which all start from 0 and a message takes 0.1 s, through the codec.
+    """A simulator in which a message takes 0.1 s, and goes through the codec.
 
     Where nobody else observes it, what is sent is compared with the algorithm's schema.
     """
-    params = torch.zeros(NUM_PARAMS, dtype=torch.float64)
     return Simulator(
         algorithm,
         [Platform(throughput=speed) for speed in speeds],
-        params,
+        initial_params,
         lambda rank, _: make_trainer(rank),
         links=Links(default=Link(latency=0.1)),
         faults=Faults(script=tuple(script), seed=seed),
-        observer=observer or SchemaCheck.of(algorithm, params),
+        observer=observer or SchemaCheck.of(algorithm, ORIGIN),
         evaluate=evaluate,
         wire=True,
     )

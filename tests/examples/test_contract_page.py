@@ -108,7 +108,7 @@ def test_adsp_ends_and_brings_the_server_to_the_optimum(
     num_commits = [worker.round for worker in workers]
     assert max(num_commits) <= 1.2 * min(num_commits)
     assert min(num_commits) > 1.5 * server.round  # the search went beyond one a window
-    (estimate,) = simulator.estimates()
+    (estimate,) = simulator.estimates().values()
     assert (estimate - OPTIMUM).norm() < 0.05 * OPTIMUM.norm()
 
 
@@ -213,7 +213,7 @@ def test_sparse_push_conserves_mass_though_a_third_of_the_messages_is_lost(
     # At the end nothing is under way: every share was merged and acknowledged.
     assert not any(state.unacknowledged for state in simulator.states)
     assert sum(state.weight for state in simulator.states) == pytest.approx(8)
-    estimates = torch.stack(simulator.estimates())
+    estimates = torch.stack([*simulator.estimates().values()])
     start = consensus_distance(TARGETS)
     assert consensus_distance(estimates) < 0.2 * start
     assert (estimates.mean(0) - TARGETS.mean(0)).norm() < 0.2 * start
@@ -254,7 +254,7 @@ def test_sparse_push_outlives_the_crash_of_a_worker_that_comes_back(page: Module
     assert simulator.run()
     assert [state.round for state in simulator.states] == [num_rounds] * 8
     assert sum(state.weight for state in simulator.states) == pytest.approx(float(weight))
-    errors = torch.stack(simulator.estimates()) - TARGETS.mean(0)
+    errors = torch.stack([*simulator.estimates().values()]) - TARGETS.mean(0)
     assert errors.norm(dim=1).max() < 0.5 * TARGETS.mean(0).norm()
 
 
@@ -311,7 +311,7 @@ def test_edge_gossip_lets_epochs_end_together_and_is_faster(
     for k in range(0, len(ends), 4):
         assert max(ends[k : k + 4]) - min(ends[k : k + 4]) < 0.1  # a batch takes up to 0.2 s
     # The inner algorithm does its own work: it averages exactly.
-    assert consensus_distance(torch.stack(simulator.estimates())) < 1e-9
+    assert consensus_distance(torch.stack([*simulator.estimates().values()])) < 1e-9
 
 
 @each_inner
@@ -349,10 +349,13 @@ def run_stages(page: ModuleType, *script: Fault) -> tuple[Simulator[Any], list[f
     losses: list[float] = []
     trainers = [StageTrainer(rank, losses) for rank in range(3)]
     algorithm = page.Stages(num_stages=3, num_rounds=NUM_BATCHES, depth=4, timeout=5.0)
-    simulator = simulate(algorithm, (100.0, 70.0, 200.0), script, trainers.__getitem__)
-    # The simulator starts all ranks from one vector; stages are not alike.
-    for state, trainer in zip(simulator.states, trainers, strict=True):
-        state.params = trainer.params
+    simulator = simulate(
+        algorithm,
+        (100.0, 70.0, 200.0),
+        script,
+        trainers.__getitem__,
+        initial_params=lambda rank: trainers[rank].params,
+    )
     assert simulator.run()
     assert not any(state.jobs or state.job for state in simulator.states)
     return simulator, losses

@@ -38,7 +38,7 @@ def trajectory(name: str) -> dict[str, Any]:
     is_over = False
     while not is_over:
         is_over = world.run(until=3.0 * (len(points) + 1))
-        estimates = torch.stack(world.estimates())
+        estimates = torch.stack([*world.estimates().values()])
         point = {
             "rounds": [state.round for state in world.states],
             "mean": estimates.mean(0)[:3].tolist(),

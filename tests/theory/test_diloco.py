@@ -214,7 +214,7 @@ def test_workers_that_have_come_to_differ_agree_again(
     distances: list[float] = []
 
     def note(_state: WorkerState, _event: Event, _now: Seconds) -> None:
-        models = torch.stack(simulator.estimates())  # of those who are not lost
+        models = torch.stack([*simulator.estimates().values()])  # of those who are not lost
         distances.append(float((models - models[0]).norm()))
 
     algorithm = DiLoCo(
@@ -240,7 +240,7 @@ def test_models_stay_near_each_other_where_not_all_hear_of_all(
     faults = Faults(script=(Crash(at=10.0, rank=3),))
     simulator = make_world(algorithm, platforms=EVEN[:1] * 8, faults=faults)
     assert simulator.run()
-    models = torch.stack(simulator.estimates())
+    models = torch.stack([*simulator.estimates().values()])
     assert 0.0 < (models - models.mean(0)).norm() < farthest * TARGETS[:8].norm()
 
 

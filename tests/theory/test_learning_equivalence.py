@@ -65,13 +65,13 @@ def simulate(
     simulator = Simulator(
         algorithm,
         platforms or [Platform(throughput=1000.0)] * num_workers,
-        workload.initial_params,
+        workload.initial_params(),
         workload.make_trainer,
         pool=pool,
         wire=True,
     )
     assert simulator.run()
-    return torch.stack(simulator.estimates())
+    return torch.stack([*simulator.estimates().values()])
 
 
 class PlainLoop:
@@ -80,7 +80,7 @@ class PlainLoop:
     def __init__(self, workload: Workload, dataset: Dataset, optimizer: SGD) -> None:
         self.dataset = dataset
         self.model = mlp(dataset.input_shape, dataset.num_classes, hidden=(8,))
-        self.model.load_state_dict(workload.named_parameters(workload.initial_params))
+        self.model.load_state_dict(workload.named_parameters(workload.initial_params()))
         self.optimizer = optimizer(self.model.parameters())
 
     def step(self, batch: Tensor) -> None:

@@ -69,14 +69,14 @@ def test_an_evaluation_costs_a_third_of_training_on_what_goes_through_the_model(
 
 def test_evaluating_leaves_no_trace() -> None:
     workload = Workload(small_task(), [0], seed=0)
-    first = workload.evaluate(workload.initial_params)
-    workload.evaluate(torch.zeros_like(workload.initial_params))
-    assert workload.evaluate(workload.initial_params) == first
+    first = workload.evaluate(workload.initial_params())
+    workload.evaluate(torch.zeros_like(workload.initial_params()))
+    assert workload.evaluate(workload.initial_params()) == first
 
 
 def test_evaluations_at_once_do_not_disturb_each_other() -> None:
     workload = Workload(small_task(has_buffers=False), [0], seed=0)
-    candidates = [workload.initial_params * factor for factor in (0.5, 1.0, 2.0, 3.0)]
+    candidates = [workload.initial_params() * factor for factor in (0.5, 1.0, 2.0, 3.0)]
     expected = [workload.evaluate(params) for params in candidates]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(workload.evaluate, candidates * 5)) == expected * 5
@@ -122,7 +122,7 @@ def test_recalibration_ignores_what_the_model_had_measured() -> None:
 @pytest.mark.parametrize("has_buffers", [True, False])
 def test_the_tensors_to_deploy_score_what_was_measured(has_buffers: bool) -> None:
     workload = Workload(small_task(has_buffers=has_buffers), [0], seed=0)
-    params = workload.initial_params
+    params = workload.initial_params()
     for _ in range(5):
         params = workload.make_trainer(0).train(Train(params, Epochs())).params
     _, accuracy = workload.evaluate(params)
@@ -136,9 +136,9 @@ def test_the_tensors_to_deploy_score_what_was_measured(has_buffers: bool) -> Non
 
 def test_deployed_tensors_are_copies() -> None:
     workload = Workload(small_task(), [0], seed=0)
-    tensors = workload.named_parameters(workload.initial_params)
+    tensors = workload.named_parameters(workload.initial_params())
     for tensor in tensors.values():
         tensor.zero_()
-    again = workload.named_parameters(workload.initial_params)
+    again = workload.named_parameters(workload.initial_params())
     assert bool(again["0.weight"].any())
     assert again["0.weight"].shape == (4, *SHAPE[:1], 3, 3)

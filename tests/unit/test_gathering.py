@@ -19,7 +19,6 @@ from edgegossip.deploy.snapshots import snapshot_path
 from edgegossip.deploy.worker_folder import WorkerFolder
 from edgegossip.experiments import evaluations, event_log
 from edgegossip.experiments.event_log import to_line
-from edgegossip.learning.task import Workload
 
 EXPERIMENT = small_run("epoch-gossip", evaluation_interval=None)
 
@@ -47,7 +46,7 @@ def sent(time: float, round: int, num_bytes: int) -> dict[str, Any]:
 
 
 def write_snapshots(out: Path, *snapshots: int) -> None:
-    params = Workload(EXPERIMENT.task, EXPERIMENT.data_ranks, EXPERIMENT.seed).initial_params
+    params = EXPERIMENT.workload().initial_params()
     for rank in range(NUM_WORKERS):
         for index in snapshots:
             path = snapshot_path(out / WORKERS / str(rank) / "snapshots", index)

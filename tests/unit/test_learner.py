@@ -316,10 +316,10 @@ def test_a_batch_size_below_one_is_refused_at_once() -> None:
 
 def test_workers_start_from_one_model_that_follows_the_seed() -> None:
     one, same, other = (Workload(small_task(), range(3), seed) for seed in (1, 1, 2))
-    assert torch.equal(one.initial_params, same.initial_params)
-    assert not torch.equal(one.initial_params, other.initial_params)
+    assert torch.equal(one.initial_params(), same.initial_params())
+    assert not torch.equal(one.initial_params(), other.initial_params())
     for rank in range(3):
-        assert torch.equal(one.make_trainer(rank).model.params, one.initial_params)
+        assert torch.equal(one.make_trainer(rank).state_dict()["params"], one.initial_params())
 
 
 def test_making_a_model_leaves_the_global_generator_alone() -> None:
@@ -334,14 +334,16 @@ def test_only_ranks_with_data_have_a_trainer() -> None:
     assert sum(map(len, workload.shards.values())) == 64
     without_data = workload.make_trainer(0)
     with pytest.raises(LocalProtocolError, match="worker 0 asked to Train, but it has no data"):
-        without_data.train(Train(workload.initial_params, Steps(1)))
+        without_data.train(Train(workload.initial_params(), Steps(1)))
 
 
 def test_a_trainer_keeps_nothing_of_the_one_before_it() -> None:
     workload = Workload(small_task(), range(2), seed=0)
     first = workload.make_trainer(0)
-    first.train(Train(workload.initial_params, Steps(3)))
-    assert torch.equal(workload.make_trainer(0, 1).model.params, workload.initial_params)
+    first.train(Train(workload.initial_params(), Steps(3)))
+    assert torch.equal(
+        workload.make_trainer(0, 1).state_dict()["params"], workload.initial_params()
+    )
 
 
 # The standard problem of theory.
@@ -360,8 +362,9 @@ def test_pictures_of_one_color_only_are_still_data() -> None:
     split = ArraySplit(torch.zeros(4, 1, 6, 6, dtype=torch.uint8), torch.zeros(4).long())
     plain = Dataset("plain", split, split, num_classes=3, input_shape=SHAPE)
     task = Task(dataset=plain, model=small_model, batch_size=4)
-    trainer = Workload(task, [0], seed=0).make_trainer(0)
-    assert trainer.train(Train(trainer.model.params.clone(), Epochs())).num_steps == 1
+    workload = Workload(task, [0], seed=0)
+    request = Train(workload.initial_params(), Epochs())
+    assert workload.make_trainer(0).train(request).num_steps == 1
 
 
 def test_a_model_that_draws_from_the_global_generator_is_warned_about() -> None:

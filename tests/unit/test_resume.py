@@ -30,7 +30,6 @@ from tests.small_runs import (
 )
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
-from edgegossip.experiments import runner
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.progress import Status
 from edgegossip.experiments.run_folder import load_results
@@ -256,7 +255,7 @@ def test_a_finished_run_is_read_and_not_run_again(
 ) -> None:
     first = run(faulty("gossip"), out=tmp_path, num_threads=0)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.delattr(runner, "Workload")
+    monkeypatch.delattr(Experiment, "workload")
     again = run(faulty("gossip"), out=tmp_path, num_threads=0, resume=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert again.history == first.history

@@ -105,7 +105,9 @@ def test_a_task_hands_its_schedule_to_every_learner() -> None:
     task = Task(dataset=DATA, model=model, optimizer=SGD(lr=0.5), schedule=COSINE, batch_size=2)
     workload = Workload(task, range(3), seed=0)
     for rank in range(3):
-        assert rates(workload.make_trainer(rank), 0.3) == [0.5 * COSINE.factor(0.3)]
+        trainer = workload.make_trainer(rank)
+        assert isinstance(trainer, Learner)
+        assert rates(trainer, 0.3) == [0.5 * COSINE.factor(0.3)]
 
 
 @pytest.mark.parametrize(

@@ -176,9 +176,9 @@ def test_estimates_are_of_those_online_or_of_all_if_nobody_is() -> None:
     result = world(answer, 2, *faults)
     result.simulator._num_open += 1  # keeps it open until both are gone
     result.run(until=11.5)
-    assert [params[0] for params in result.simulator.estimates()] == [101.0]
+    assert [params[0] for params in result.simulator.estimates().values()] == [101.0]
     result.run(until=12.5)
-    assert [params[0] for params in result.simulator.estimates()] == [100.0, 101.0]
+    assert [params[0] for params in result.simulator.estimates().values()] == [100.0, 101.0]
 
 
 # Pieces and checkpoints.

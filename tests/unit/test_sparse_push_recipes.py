@@ -106,7 +106,7 @@ def test_a_recipe_is_compressed_as_it_is_told() -> None:
 def test_a_recipe_may_treat_each_layer_alone_and_take_nesterovs_momentum() -> None:
     experiment = recipe(per_layer=True, nesterov=True).experiments["sparse-push"]
     algorithm: Any = experiment.algorithm
-    sizes = [each.numel() for each in experiment.task.model().parameters()]
+    sizes = [each.numel() for each in experiment.task.models[""]().parameters()]
     assert algorithm.compressor.sizes == tuple(sizes)
     assert algorithm.compressor.inner == compressor(0.1, 4)
     optimizer: Any = experiment.task.optimizer

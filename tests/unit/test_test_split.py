@@ -199,7 +199,7 @@ def test_what_answers_evaluate_does_not_hold_the_test_split(guard: Guard) -> Non
     workload = Workload(guard.experiment.task, range(NUM_WORKERS), seed=0)
     validator = workload.validator
     assert validator is not None
-    validator.evaluate(workload.initial_params)
+    validator.evaluate(workload.initial_params())
     assert not leads_to([validator], guard.forbidden)
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.small_runs import NUM_WORKERS, events, small_run, summary
+from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.errors import RunFolderError, TrainingError
@@ -38,49 +39,7 @@ EXPERIMENT = small_run(algorithm="epoch-gossip", evaluation_interval=None)
 SHORT = replace(EXPERIMENT, algorithm=EPOCHS)
 LONG = replace(EXPERIMENT, algorithm=replace(EPOCHS, num_rounds=40))
 ENDLESS = replace(EXPERIMENT, algorithm=replace(EPOCHS, num_rounds=100_000))
-WITHIN = WorkerSettings(meet_seconds=20.0)
 Before = Callable[[Any, Event], None]
-
-
-class Crew:
-    """Workers that take part in threads; their folders are those of a run folder."""
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.network = MemoryNetwork()
-        self.ends: dict[Rank, str | Exception] = {}
-        self._threads: dict[Rank, threading.Thread] = {}
-
-    def folder(self, rank: Rank) -> Path:
-        return self.out / "workers" / str(rank)
-
-    def start(
-        self, experiment: Experiment, *ranks: Rank, settings: WorkerSettings = WITHIN
-    ) -> None:
-        for rank in ranks:
-            arguments = (experiment, rank, settings)
-            thread = threading.Thread(target=self._take_part, args=arguments, daemon=True)
-            self._threads[rank] = thread
-            thread.start()
-
-    def _take_part(self, experiment: Experiment, rank: Rank, settings: WorkerSettings) -> None:
-        transport, out = self.network.transport(rank), self.folder(rank)
-        try:
-            self.ends[rank] = take_part(experiment, rank, transport, out=out, settings=settings)
-        except Exception as error:
-            self.ends[rank] = error
-
-    def join(self, *ranks: Rank) -> list[str | Exception]:
-        """Wait for workers; say how each has ended."""
-        for rank in ranks:
-            self._threads[rank].join(120)
-            assert not self._threads[rank].is_alive(), f"worker {rank} hangs"
-        return [self.ends.pop(rank) for rank in ranks]
-
-    def all(self, experiment: Experiment, settings: WorkerSettings = WITHIN) -> list[Any]:
-        """Let all workers of an experiment take part, to their ends."""
-        self.start(experiment, *range(NUM_WORKERS), settings=settings)
-        return self.join(*range(NUM_WORKERS))
 
 
 @pytest.fixture

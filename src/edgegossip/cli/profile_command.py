@@ -10,7 +10,6 @@ import torch
 from rich.progress import track
 
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.learning.task import Workload
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor
@@ -58,10 +57,9 @@ def profile_command(arguments: list[str]) -> int:
     experiment = pick(name, chosen, options.only)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
-    training = Training(
-        workload.make_trainer(experiment.data_ranks[0]), workload.initial_params
-    )
+    workload = experiment.workload()
+    rank = experiment.data_ranks[0]
+    training = Training(workload.make_trainer(rank), workload.initial_params(rank))
     counters = SystemCounters()
     loads = choose_loads(60 * options.minutes, counters.num_cores)
     with Monitor(PerformancePredictor(), counters=counters) as monitor:

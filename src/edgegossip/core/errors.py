@@ -51,6 +51,15 @@ def no_validation_data(rank: int) -> LocalProtocolError:
     )
 
 
+def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
+    """Nothing is left to happen at `now`, but these workers have not finished."""
+    return LocalProtocolError(
+        f"at {now:g} s nothing is left to happen, but workers {ranks[:8]} have not finished: "
+        "they wait for ever. Where messages can be lost, give the algorithm a timeout, or "
+        "push-sum and ADPSGD resend_after"
+    )
+
+
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
     """Say which names exist and which one was probably meant, be it without its ``prefix/``.
 

@@ -11,11 +11,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.snapshots import read_params, schedule
 from edgegossip.deploy.worker import require_worker_of
@@ -27,7 +25,6 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
-from edgegossip.learning.task import Workload
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
@@ -61,7 +58,7 @@ class Gathering:
         self._out = out
         self._recipe = recipe
         self._command = command
-        self._workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+        self._workload = experiment.workload()
         self._evaluations = Evaluations(out / WORKERS / "evaluations.json")
 
     @property
@@ -94,11 +91,18 @@ class Gathering:
         running = [rank for rank in ranks if not self.workers[rank].has_ended]
         complete = min((max(there[rank], default=-1) for rank in running), default=math.inf)
         waiting = {index for found in there.values() for index in found if index <= complete}
-        waiting = {index for index in waiting if index not in self._evaluations}
+        waiting = {
+            index
+            for index in waiting
+            if index not in self._evaluations
+            and self._workload.is_whole(rank for rank in ranks if index in there[rank])
+        }
         if not waiting:
             return False
         index = max(waiting)
-        paths = [self.workers[rank].snapshot(index) for rank in ranks if index in there[rank]]
+        paths = {
+            rank: self.workers[rank].snapshot(index) for rank in ranks if index in there[rank]
+        }
         self._evaluations.add(index, self._evaluate_snapshots(index, paths))
         return True
 
@@ -113,15 +117,15 @@ class Gathering:
         ranks = range(experiment.num_workers)
         return [rank for rank in ranks if experiment.algorithm.role(rank).is_evaluated]
 
-    def _evaluate_snapshots(self, index: int, paths: Iterable[Path]) -> Evaluation:
+    def _evaluate_snapshots(self, index: int, paths: Mapping[Rank, Path]) -> Evaluation:
         return self._evaluate(
-            [read_params(path) for path in paths],
+            {rank: read_params(path) for rank, path in paths.items()},
             next(islice(schedule(), index, None)),
             samples=sum(worker.samples.at(index) for worker in self.workers),
             num_bytes=sum(worker.bytes_sent.at(index) for worker in self.workers),
         )
 
-    def _evaluate_end(self, estimates: list[Tensor], time: Seconds) -> Evaluation:
+    def _evaluate_end(self, estimates: Mapping[Rank, Tensor], time: Seconds) -> Evaluation:
         return self._evaluate(
             estimates,
             time,
@@ -130,16 +134,16 @@ class Gathering:
         )
 
     def _evaluate(
-        self, estimates: list[Tensor], time: Seconds, *, samples: int, num_bytes: int
+        self, estimates: Mapping[Rank, Tensor], time: Seconds, *, samples: int, num_bytes: int
     ) -> Evaluation:
-        stacked = torch.stack(estimates)
-        loss, accuracy = self._workload.evaluate(stacked.mean(0))
+        mean, distance = self._workload.average(estimates)
+        loss, accuracy = self._workload.evaluate(mean)
         return Evaluation(
             time=time,
             epochs=samples / len(self._experiment.task.dataset.train),
             accuracy=accuracy,
             loss=loss,
-            consensus_distance=consensus_distance(stacked),
+            consensus_distance=distance,
             bytes_sent=num_bytes,
             samples_processed=samples,
         )
@@ -162,9 +166,10 @@ class Gathering:
             pass
         summaries = {w.rank: s for w in self.workers if (s := w.summary) is not None}
         ends = self._with_model(summaries)
-        estimates = [
-            read_params(self.workers[rank].path / "params.safetensors") for rank in ends
-        ]
+        estimates = {
+            rank: read_params(self.workers[rank].path / "params.safetensors") for rank in ends
+        }
+        mean, _ = self._workload.average(estimates)
         time = max(summary["seconds"] for summary in summaries.values())
         # A run that was killed and went on from checkpoints may end earlier than it had come.
         before = [each for each in self.history if each.time <= time]
@@ -174,8 +179,11 @@ class Gathering:
             name=self._experiment.run_name,
             reason=reason,
             history=[*before, self._evaluate_end(estimates, time)],
-            worker_accuracies=[self._workload.evaluate(each)[1] for each in estimates],
-            params=self._workload.named_parameters(torch.stack(estimates).mean(0)),
+            worker_accuracies=[
+                self._workload.evaluate(self._workload.with_own(mean, rank, estimate))[1]
+                for rank, estimate in estimates.items()
+            ],
+            params=self._workload.named_parameters(mean),
             virtual_seconds=time,
             wall_seconds=max(summary["wall_seconds"] for summary in summaries.values()),
             mean_staleness=sum(received) / len(received),
@@ -192,9 +200,10 @@ class Gathering:
             for rank in self._evaluated_ranks()
             if rank in summaries and summaries[rank]["reason"] != "failed"
         ]
-        if not ends:
+        if not self._workload.is_whole(ends):
+            which = f"none but {ends} of the workers" if ends else "no worker"
             raise RunFolderError(
-                f"no worker in {self._out / WORKERS} has come to its end, so there is no model"
+                f"{which} in {self._out / WORKERS} has come to its end, so there is no model"
             )
         return ends
 

@@ -11,7 +11,6 @@ from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
-from edgegossip.learning.task import Workload
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor
@@ -128,8 +127,8 @@ def seconds_per_sample(
         return None
     rank = rank if rank in alike else alike[0]
     task = replace(experiment.task, accuracy_aware=PLAIN)
-    workload = Workload(task, experiment.data_ranks, experiment.seed)
-    training = Training(workload.make_trainer(rank), workload.initial_params)
+    workload = replace(experiment, task=task).workload()
+    training = Training(workload.make_trainer(rank), workload.initial_params(rank))
     with intra_op_threads(threads):
         training.run(0.01)  # the first step also makes what the others use
         start, end, cost = training.run(seconds)

@@ -31,7 +31,6 @@ from edgegossip.experiments.files import (
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
-from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
@@ -178,7 +177,7 @@ class _Worker:
 
     def _make_host(self, transport: Transport, forecaster: Forecaster | None) -> Host[Any]:
         experiment, settings = self._experiment, self._settings
-        workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+        workload = experiment.workload()
         validator = workload.validator
         checkpoint = _kept(self._checkpoint)
         # A resumed worker goes on with its random streams, another gets new ones.
@@ -191,7 +190,7 @@ class _Worker:
             experiment.algorithm,
             self._rank,
             experiment.num_workers,
-            workload.initial_params,
+            workload.initial_params(self._rank),
             workload.make_trainer(self._rank, self._incarnation),
             transport,
             settings=HostSettings(

@@ -12,7 +12,7 @@ from typing import Any
 from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.learning.task import Task
+from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -42,7 +42,8 @@ class Experiment:
         name: Of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
 
     Raises:
-        ValueError: If a number or rank is out of range or there is no worker.
+        ValueError: If a number or rank is out of range, there is no worker, or the task's
+            models are for other roles than the algorithm's.
     """
 
     task: Task
@@ -86,6 +87,18 @@ class Experiment:
                 f"{self.num_workers} platforms; make them equal"
             )
 
+        self._require_models_of_roles()
+
+    def _require_models_of_roles(self) -> None:
+        roles = [self.algorithm.role(rank) for rank in range(self.num_workers)]
+        held = {self.task.part(role.name) for role in roles}
+        evaluated = {self.task.part(role.name) for role in roles if role.is_evaluated}
+        if missing := held.union(self.task.models) - evaluated:
+            raise ValueError(
+                f"the model has a part {min(missing)!r}, but no worker that is evaluated holds "
+                f"it; the roles are {sorted({role.name for role in roles})}"
+            )
+
     @property
     def num_workers(self) -> int:
         return len(self.platforms)
@@ -93,6 +106,11 @@ class Experiment:
     @property
     def run_name(self) -> str:
         return self.name or algorithm_name(self.algorithm)
+
+    def workload(self) -> Workload:
+        """The task made ready for this run."""
+        role = self.algorithm.role
+        return Workload(self.task, self.data_ranks, self.seed, lambda rank: role(rank).name)
 
     @property
     def data_ranks(self) -> list[Rank]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
-from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import EventLog
@@ -23,7 +22,6 @@ from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.experiments.signals import on_stop_signal
-from edgegossip.learning.task import Workload
 from edgegossip.sim.forecasting import profiled
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
@@ -102,7 +100,7 @@ class _Run:
         self._pool = pool
         self._progress = progress
         self._checkpoint_seconds = checkpoint_seconds
-        self._workload = Workload(experiment.task, experiment.data_ranks, experiment.seed)
+        self._workload = experiment.workload()
         self._history: list[Evaluation] = []
         self._num_looks = 0
         self._last_params: Tensor | None = None
@@ -217,8 +215,7 @@ class _Run:
     # Measuring.
 
     def _evaluate(self, now: Seconds) -> None:
-        estimates = torch.stack(self.simulator.estimates())
-        mean = estimates.mean(0)
+        mean, distance = self._workload.average(self.simulator.estimates())
         last = self._history[-1] if self._history else None
         if (
             last is not None
@@ -235,7 +232,7 @@ class _Run:
             epochs=samples / len(self._experiment.task.dataset.train),
             accuracy=accuracy,
             loss=loss,
-            consensus_distance=consensus_distance(estimates),
+            consensus_distance=distance,
             bytes_sent=self._log.bytes_sent,
             samples_processed=samples,
         )
@@ -244,15 +241,22 @@ class _Run:
         self._progress.update(self._status(now))
 
     def _worker_accuracies(self) -> list[float]:
-        """Of all workers, or of 64 evenly spaced ones where there are more."""
+        """Of all workers, or of 64 evenly spaced ones where there are more.
+
+        One that has a part of the model is measured with the average of the others.
+        """
         estimates = self.simulator.estimates()
-        chosen = estimates[:: math.ceil(len(estimates) / 64)]
-        mean = self._last_params
+        mean, measured = self._params(), self._last_params
+        stride = math.ceil(len(estimates) / 64)
+        models = (
+            self._workload.with_own(mean, rank, estimate)
+            for rank, estimate in [*estimates.items()][::stride]
+        )
         return [
             self._history[-1].accuracy
-            if mean is not None and torch.equal(estimate, mean)
-            else self._workload.evaluate(estimate)[1]
-            for estimate in chosen
+            if measured is not None and torch.equal(model, measured)
+            else self._workload.evaluate(model)[1]
+            for model in models
         ]
 
     @property
@@ -318,13 +322,12 @@ class _Run:
             now = self._experiment.max_seconds
         if not self._history:
             self._evaluate(now)
-        params = self._last_params if self._last_params is not None else self._mean()
         results = Results(
             name=self._experiment.run_name,
             reason=reason,
             history=self._history,
             worker_accuracies=self._worker_accuracies(),
-            params=self._workload.named_parameters(params),
+            params=self._workload.named_parameters(self._params()),
             virtual_seconds=now,
             wall_seconds=self._wall_seconds,
             mean_staleness=self._log.mean_staleness,
@@ -348,8 +351,11 @@ class _Run:
         )
         return results
 
-    def _mean(self) -> Tensor:
-        return torch.stack(self.simulator.estimates()).mean(0)
+    def _params(self) -> Tensor:
+        """The averaged model as last evaluated; after a resume, as it is."""
+        if self._last_params is not None:
+            return self._last_params
+        return self._workload.average(self.simulator.estimates())[0]
 
     def _how_to_resume(self) -> str:
         return (

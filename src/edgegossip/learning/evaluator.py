@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from edgegossip.core.errors import LocalProtocolError
 from edgegossip.learning.dataset import Dataset, Split
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.loss import Loss, prepare_batch
@@ -92,6 +93,11 @@ class Evaluator:
             return {name: tensor.cpu().clone() for name, tensor in tensors.items()}
 
     def _load(self, params: Tensor) -> nn.Module:
+        if params.shape != self._model.params.shape:
+            raise LocalProtocolError(
+                f"asked to evaluate {list(params.shape)} parameters, but the whole model has "
+                f"{self._model.num_params}; a part alone cannot be measured"
+            )
         self._model.params.copy_(params)
         module = self._model.module.eval()
         if self._statistics:

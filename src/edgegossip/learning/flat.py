@@ -43,7 +43,7 @@ class FlatModel:
         self.module = module.to(torch_device)
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         buffers = list(_floating_buffers(self.module)) if has_buffers else []
-        tensors: list[Tensor] = [*parameters, *(buffer for _, _, buffer in buffers)]
+        tensors = laid_out(self.module, has_buffers)
         self.sizes = tuple(tensor.numel() for tensor in tensors)
         num_trained = sum(parameter.numel() for parameter in parameters)
         dtypes = {tensor.dtype for tensor in tensors}
@@ -73,6 +73,13 @@ class FlatModel:
         """Zero all gradients, in one pass."""
         assert self.trained.grad is not None
         self.trained.grad.zero_()
+
+
+def laid_out(module: nn.Module, has_buffers: bool) -> list[Tensor]:
+    """The tensors of `module` that a `FlatModel` of it takes into its vector, in order."""
+    buffers = _floating_buffers(module) if has_buffers else ()
+    trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
+    return [*trained, *(buffer for _, _, buffer in buffers)]
 
 
 def _floating_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

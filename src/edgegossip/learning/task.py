@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgegossip.core.protocol import Rank
+from edgegossip.core.errors import unknown_name
+from edgegossip.core.protocol import WORKER, Rank
 from edgegossip.core.randomness import derive_seed
+from edgegossip.core.trainer import Trainer
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
-from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.loss import Loss
 from edgegossip.learning.normalization import warn_of_running_statistics
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition, is_skewed
+from edgegossip.learning.parts import Join, Parts, in_sequence
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
+
+MakeModel: TypeAlias = Callable[[], nn.Module]
+MakeTrainer: TypeAlias = Callable[..., Trainer]
+"""Takes the keyword arguments of `Learner`."""
 
 _GLOBAL_GENERATOR = threading.Lock()
 
@@ -34,7 +40,12 @@ class Task:
 
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate.
-        model: Makes the model; called once, other workers get copies.
+        model: Makes the model; called once, other workers get copies. For an algorithm whose
+            roles hold parts of one model: what makes each part, by the name of its role.
+        join: Joins the parts to the whole model that is evaluated and saved; by default one
+            behind the other, as they stand in `model`.
+        trainer: Makes a worker's trainer from the arguments of `Learner`, by keyword: for all,
+            or by role name, as parts of a model need.
         loss: ``loss(outputs, targets)``, the mean over a batch.
         optimizer: Makes each worker's optimizer from its parameters.
         schedule: How the optimizer's learning rate changes over the run.
@@ -46,11 +57,13 @@ class Task:
         torch_device: Where models live: "cpu", "cuda".
 
     Raises:
-        ValueError: If `batch_size` is below 1, or there is no such device.
+        ValueError: If `batch_size` is below 1, there is no such device, or no model.
     """
 
     dataset: Dataset
-    model: Callable[[], nn.Module]
+    model: MakeModel | Mapping[str, MakeModel]
+    join: Join = in_sequence
+    trainer: MakeTrainer | Mapping[str, MakeTrainer] = Learner
     loss: Loss = F.cross_entropy
     optimizer: OptimizerFactory = SGD()
     schedule: Schedule = Constant()
@@ -64,6 +77,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if isinstance(self.model, Mapping) and not self.model:
+            raise ValueError("model has no parts; name one for each role")
         try:
             torch.empty(0, device=self.torch_device)
         except (RuntimeError, AssertionError) as error:  # the latter: built without CUDA
@@ -71,6 +86,23 @@ class Task:
             raise ValueError(
                 f"torch_device {self.torch_device!r} cannot be used ({reason}); choose 'cpu'"
             ) from error
+
+    @property
+    def models(self) -> Mapping[str, MakeModel]:
+        """What makes each part, by role name; one model that is for all has the name ""."""
+        return self.model if isinstance(self.model, Mapping) else {"": self.model}
+
+    def part(self, role: str) -> str:
+        """Say which of `models` the workers of a role hold.
+
+        Raises:
+            ValueError: If there is none for it.
+        """
+        if not isinstance(self.model, Mapping):
+            return ""
+        if role not in self.model:
+            raise ValueError(unknown_name("role", role, self.model))
+        return role
 
 
 class Workload:
@@ -80,31 +112,48 @@ class Workload:
         task: What is learnt.
         ranks: The workers that have data, in order.
         seed: Of the run.
+        role: The name of each worker's role, where they hold parts of a model.
 
     Attributes:
-        initial_params: [num_params] what every worker starts from.
         shards: The training samples of each rank, [n] indices.
     """
 
-    def __init__(self, task: Task, ranks: Sequence[Rank], seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        ranks: Sequence[Rank],
+        seed: int,
+        role: Callable[[Rank], str] = lambda rank: WORKER.name,
+    ) -> None:
         self.task = task
         self._seed = seed
+        self._role = role
         # Initialisers draw from the global generator; it is put back afterwards. Workers may be
         # threads of one process.
         with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "model"))
-            model = task.model()
+            models = {part: make() for part, make in task.models.items()}
+        self._parts = Parts(models, task.join, has_buffers=task.has_buffers)
+        self._initial = {part: flat.params.clone() for part, flat in self._parts.models.items()}
         if len(ranks) > 1 and is_skewed(task.partition):
-            warn_of_running_statistics(model, has_buffers=task.has_buffers)
-        self._flat = FlatModel(model, has_buffers=task.has_buffers)
-        self.initial_params: Tensor = self._flat.params.clone()
+            warn_of_running_statistics(self._parts.whole, has_buffers=task.has_buffers)
         shards = task.partition(task.dataset, len(ranks), seed)
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
 
-    def make_trainer(self, rank: Rank, incarnation: int = 0) -> Learner:
-        """Make the learner of worker `rank`."""
-        return Learner(
-            model=self._flat.module,
+    def _part(self, rank: Rank) -> str:
+        return self.task.part(self._role(rank))
+
+    def initial_params(self, rank: Rank = 0) -> Tensor:
+        """Give what worker `rank` starts from, [num_params] of its part."""
+        return self._initial[self._part(rank)]
+
+    def make_trainer(self, rank: Rank, incarnation: int = 0) -> Trainer:
+        """Make the trainer of worker `rank`."""
+        make = self.task.trainer
+        if isinstance(make, Mapping):
+            make = make.get(self._role(rank), Learner)
+        return make(
+            model=self._parts.models[self._part(rank)].module,
             loss=self.task.loss,
             optimizer=self.task.optimizer,
             dataset=self.task.dataset,
@@ -120,6 +169,21 @@ class Workload:
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,
         )
+
+    def is_whole(self, ranks: Iterable[Rank]) -> bool:
+        """Say whether these workers hold all parts of a model."""
+        return {self._part(rank) for rank in ranks} == {*self.task.models}
+
+    def average(self, estimates: Mapping[Rank, Tensor]) -> tuple[Tensor, float]:
+        """Average what workers of one part have, and join the parts; see `Parts.average`."""
+        by_part: dict[str, list[Tensor]] = {}
+        for rank, estimate in estimates.items():
+            by_part.setdefault(self._part(rank), []).append(estimate)
+        return self._parts.average({part: torch.stack(all_) for part, all_ in by_part.items()})
+
+    def with_own(self, whole: Tensor, rank: Rank, estimate: Tensor) -> Tensor:
+        """Give the vector `whole` with what worker `rank` has in place of its part."""
+        return self._parts.replace(whole, self._part(rank), estimate)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy of `params` on the test split: for reports, not algorithms."""
@@ -140,7 +204,7 @@ class Workload:
 
     def _evaluator(self, split: Literal["test", "validation"]) -> Evaluator:
         return Evaluator(
-            model=self._flat.module,
+            model=self._parts.whole,
             loss=self.task.loss,
             dataset=self.task.dataset,
             has_buffers=self.task.has_buffers,

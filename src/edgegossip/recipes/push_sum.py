@@ -175,7 +175,7 @@ def schedule(decay: Decay, num_epochs: int) -> Schedule:
 def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
     """The same for each layer of the task's model alone."""
     with torch.random.fork_rng(devices=[]):
-        model = task.model()
+        (model,) = (make() for make in task.models.values())
     return PerLayer(compressor, FlatModel(model, has_buffers=task.has_buffers).sizes)
 
 

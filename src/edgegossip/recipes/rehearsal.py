@@ -42,7 +42,7 @@ def epoch_gossip_seconds(
     simulator = Simulator(
         _OnlySends(topology=complete(len(platforms)), num_rounds=num_epochs),
         platforms,
-        workload.initial_params,
+        workload.initial_params(),
         lambda rank, incarnation: Rehearsal(len(workload.shards[rank])),
         links=Links(default=link),
     )

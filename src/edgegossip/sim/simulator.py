@@ -11,7 +11,7 @@ from typing import Any, Generic
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import LocalProtocolError, no_validation_data
+from edgegossip.core.errors import LocalProtocolError, no_validation_data, waits_for_ever
 from edgegossip.core.metrics import staleness
 from edgegossip.core.observer import Observer, Unobserved
 from edgegossip.core.protocol import (
@@ -78,7 +78,7 @@ class Simulator(Generic[State]):
     Args:
         algorithm: What the workers do.
         platforms: One for each worker.
-        initial_params: What every worker starts from, [num_params].
+        initial_params: What every worker starts from, [num_params]; or a function of its rank.
         make_trainer: Makes a worker's trainer when it first trains.
         make_predictor: Makes what forecasts a worker's throughput; by default one that knows
             the platform's throughput alone and follows what is measured.
@@ -96,7 +96,7 @@ class Simulator(Generic[State]):
         self,
         algorithm: Algorithm[State],
         platforms: Sequence[Platform],
-        initial_params: Tensor,
+        initial_params: Tensor | Callable[[Rank], Tensor],
         make_trainer: MakeTrainer,
         *,
         make_predictor: MakePredictor | None = None,
@@ -112,9 +112,9 @@ class Simulator(Generic[State]):
         self.now: Seconds = 0.0
         self.num_events = 0
         self.should_stop = False
-        self.states = [algorithm.init(rank, initial_params) for rank in range(len(platforms))]
         self._algorithm = algorithm
         self._initial_params = initial_params
+        self.states = [self._new_state(rank) for rank in range(len(platforms))]
         self._machines = Machines(platforms, make_trainer, make_predictor)
         self._faults = faults or Faults()
         self._network = Network(links or Links(), self._faults, platforms, wire=wire)
@@ -171,11 +171,21 @@ class Simulator(Generic[State]):
             self._report_hang()
         return self.is_over
 
-    def estimates(self) -> list[Tensor]:
-        """The parameters to evaluate: of every evaluated worker that is online, else of all."""
-        ranks = [r for r in range(len(self.states)) if self._algorithm.role(r).is_evaluated]
-        online = [rank for rank in ranks if self._membership.is_online[rank]]
-        return [self.states[rank].estimate for rank in online or ranks]
+    def estimates(self) -> dict[Rank, Tensor]:
+        """The parameters to evaluate: of a role's workers that are online, else of all."""
+        roles = {rank: self._algorithm.role(rank) for rank in range(len(self.states))}
+        ranks = [rank for rank, role in roles.items() if role.is_evaluated]
+        is_online = self._membership.is_online
+        has_online = {roles[rank].name for rank in ranks if is_online[rank]}
+        return {
+            rank: self.states[rank].estimate
+            for rank in ranks
+            if is_online[rank] or roles[rank].name not in has_online
+        }
+
+    def _new_state(self, rank: Rank) -> State:
+        given = self._initial_params
+        return self._algorithm.init(rank, given if isinstance(given, Tensor) else given(rank))
 
     def _push(self, at: Seconds, rank: Rank, item: object) -> None:
         self._order += 1
@@ -190,11 +200,7 @@ class Simulator(Generic[State]):
     def _report_hang(self) -> None:
         ranks = (rank for rank, record in enumerate(self._records) if not record.has_finished)
         waiting = [rank for rank in ranks if self._membership.is_online[rank]]
-        raise LocalProtocolError(
-            f"at {self.now:g} s nothing is left to happen, but workers {waiting[:8]} have not "
-            "finished: they wait for ever. Where messages can be lost, give the algorithm a "
-            "timeout, or push-sum and ADPSGD resend_after"
-        )
+        raise waits_for_ever(self.now, waiting)
 
     # Checkpoints.
 
@@ -349,7 +355,7 @@ class Simulator(Generic[State]):
             return
         self._num_open += 1
         self._machines.restart(rank, self.now)
-        self.states[rank] = self._algorithm.init(rank, self._initial_params)
+        self.states[rank] = self._new_state(rank)
         self._observer.changed(self.now, rank, "recovered")
         notices = list(self._membership.recover(rank, self.now))
         # At once, before any message that is due now: it learns who is lost, then starts.

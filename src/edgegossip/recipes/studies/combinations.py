@@ -126,7 +126,7 @@ def _learn(
     with one_intra_op_thread():
         workload = Workload(task, [0], seed)
         result = workload.make_trainer(0).train(
-            Train(workload.initial_params, Steps(num_steps))
+            Train(workload.initial_params(), Steps(num_steps))
         )
         return workload.evaluate(result.params)[1]
 

@@ -141,7 +141,7 @@ def _simulated(algorithm: Algorithm[Any], targets: Tensor, lr: float) -> float |
         ),
     )
     simulator.run()
-    found = consensus_distance(torch.stack(simulator.estimates()))
+    found = consensus_distance(torch.stack([*simulator.estimates().values()]))
     share = float(found) / float(consensus_distance(targets))
     return share if share < DIVERGED else None  # what is not a number neither
 

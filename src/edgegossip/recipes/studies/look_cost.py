@@ -16,6 +16,7 @@ from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.learner import Learner
 from edgegossip.learning.sampling.accuracy_aware import AggregatedLosses
 from edgegossip.learning.sampling.selection import Ranked
 from edgegossip.learning.task import Workload
@@ -99,6 +100,7 @@ def _measured(problem: Problem, settings: StudySettings, seed: int, session: Ses
     task = problem.task(settings.data_dir)
     workload = Workload(task, range(4), seed)
     learner = workload.make_trainer(0)
+    assert isinstance(learner, Learner)
     shard = workload.shards[0]
     aggregated = LOOKING_AT_ALL.aggregator.fit(*task.dataset.train.batch(shard))
     look = AggregatedLosses(
@@ -107,7 +109,7 @@ def _measured(problem: Problem, settings: StudySettings, seed: int, session: Ses
     points = torch.arange(len(aggregated.y))
     look_seconds = processor_seconds(lambda: look(points))
     train_seconds = processor_seconds(
-        lambda: learner.train(Train(workload.initial_params, Epochs())), num_repeats=1
+        lambda: learner.train(Train(workload.initial_params(), Epochs())), num_repeats=1
     )
     return {
         "problem": problem.name,

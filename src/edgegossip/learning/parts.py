@@ -1,0 +1,104 @@
+"""The models of a run by role, and the whole model that they are the parts of."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.core.metrics import consensus_distance
+from edgegossip.learning.flat import FlatModel, laid_out
+
+Join: TypeAlias = Callable[[Mapping[str, nn.Module]], nn.Module]
+"""Builds the whole model around the parts, by role name; takes each as it is, no copy."""
+
+
+def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:
+    """Join parts one behind the other, in the order in which the task names their roles.
+
+    >>> whole = in_sequence({"device": nn.Linear(3, 2), "cloud": nn.Linear(2, 1)})
+    >>> [name for name, _ in whole.named_parameters()]
+    ['device.weight', 'device.bias', 'cloud.weight', 'cloud.bias']
+    """
+    whole = nn.Sequential()
+    for role, part in parts.items():
+        whole.add_module(role, part)
+    return whole
+
+
+class Parts:
+    """Averages the parameters of each part over its workers, and joins them to whole vectors.
+
+    Args:
+        models: One for each role, changed in place; one alone is the whole model.
+        join: Joins several.
+        has_buffers: As in `FlatModel`.
+
+    Attributes:
+        models: What the workers of each role start from.
+        whole: The joined model.
+
+    Raises:
+        ValueError: If the whole model is not made of the parts alone.
+    """
+
+    def __init__(
+        self, models: Mapping[str, nn.Module], join: Join, *, has_buffers: bool
+    ) -> None:
+        self.models = {
+            role: FlatModel(model, has_buffers=has_buffers) for role, model in models.items()
+        }
+        parts = copy.deepcopy(dict(models))
+        whole = join(parts) if len(parts) > 1 else next(iter(parts.values()))
+        self._joined = FlatModel(whole, has_buffers=has_buffers)
+        self.whole = self._joined.module
+        tensors = {role: laid_out(part, has_buffers) for role, part in parts.items()}
+        self._require_no_more_than(tensors)
+        # A tensor is one stretch of the vector, in the same order in the part and in the whole.
+        self._stretches = {
+            role: [(each.storage_offset(), each.numel()) for each in found]
+            for role, found in tensors.items()
+        }
+
+    def _require_no_more_than(self, tensors: Mapping[str, list[Tensor]]) -> None:
+        own = self._joined.params.untyped_storage().data_ptr()
+        given = [each for found in tensors.values() for each in found]
+        num_given = sum(each.numel() for each in given)
+        num_joined = self._joined.num_params
+        is_within = all(each.untyped_storage().data_ptr() == own for each in given)
+        if num_given != num_joined or not is_within:
+            raise ValueError(
+                f"join made a model of {num_joined} parameters out of parts with {num_given}; "
+                "it must take each part as it is, no copy, and add no parameters"
+            )
+
+    def average(self, estimates: Mapping[str, Tensor]) -> tuple[Tensor, float]:
+        """Average each part and join them: the whole vector, and how far workers disagree.
+
+        Args:
+            estimates: [num_workers, num_params] of each role.
+
+        Returns:
+            The joined means, and the root of the summed squares of the parts' consensus
+            distances: where each role has as many workers, that is the whole models' distance.
+        """
+        whole = torch.empty_like(self._joined.params)
+        for role, stacked in estimates.items():
+            self._put(whole, role, stacked.mean(0))
+        return whole, math.hypot(*map(consensus_distance, estimates.values()))
+
+    def replace(self, whole: Tensor, role: str, part: Tensor) -> Tensor:
+        """Give the vector `whole` with `part` ([num_params] of `role`) in its place."""
+        replaced = whole.clone()
+        self._put(replaced, role, part)
+        return replaced
+
+    def _put(self, whole: Tensor, role: str, part: Tensor) -> None:
+        start = 0
+        for offset, length in self._stretches[role]:
+            whole[offset : offset + length] = part[start : start + length]
+            start += length
