@@ -298,7 +298,7 @@ def inside(state: WorkerState) -> Any:  # noqa: ANN401
 
 def weight_of(message: Message) -> float:
     """What a GoSGD message carries; other algorithms' messages carry none."""
-    return float(message.payload.get("weight", 0.0))
+    return message.numbers.get("weight", 0.0)
 
 
 def check_world(world: World) -> None:

@@ -15,7 +15,7 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cli.main import main
 from edgegossip.cli.router_command import router_command
-from edgegossip.core.protocol import Rank, Work
+from edgegossip.core.protocol import Rank
 from edgegossip.core.topology import complete
 from edgegossip.deploy import join as network
 from edgegossip.deploy.join import Connection, join
@@ -108,9 +108,9 @@ def watch_threads(monkeypatch: pytest.MonkeyPatch, method: str) -> set[int]:
     found: set[int] = set()
     original = getattr(Learner, method)
 
-    def watched(self: Learner, params: Any, work: Work, inputs: Any) -> Any:  # noqa: ANN401
+    def watched(self: Learner, *arguments: Any) -> Any:  # noqa: ANN401
         found.add(torch.get_num_threads())
-        return original(self, params, work, inputs)
+        return original(self, *arguments)
 
     monkeypatch.setattr(Learner, method, watched)
     return found

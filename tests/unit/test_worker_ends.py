@@ -13,11 +13,10 @@ from tests.unit.test_worker import (
     ENDLESS,
     LONG,
     SHORT,
-    WITHIN,
-    Crew,
     before_each_event,
     crew,
 )
+from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.core.errors import RunFolderError, TrainingError
 from edgegossip.core.protocol import Event

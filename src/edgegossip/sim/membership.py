@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from edgegossip.core.protocol import Rank, Seconds, WorkerJoined, WorkerLost
+from edgegossip.core.protocol import Rank, Role, Seconds, WorkerJoined, WorkerLost
 from edgegossip.sim.entries import Delivery
 from edgegossip.sim.fault import Partition
 
@@ -34,6 +34,14 @@ class Membership:
 
     def __post_init__(self) -> None:
         self.partitions = tuple(sorted(self.partitions, key=lambda partition: partition.start))
+
+    def evaluated(self, roles: Sequence[Role]) -> list[Rank]:
+        """List whose parameters count: of each role those that are online, else all of it."""
+        ranks = [rank for rank, role in enumerate(roles) if role.is_evaluated]
+        is_there = {roles[rank].name for rank in ranks if self.is_online[rank]}
+        return [
+            rank for rank in ranks if self.is_online[rank] or roles[rank].name not in is_there
+        ]
 
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None

@@ -173,15 +173,8 @@ class Simulator(Generic[State]):
 
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate: of a role's workers that are online, else of all."""
-        roles = {rank: self._algorithm.role(rank) for rank in range(len(self.states))}
-        ranks = [rank for rank, role in roles.items() if role.is_evaluated]
-        is_online = self._membership.is_online
-        has_online = {roles[rank].name for rank in ranks if is_online[rank]}
-        return {
-            rank: self.states[rank].estimate
-            for rank in ranks
-            if is_online[rank] or roles[rank].name not in has_online
-        }
+        roles = [self._algorithm.role(rank) for rank in range(len(self.states))]
+        return {r: self.states[r].estimate for r in self._membership.evaluated(roles)}
 
     def _new_state(self, rank: Rank) -> State:
         given = self._initial_params
