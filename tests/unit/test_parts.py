@@ -204,13 +204,15 @@ def test_hosts_hold_parts_too_and_what_they_leave_is_joined(tmp_path: Path) -> N
     assert results.history[-1].accuracy > results.history[0].accuracy
 
 
-def test_without_an_end_of_every_part_there_is_no_model(tmp_path: Path) -> None:
+def test_what_lacks_a_part_is_no_model(tmp_path: Path) -> None:
     experiment = split_run()
     crew = Crew(tmp_path)
     assert crew.all(experiment) == ["finished"] * 3
-    (crew.folder(CLOUD) / "summary.json").unlink()
     for path in (crew.folder(CLOUD) / "snapshots").iterdir():
         path.unlink()
+    results = Gathering(experiment, tmp_path).finish()
+    assert [each.time for each in results.history] == [results.virtual_seconds]
+    (crew.folder(CLOUD) / "summary.json").unlink()
     message = r"none but \[0, 1\] of the workers .* has come to its end"
     with pytest.raises(RunFolderError, match=message):
         Gathering(experiment, tmp_path).finish()
