@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgegossip.core.protocol import Rank
 from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.net.host_settings import Forecaster
 from edgegossip.net.memory import MemoryNetwork
 
 WITHIN = WorkerSettings(meet_seconds=20.0)
 
 
 class Crew:
-    """Workers that take part in threads; their folders are those of a run folder."""
+    """Workers that take part in threads; their folders are those of a run folder.
 
-    def __init__(self, out: Path) -> None:
+    Args:
+        out: The run folder.
+        forecasters: Of the workers that have one.
+    """
+
+    def __init__(self, out: Path, forecasters: Mapping[Rank, Forecaster] | None = None) -> None:
         self.out = out
+        self._forecasters = forecasters or {}
         self.network = MemoryNetwork()
         self.ends: dict[Rank, str | Exception] = {}
         self._threads: dict[Rank, threading.Thread] = {}
@@ -36,9 +44,15 @@ class Crew:
             thread.start()
 
     def _take_part(self, experiment: Experiment, rank: Rank, settings: WorkerSettings) -> None:
-        transport, out = self.network.transport(rank), self.folder(rank)
         try:
-            self.ends[rank] = take_part(experiment, rank, transport, out=out, settings=settings)
+            self.ends[rank] = take_part(
+                experiment,
+                rank,
+                self.network.transport(rank),
+                out=self.folder(rank),
+                settings=settings,
+                forecaster=self._forecasters.get(rank),
+            )
         except Exception as error:
             self.ends[rank] = error
 
