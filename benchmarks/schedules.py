@@ -29,6 +29,7 @@ from typing import Any
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.core.errors import TrainingError
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe, versions
 from edgegossip.experiments.experiment import Experiment
@@ -51,7 +52,7 @@ IMBALANCE = 8
 NUM_WORKERS = 4
 THROUGHPUT = 2000.0
 MOMENTUM = 0.9
-RATES = (0.005, 0.01, 0.02, 0.04)
+RATES = (0.01, 0.02, 0.04, 0.08)
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3, 4)
 SCHEDULES: Mapping[str, Schedule] = {"constant": Constant(), "cosine": Cosine()}
@@ -99,9 +100,13 @@ class Runs:
         self._out = out
         self._num_epochs = num_epochs
 
-    def tune(self, name: str, schedule: str, rate: float) -> Results:
-        """Accuracies are those on the validation split."""
-        return self._run(self._tuned, "tuning", name, schedule, rate, TUNING_SEED)
+    def tune(self, name: str, schedule: str, rate: float) -> float:
+        """The final accuracy on the validation split; 0 if training diverges."""
+        try:
+            results = self._run(self._tuned, "tuning", name, schedule, rate, TUNING_SEED)
+        except TrainingError:
+            return 0.0
+        return results.history[-1].accuracy
 
     def measure(self, name: str, schedule: str, rate: float, seed: int) -> Results:
         return self._run(self._measured, "measured", name, schedule, rate, seed)
@@ -118,7 +123,7 @@ class Runs:
 def rows(runs: Runs) -> Iterator[dict[str, Any]]:
     """Tune and measure each algorithm with each schedule."""
     for name, schedule in product(ALGORITHMS, SCHEDULES):
-        tuned = {rate: runs.tune(name, schedule, rate).history[-1].accuracy for rate in RATES}
+        tuned = {rate: runs.tune(name, schedule, rate) for rate in RATES}
         best = max(tuned, key=tuned.__getitem__)
         results = [runs.measure(name, schedule, best, seed) for seed in SEEDS]
         accuracies = [each.history[-1].accuracy for each in results]

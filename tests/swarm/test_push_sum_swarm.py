@@ -13,8 +13,8 @@ from tests.swarm.test_swarm import MANY_SEEDS, MAX_EVENTS, SEEDS, draw_world
 from tests.worlds import NUM_PARAMS, Recorder, Watched, make_world
 from torch import Tensor
 
-from edgegossip.algorithms.mass import Mass
 from edgegossip.algorithms.push_sum import PushSum
+from edgegossip.algorithms.push_sum_state import Mass
 from edgegossip.core.protocol import (
     Event,
     Rank,
@@ -72,7 +72,7 @@ class Ledger(Recorder):
     def after(self, state: Any, event: Event, now: Seconds) -> None:  # noqa: ANN401
         assert state.weight > 0
         assert bool(state.estimate.isfinite().all())
-        for sender, link in state.inlets.items():
+        for sender, link in state.links.inlets.items():
             self.taken_in[sender, state.rank, link.session] = link.next_round
         # Sends have been booked when this is called: what they give away is under way.
         total = self.total()
@@ -96,10 +96,10 @@ class Ledger(Recorder):
             total.add(Mass(state.rank, -1, state.params, 1.0, state.weight))
             for mass in state.arrived:
                 total.add(mass)
-            for receiver, link in state.outlets.items():
-                for number, waiting in link.unacknowledged.items():
+            for receiver, link in state.links.outlets.items():
+                for number, waiting in link.awaiting.items():
                     if not self.is_taken_in(state.rank, receiver, link.session, number):
-                        total.add(waiting.mass)
+                        total.add(waiting.content)
         return total
 
     def is_taken_in(self, one: Rank, other: Rank, session: Seconds, number: int) -> bool:
@@ -116,18 +116,18 @@ class Ledger(Recorder):
             case Trained():
                 trained = state.weight * event.params.double() - state.params.double()
                 total.params = total.params + trained
-            case WorkerLost(rank) if rank in state.outlets:
-                link = state.outlets[rank]
-                for number, waiting in link.unacknowledged.items():
+            case WorkerLost(rank) if rank in state.links.outlets:
+                link = state.links.outlets[rank]
+                for number, waiting in link.awaiting.items():
                     if self.is_taken_in(state.rank, rank, link.session, number):
-                        total.add(waiting.mass)
+                        total.add(waiting.content)
         return total
 
     def is_of_now(self, sender: Rank, receiver: Rank, session: Seconds) -> bool:
         """Whether a link is still in a session, and its sender in the life that began it."""
         state = self.simulator.states[sender]
-        is_first_life = state.first_session == 0
-        link = state.outlets.get(receiver)
+        is_first_life = state.links.first_session == 0
+        link = state.links.outlets.get(receiver)
         is_alive = sender not in self.crashed and (session > 0 or is_first_life)
         return is_alive and link is not None and link.session == session
 

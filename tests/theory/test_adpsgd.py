@@ -57,7 +57,7 @@ class Ledger(Recorder):
         uplink: tuple[Seconds, Seconds],
     ) -> None:
         request = self.simulator.states[receiver].request
-        is_open = request is not None and request.message.round == message.round
+        is_open = request is not None and request.send.message.round == message.round
         if message.kind == "average" and is_open:
             self.num_averages += (receiver, message.round) not in self.changes
             self.changes[receiver, message.round] = message.payload["change"]

@@ -138,9 +138,9 @@ def test_push_is_kept_until_it_is_acknowledged() -> None:
     worker = Worker(CAREFUL)
     worker.on(Started())
     assert worker.trains_to(4.0, now=1.0)[1] == SetTimer("resend", 3.0)
-    assert list(worker.state.outlets[2].unacknowledged) == [0]
+    assert list(worker.state.links.outlets[2].awaiting) == [0]
     assert worker.on(acknowledged(1)) == []
-    assert not worker.state.outlets[2].unacknowledged
+    assert not worker.state.links.outlets[2].awaiting
 
 
 def test_push_is_sent_again_as_it_was_and_with_growing_patience() -> None:
@@ -160,7 +160,7 @@ def test_only_what_the_receiver_needs_next_is_sent_again() -> None:
     worker.trains_to(4.0, now=0.0)
     worker.hears(0, value=4.0)
     worker.trains_to(4.0, now=0.5)
-    assert list(worker.state.outlets[2].unacknowledged) == [0, 1]
+    assert list(worker.state.links.outlets[2].awaiting) == [0, 1]
     assert sends(worker.on(TimerFired("resend"), now=9.0)) == [(2, "push", 0)]
 
 
@@ -182,7 +182,7 @@ def test_message_that_comes_twice_is_acknowledged_twice_and_merged_once() -> Non
     assert sends(worker.hears(0, value=4.0)) == [(0, "acknowledged", 1)]
     assert worker.state.weight == weight
     assert not worker.state.arrived
-    assert not worker.state.inlets[0].held
+    assert not worker.state.links.inlets[0].held
 
 
 def test_finishes_once_all_is_acknowledged() -> None:
@@ -201,7 +201,7 @@ def test_no_acknowledgment_is_sent_where_links_lose_nothing() -> None:
     worker.on(Started())
     assert kinds(worker.trains_to(4.0)) == ["Send"]
     assert kinds(worker.hears(0, value=4.0)) == ["Train"]
-    assert not worker.state.outlets[2].unacknowledged
+    assert not worker.state.links.outlets[2].awaiting
 
 
 # Workers that go.

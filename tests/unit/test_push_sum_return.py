@@ -70,7 +70,7 @@ def test_what_was_taken_back_is_refused_when_it_comes_after_all() -> None:
     worker.on(Started())
     worker.on(pushed(1, 5.0, 0.0, session=7.0, kind="catch-up"))
     assert worker.hears(0, value=100.0) == []  # of the session before, not even acknowledged
-    assert not worker.state.inlets[0].held
+    assert not worker.state.links.inlets[0].held
     assert sends(worker.hears(1, value=4.0, session=7.0)) == [(0, "acknowledged", 2)]
 
 
@@ -86,14 +86,14 @@ def test_only_the_newest_session_is_waited_for() -> None:
     worker = Worker(CAREFUL)
     for session in [*range(1, 100), *range(50)]:
         worker.hears(1, value=4.0, session=float(session))
-    assert [*worker.state.inlets[0].held] == [(99.0, 1), (0.0, 1)]
+    assert [*worker.state.links.inlets[0].held] == [(99.0, 1), (0.0, 1)]
 
 
 def test_a_stranger_has_no_mass_to_give() -> None:
     worker = Worker()
     worker.on(pushed(0, 100.0, sender=2))
     worker.on(pushed(0, 100.0, 0.5, sender=2, session=7.0, kind="catch-up"))
-    assert not worker.state.inlets
+    assert not worker.state.links.inlets
     assert not worker.state.arrived
 
 
@@ -113,7 +113,7 @@ def test_restarted_neighbor_may_have_a_clock_that_began_anew() -> None:
     worker.on(WorkerJoined(0, has_restarted=True))
     effects = worker.on(pushed(0, 5.0, 0.0, session=2.0, kind="catch-up"))
     assert sends(effects) == [(0, "acknowledged", 0)]
-    assert worker.state.inlets[0].session == 2.0
+    assert worker.state.links.inlets[0].session == 2.0
 
 
 def test_acknowledgment_of_an_earlier_session_counts_for_nothing() -> None:
@@ -122,9 +122,9 @@ def test_acknowledgment_of_an_earlier_session_counts_for_nothing() -> None:
     worker.on(WorkerLost(2))
     worker.on(WorkerJoined(2), now=7.0)
     worker.on(acknowledged(3, session=0.0))
-    assert list(worker.state.outlets[2].unacknowledged) == [-1]
+    assert list(worker.state.links.outlets[2].awaiting) == [-1]
     worker.on(acknowledged(0, session=7.0))
-    assert not worker.state.outlets[2].unacknowledged
+    assert not worker.state.links.outlets[2].awaiting
 
 
 def test_sessions_are_told_apart_even_if_they_begin_at_the_same_time() -> None:

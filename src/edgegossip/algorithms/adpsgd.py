@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from edgegossip.algorithms.asynchronous import Asynchronous, AsynchronousState
+from edgegossip.algorithms.links import Awaiting, send_again, timer
 from edgegossip.core.protocol import (
     Effect,
     Message,
     Rank,
     Seconds,
     Send,
-    SetTimer,
     Trained,
     WorkerJoined,
 )
@@ -33,7 +33,7 @@ class ADPSGDState(AsynchronousState):
         is_new: It has come back, and has nothing to give before it has heard from a neighbor.
     """
 
-    request: Send | None = None
+    request: Awaiting[None] | None = None
     deferred: dict[Rank, Message] = field(default_factory=dict)
     answers: dict[Rank, Message] = field(default_factory=dict)
     has_averaged: bool = False
@@ -156,24 +156,19 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if partner is None:
             return []
         request = Message("request", state.round, {"params": state.params})
-        state.request = Send(partner, request)
-        return self.wake(state, now)
+        state.request = Awaiting.of(Send(partner, request), None, now, self.resend_after)
+        return [state.request.send, *timer([state.request])]
 
     def wake(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
-        """Send the open request, for the first time or again."""
-        if state.request is None:
-            return []
-        if self.resend_after is None:
-            return [state.request]
-        return [state.request, SetTimer("resend", now + self.resend_after)]
+        """Repeat the open request."""
+        return [] if state.request is None else send_again([state.request], now)
 
     def _accept(self, state: ADPSGDState, sender: Rank, answer: Message) -> list[Effect]:
-        request = state.request
-        if request is None or (request.receiver, request.message.round) != (
-            sender,
-            answer.round,
-        ):
-            return []  # given twice, or given up
+        if state.request is None:
+            return []  # given up
+        request = state.request.send
+        if (request.receiver, request.message.round) != (sender, answer.round):
+            return []  # given twice
         if answer.kind == "average":
             state.params = state.params - answer.payload["change"]
             state.has_averaged = True
@@ -233,7 +228,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         state.deferred.pop(rank, None)
         state.answers.pop(rank, None)  # if it comes back, it may count anew
         state.is_new = state.is_new and self._can_reach_any(state)
-        is_partner = state.request is not None and state.request.receiver == rank
+        is_partner = state.request is not None and state.request.send.receiver == rank
         return self._close(state) if is_partner else []
 
     def welcome(self, state: ADPSGDState, event: WorkerJoined) -> list[Effect]:

@@ -10,8 +10,8 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from edgegossip.algorithms.mass import Inlet, Mass, Outlet, Unacknowledged, later
-from edgegossip.algorithms.push_sum_state import HARDLY_ANY, Offer, PushSumState
+from edgegossip.algorithms.links import RESEND, NextRound
+from edgegossip.algorithms.push_sum_state import HARDLY_ANY, Mass, Offer, PushSumState
 from edgegossip.algorithms.rounds import LocalSteps
 from edgegossip.core.algorithm import Setting
 from edgegossip.core.connectivity import require_connected
@@ -24,8 +24,6 @@ from edgegossip.core.protocol import (
     Rank,
     Received,
     Seconds,
-    Send,
-    SetTimer,
     Started,
     TimerFired,
     Trained,
@@ -184,8 +182,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         effects = self._respond(state, event, now)
         if state.has_ended:
             self._merge_arrived(state)
-            has_all = not any(link.unacknowledged for link in state.outlets.values())
-            if has_all and not state.has_finished:
+            if state.links.is_idle and not state.has_finished:
                 state.has_finished = True
                 effects.append(Finish())
         return effects
@@ -194,21 +191,20 @@ class PushSum(LocalSteps[P], Generic[P]):
         match event:
             case Started(has_rejoined=True):
                 state.params, state.weight = HARDLY_ANY * state.params, HARDLY_ANY
-                state.first_session = -math.inf
+                state.links.first_session = -math.inf
             case Received(message=Message(kind="acknowledged")):
-                session = event.message.numbers["session"]
-                self._outlet(state, event.sender).acknowledge(session, event.message.round)
-                return self._set_timer(state)
+                return state.links.acknowledge(event.sender, event.message)
             case Received():
                 return self._accept(state, event.sender, event.message, now)
-            case TimerFired("resend"):
-                return self._resend(state, now)
+            case TimerFired(name) if name == RESEND:
+                return state.links.resend(now)
             case WorkerLost():
-                self._take_back(state, event.rank)
+                state.arrived += state.links.take_back(event.rank)
             case WorkerJoined(has_restarted=True):
                 state.needy[event.rank] = None
                 if self._hears(state, event.rank):
-                    self._inlet(state, event.rank).has_restarted = True
+                    next_round = self._next_round_from(state, event.rank)
+                    state.links.inlet(event.rank, next_round).has_restarted = True
         return super().handle(state, event, now)
 
     def learn(self, state: P, trained: Trained) -> None:
@@ -233,12 +229,10 @@ class PushSum(LocalSteps[P], Generic[P]):
         for offer in self.offers(state, receivers):
             part = weight * self.share(state.rank, state.round, offer.kind, numel)
             for j in offer.receivers:
-                link = self._outlet(state, j)
-                numbers = {"weight": weight, "session": link.session}
-                message = Message(offer.kind, state.round, offer.payload, numbers)
+                message = Message(offer.kind, state.round, offer.payload, {"weight": weight})
                 mass = Mass(state.rank, -1, offer.vector, offer.share, part)
                 given.append(mass)
-                effects += self._dispatch(state, j, state.round, message, mass, now)
+                effects += state.links.send(j, message, mass, now, self.resend_after)
         state.before_exchange = state.params, weight
         self._merge(state, given, sign=-1)
         if state.weight < HARDLY_ANY**2:
@@ -252,50 +246,15 @@ class PushSum(LocalSteps[P], Generic[P]):
         for j in receivers:
             part = state.weight / 2 if j in state.needy else 0.0
             state.needy.pop(j, None)
-            state.last_session = later(now, state.last_session)
-            state.outlets[j] = Outlet(state.last_session)
             estimate = state.estimate
-            numbers = {"weight": part, "session": state.last_session}
-            message = Message("catch-up", next_sent, {"params": estimate}, numbers)
+            message = Message("catch-up", next_sent, {"params": estimate}, {"weight": part})
             mass = Mass(state.rank, -1, estimate, part, part)
             self.meet(state, j, estimate, is_sender=False)
-            effects += self._dispatch(state, j, -1, message, mass, now)
+            state.links.begin(j, now)
+            effects += state.links.send(j, message, mass, now, self.resend_after)
             if part > 0:
                 self._merge(state, [mass], sign=-1)
         return effects
-
-    def _dispatch(
-        self, state: P, receiver: Rank, number: int, message: Message, mass: Mass, now: Seconds
-    ) -> list[Effect]:
-        """Send `message`, and keep it until it is acknowledged."""
-        send = Send(receiver, message)
-        if self.resend_after is None:
-            return [send]
-        link = self._outlet(state, receiver)
-        due = now + self.resend_after
-        link.unacknowledged[number] = Unacknowledged(message, mass, self.resend_after, due)
-        return [send, *self._set_timer(state)]
-
-    def _resend(self, state: P, now: Seconds) -> list[Effect]:
-        """Send again what links have waited for too long, and be more patient from then on."""
-        effects: list[Effect] = []
-        for j, link in state.outlets.items():
-            if (first := link.first) is not None and first.due <= now:
-                # A link that is full would never become free of what is sent over and over.
-                first.patience *= 1.5
-                first.due = now + first.patience
-                effects.append(Send(j, first.message))
-        return [*effects, *self._set_timer(state)]
-
-    def _set_timer(self, state: P) -> list[Effect]:
-        firsts = [link.first for link in state.outlets.values()]
-        due = min((first.due for first in firsts if first is not None), default=math.inf)
-        return [SetTimer("resend", due)] if due < math.inf else []
-
-    def _take_back(self, state: P, rank: Rank) -> None:
-        link = self._outlet(state, rank)
-        state.arrived += [waiting.mass for waiting in link.unacknowledged.values()]
-        link.unacknowledged.clear()
 
     # Getting.
 
@@ -303,20 +262,14 @@ class PushSum(LocalSteps[P], Generic[P]):
         if not self._hears(state, sender):
             return []  # a stranger has no mass to give
 
-        def next_round(first: int) -> int:
-            return self._next_round(sender, state.rank, first)
-
-        session = message.numbers["session"]
-        link = self._inlet(state, sender)
+        next_round = self._next_round_from(state, sender)
+        link = state.links.inlet(sender, next_round)
         take_in = link.open if message.kind == "catch-up" else link.accept
-        released = take_in(session, message, next_round)
-        for each in released:
-            state.arrived.append(self._unpack(state, sender, each))
+        released = take_in(message, next_round)
+        state.arrived += [self._unpack(state, sender, each) for each in released]
         effects: list[Effect] = []
-        if self.resend_after is not None and session == link.session:
-            number = {"session": session}
-            told = Message("acknowledged", link.next_round, numbers=number)
-            effects.append(Send(sender, told))
+        if self.resend_after is not None:
+            effects += state.links.acknowledgment(sender, message.numbers["session"])
         for each in released:
             effects += super().handle(state, Received(sender, each), now)
         return effects
@@ -353,24 +306,18 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     # Links.
 
-    def _next_round(self, sender: Rank, receiver: Rank, first: int) -> int:
-        """The first round, from `first` on, in which `sender` sends to `receiver`."""
-        for round in range(first, first + self.topology.period):
-            if receiver in self.topology.out_neighbors(sender, round):
-                return round
-        return self.num_exchanges  # never: it must be a stranger
+    def _next_round_from(self, state: P, sender: Rank) -> NextRound:
+        """What says in which rounds `sender` sends to this worker."""
+
+        def next_round(first: int) -> int:
+            for round in range(first, first + self.topology.period):
+                if state.rank in self.topology.out_neighbors(sender, round):
+                    return round
+            return self.num_exchanges  # never: it must be a stranger
+
+        return next_round
 
     def _hears(self, state: P, sender: Rank) -> bool:
         """There is a link from `sender`; all rounds are looked at but once."""
         in_neighbors = self.topology.all_in_neighbors
-        return sender in state.inlets or sender in in_neighbors(state.rank)
-
-    def _inlet(self, state: P, sender: Rank) -> Inlet:
-        link = state.inlets.get(sender)
-        if link is None:
-            first_round = self._next_round(sender, state.rank, 0)
-            link = state.inlets[sender] = Inlet(state.first_session, first_round)
-        return link
-
-    def _outlet(self, state: P, receiver: Rank) -> Outlet:
-        return state.outlets.setdefault(receiver, Outlet())
+        return sender in state.links.inlets or sender in in_neighbors(state.rank)

@@ -7,12 +7,31 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from edgegossip.algorithms.mass import Inlet, Mass, Outlet
+from edgegossip.algorithms.links import Links
 from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Payload, Rank, Seconds
+from edgegossip.core.protocol import Payload, Rank
 
 HARDLY_ANY = 2.0**-30
 """The weight of a worker that has lost what it had: its parameters are out of date."""
+
+
+@dataclass(slots=True, eq=False)
+class Mass:
+    """A part of somebody's numerator, ``share * vector``, and the weight that goes with it.
+
+    Attributes:
+        sender: Who gave it.
+        round: Of the sender; -1 for what belongs to none and is merged as soon as can be.
+        vector: [num_params]; may be shared with others, and is never written to.
+        share: What the vector is to be multiplied by.
+        weight: At least 0.
+    """
+
+    sender: Rank
+    round: int
+    vector: Tensor
+    share: float
+    weight: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,11 +44,7 @@ class PushSumState(RoundState):
         before_exchange: Numerator and weight as they were before this round's shares were
             given away; None once those of the others are merged.
         arrived: Mass that waits to be merged.
-        inlets: The links that others send to it on, by sender.
-        outlets: The links that it sends on, by receiver.
-        first_session: The session that links to it are in at first: none for a worker that
-            has come back, until it is told.
-        last_session: The last one that it has begun.
+        links: To and from its neighbors.
         needy: Workers that have lost what they had, and are to be given some mass, as keys.
         has_ended: Its rounds are over; whatever still arrives is merged at once.
         has_finished: It has said so.
@@ -38,10 +53,7 @@ class PushSumState(RoundState):
     weight: float = 1.0
     before_exchange: tuple[Tensor, float] | None = None
     arrived: list[Mass] = field(default_factory=list)
-    inlets: dict[Rank, Inlet] = field(default_factory=dict)
-    outlets: dict[Rank, Outlet] = field(default_factory=dict)
-    first_session: Seconds = 0.0
-    last_session: Seconds = 0.0
+    links: Links[Mass] = field(default_factory=Links)
     needy: dict[Rank, None] = field(default_factory=dict)
     has_ended: bool = False
     has_finished: bool = False
