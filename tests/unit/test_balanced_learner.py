@@ -101,7 +101,7 @@ def test_it_says_how_much_was_chosen_for_its_loss() -> None:
     assert 0 < focus < 1
     other = learner(accuracy_aware=accuracy_aware)
     other.load_state_dict(some.state_dict())
-    assert other.batches.sampler.focus == focus
+    assert other.batches.focus == focus
     ranked = learner(accuracy_aware=AccuracyAware(selection=Ranked()))
     assert ranked.train(Train(start(ranked), Epochs())).metrics["focus"] == 1
     assert learner().train(Train(start(learner()), Epochs())).metrics["focus"] == 0
@@ -159,7 +159,7 @@ def test_a_restored_learner_aggregates_no_sooner_than_it_trains(
     original, other, third = (learner(accuracy_aware=accuracy_aware) for _ in range(3))
     original.train(Train(start(original), Epochs(0.5)))
     with monkeypatch.context() as no_aggregating:
-        no_aggregating.setattr(AccuracyAware, "aggregate", None)
+        no_aggregating.setattr(AccuracyAware, "make_stream", None)
         other.load_state_dict(assemble(*dismantle(original.state_dict())))
         # Kept again before it has trained.
         third.load_state_dict(assemble(*dismantle(other.state_dict())))
@@ -185,7 +185,7 @@ def test_what_a_pass_costs_is_known_before_the_data_is_aggregated(
     accuracy_aware = AccuracyAware(selection=selection, look_share=look_share)
     some, other = (learner(accuracy_aware=accuracy_aware) for _ in range(2))
     with monkeypatch.context() as no_aggregating:
-        no_aggregating.setattr(AccuracyAware, "aggregate", None)
+        no_aggregating.setattr(AccuracyAware, "make_stream", None)
         epoch_cost = other.epoch_cost
         other.load_state_dict(other.state_dict())
     some.set_up()

@@ -82,8 +82,8 @@ def test_no_more_points_are_looked_at_than_the_selection_asks_for() -> None:
     for num_points, seen in ((5, 5), (100, NUM_POINTS)):
         model = Model()
         selection = Focused(num_points=num_points)
-        some = AccuracyAware(selection=selection, look_share=None).make_stream(
-            points, NUM_SAMPLES, 10, (0,), model
+        some = AccuracyAware(selection=selection, look_share=None).stream_of(
+            points, model, num_samples=NUM_SAMPLES, batch_size=10, key=(0,)
         )
         take(some, Epochs())
         assert [len(points) for points in model.looks] == [seen]

@@ -18,9 +18,9 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.dropout import replace_dropout
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
-from edgegossip.learning.loss import Loss, losses_of, prepare_batch
+from edgegossip.learning.loss import Loss, prepare_batch
 from edgegossip.learning.optimizer import OptimizerFactory
-from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware, AggregatedLosses
+from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.sampler import Batch
 from edgegossip.learning.schedule import Constant, Schedule
@@ -160,17 +160,11 @@ class Learner(Trainer):
         return self._batches
 
     def _make_batches(self) -> BatchStream:
-        shard = self.shard
-        aggregated = self._accuracy_aware.aggregate(self._dataset, shard)
-        loss_of = None
-        if aggregated is not None:
-            loss_of = AggregatedLosses(
-                self.model.module, self._loss, self._dataset, aggregated, self._torch_device
-            )
         # With data that comes back, the order of its first passes does not.
         key = (*self._key, self._num_assigned) if self._num_assigned else self._key
+        whose = (self.model.module, self._loss, self._torch_device)
         return self._accuracy_aware.make_stream(
-            aggregated, len(shard), self._batch_size, key, loss_of
+            self._dataset, self.shard, self._batch_size, key, *whose
         )
 
     @property
@@ -224,7 +218,7 @@ class Learner(Trainer):
             num_samples,
             len(losses),
             loss,
-            metrics={"focus": self.batches.sampler.focus},
+            metrics={"focus": self.batches.focus},
         )
 
     def cancel(self) -> None:
@@ -237,7 +231,7 @@ class Learner(Trainer):
             x = self._augmentation(x, self._random)
         x, y = prepare_batch(self._dataset, x, y, self._torch_device)
         self.model.zero_grad()
-        loss = self._batch_loss(self.model.module(x), y, batch)
+        loss = self.batches.loss(batch, self._loss, self.model.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss.detach()
@@ -246,17 +240,6 @@ class Learner(Trainer):
         factor = self._schedule.factor(progress)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = factor * rate
-
-    def _batch_loss(self, outputs: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        sampler = self.batches.sampler
-        if batch.weights is None and not sampler.selection.needs_sample_losses:
-            return self._loss(outputs, y)
-        if batch.weights is None:
-            sampler.record(batch.positions, losses_of(self._loss, outputs.detach(), y))
-            return self._loss(outputs, y)  # may be another mean than that of the losses
-        losses = losses_of(self._loss, outputs, y)
-        sampler.record(batch.positions, losses)
-        return losses @ batch.weights.to(y.device) / len(y)
 
     def _mean_loss(self, losses: list[Tensor]) -> float:
         values = torch.stack(losses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,21 +42,45 @@ class AccuracyAware:
         if self.look_share is not None and not 0 < self.look_share <= 1:
             raise ValueError(f"look_share must be in (0, 1] or None, got {self.look_share}")
 
-    def aggregate(self, dataset: TrainingData, shard: Tensor) -> AggregatedData | None:
-        """The aggregated points of `shard` ([n] indices), if the selection needs any."""
-        if not self.selection.needs_losses:
-            return None
-        return self.aggregator.fit(*dataset.train.batch(shard))
-
     def make_stream(
         self,
+        dataset: TrainingData,
+        shard: Tensor,
+        batch_size: int,
+        key: tuple[int, ...],
+        module: nn.Module,
+        loss: Loss,
+        torch_device: torch.device,
+    ) -> BatchStream:
+        """Aggregate a worker's data, if the selection needs it, and make its stream.
+
+        Args:
+            dataset: Has the samples.
+            shard: [n] indices of the worker's.
+            batch_size: Samples a step.
+            key: Of the random stream.
+            module: What aggregated points are looked at with, as it is then.
+            loss: Of outputs and targets.
+            torch_device: Where the module lives.
+        """
+        make = partial(self.stream_of, num_samples=len(shard), batch_size=batch_size, key=key)
+        if not self.selection.needs_losses:
+            return make(None)
+        aggregated = self.aggregator.fit(*dataset.train.batch(shard))
+        return make(
+            aggregated, AggregatedLosses(module, loss, dataset, aggregated, torch_device)
+        )
+
+    def stream_of(
+        self,
         aggregated: AggregatedData | None,
+        loss_of: Callable[[Tensor], Tensor] | None = None,
+        *,
         num_samples: int,
         batch_size: int,
         key: tuple[int, ...],
-        loss_of: Callable[[Tensor], Tensor] | None,
     ) -> BatchStream:
-        """The stream of a worker; `loss_of` measures losses of aggregated points."""
+        """Make a stream over data that is aggregated; `loss_of` measures losses of points."""
         sampler = AccuracyAwareSampler(
             aggregated,
             num_samples=num_samples,

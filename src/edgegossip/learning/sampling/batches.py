@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from edgegossip.core.protocol import Steps, Work
+from edgegossip.learning.loss import Loss, losses_of
 from edgegossip.learning.sampling.look import Look
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
 
@@ -84,6 +86,24 @@ class BatchStream:
         for batch in self._take(work, keep_ratio, begins_pass):
             self._unpaid += len(batch)
             yield batch
+
+    def loss(self, batch: Batch, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch with the weights that its samples were chosen with.
+
+        Selections that go by the losses of samples learn them here.
+        """
+        if batch.weights is None and not self.sampler.selection.needs_sample_losses:
+            return loss(outputs, y)
+        losses = losses_of(loss, outputs if batch.weights is not None else outputs.detach(), y)
+        self.sampler.record(batch.positions, losses)
+        if batch.weights is None:
+            return loss(outputs, y)  # may be another mean than that of the losses
+        return losses @ batch.weights.to(y.device) / len(y)
+
+    @property
+    def focus(self) -> float:
+        """Share of the present pass that was chosen for its high loss, in [0, 1]."""
+        return self.sampler.focus
 
     def _take(self, work: Work, keep_ratio: float, begins_pass: bool) -> Iterator[Batch]:
         if isinstance(work, Steps):
