@@ -10,7 +10,7 @@ from torch import Tensor
 from edgegossip.core.protocol import Message
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.status import STATUS, Phase, Status, spec
+from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
 
 RUN, SENDER, OWN_ROUND, NUM_WORKERS = b"run 0001", 2, 40, 4
 SENDER_LIFE, OWN_LIFE = 11, 12
@@ -31,7 +31,7 @@ SENT = [
             "scale": torch.tensor([0.5], dtype=torch.float16),
         },
     ),
-    Status(
+    WorkerStatus(
         phase=Phase.WAITING,
         life=SENDER_LIFE,
         begun_with=OWN_LIFE,

@@ -37,7 +37,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.slow_down import gaussian_process
-from edgegossip.sim.forecasting import Monitor, default_predictor, profile
+from edgegossip.sim.forecasting import SimulatedMonitor, default_predictor, profile
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 from edgegossip.sim.traces import batch_jobs
 
@@ -65,7 +65,7 @@ def follow(
     platform: Platform, predictor: PerformancePredictor, horizon: Seconds, num_blocks: int
 ) -> tuple[list[float], list[float], list[float]]:
     """Relative errors of forecasts and of the oracle, and the error each forecast claims."""
-    monitor, now = Monitor(platform, lambda: predictor), 0.0
+    monitor, now = SimulatedMonitor(platform, lambda: predictor), 0.0
     cost = horizon * platform.total_throughput / 1.4  # the mean slow-down
     errors, oracle_errors, claims = [], [], []
     for _ in range(num_blocks):
@@ -174,7 +174,7 @@ def measure_costs() -> dict[str, float]:
         return 1e6 * (time.perf_counter() - start) / len(chosen)
 
     platform = Platform(throughput=1.0, executors=4, trace=batch_jobs())
-    monitor = Monitor(platform, lambda: predictor)
+    monitor = SimulatedMonitor(platform, lambda: predictor)
     times = [2.0 * k for k in range(1, 500)]
     start = time.perf_counter()
     for now in times:

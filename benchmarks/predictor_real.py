@@ -43,7 +43,7 @@ from edgegossip.machine.loads import KINDS, MB, SIZES, Load
 from edgegossip.machine.monitor import Monitor
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import MIN_ROWS, Profile
-from edgegossip.machine.profiling import Training, choose_loads, measure, profile_of
+from edgegossip.machine.profiling import TimedTraining, choose_loads, measure, profile_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Block:
         return self.forecast / self.throughput - 1
 
 
-def make_training() -> Training:
+def make_training() -> TimedTraining:
     """LeNet-5 on noise of the size of MNIST's pictures."""
     random = generator(0, "noise")
     x = torch.randint(256, (6400, 1, 28, 28), generator=random, dtype=torch.uint8)
@@ -72,10 +72,10 @@ def make_training() -> Training:
     workload = Workload(
         Task(dataset=dataset, model=partial(lenet5, (1, 28, 28), 10)), [0], seed=0
     )
-    return Training(workload.make_trainer(0), workload.initial_params())
+    return TimedTraining(workload.make_trainer(0), workload.initial_params())
 
 
-def get_profile(path: Path | None, training: Training, seconds: float) -> Profile:
+def get_profile(path: Path | None, training: TimedTraining, seconds: float) -> Profile:
     if path is not None and path.exists():
         return Profile.read(path)
     counters = SystemCounters()
@@ -88,7 +88,7 @@ def get_profile(path: Path | None, training: Training, seconds: float) -> Profil
 
 
 def follow(
-    training: Training, monitor: Monitor, load: Load, num_blocks: int, seconds: float
+    training: TimedTraining, monitor: Monitor, load: Load, num_blocks: int, seconds: float
 ) -> list[Block]:
     """Forecast and train, block by block; `load` begins after the first forecast."""
     blocks = []

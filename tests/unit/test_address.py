@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgegossip.net.address import Address
+from edgegossip.net.address import Address, parse
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,18 @@ from edgegossip.net.address import Address
 def test_only_loopback_is_loopback(endpoint: str, is_loopback: bool) -> None:
     assert Address(listen=(endpoint,)).is_loopback == is_loopback
     assert Address(connect=(endpoint,)).is_loopback == is_loopback
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "parsed"),
+    [
+        ("tcp/10.0.0.3:7447", ("tcp", "10.0.0.3", 7447)),
+        ("tls/pi.local:65535", ("tls", "pi.local", 65535)),
+        ("tls/[fe80::1%eth0]:1", ("tls", "fe80::1%eth0", 1)),
+    ],
+)
+def test_endpoints_are_taken_apart(endpoint: str, parsed: tuple[str, str, int]) -> None:
+    assert parse("connect", endpoint) == parsed
 
 
 def test_one_endpoint_elsewhere_is_enough_to_be_reachable() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,17 @@ def test_pure_packages_import_no_clock_socket_thread_or_global_generator() -> No
 
 def test_nothing_is_pickled() -> None:
     assert [file for file in FILES if PICKLE.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_no_file_and_no_class_has_the_name_of_another() -> None:
+    files = Counter(file.name for file in FILES if file.name != "__init__.py")
+    classes = Counter(
+        node.name
+        for file in FILES
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in (files + classes).items() if count > 1] == []
 
 
 def code_lines(file: Path) -> int:

@@ -17,7 +17,7 @@ from edgegossip.cli import doctor_command as doctor
 from edgegossip.cli.doctor_command import doctor_command
 from edgegossip.core.errors import NetworkError, UsageError
 from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.probe import parse, probe
+from edgegossip.net.probe import probe
 from edgegossip.net.tls import TLS
 
 
@@ -127,7 +127,11 @@ def test_what_was_asked_for_and_fails_is_said_with_advice_in_the_exit_code(
     for arguments, what, advice in [
         (["--tls", str(folder), "--rank", "7"], "TLS", ""),
         (["--connect", closed], closed, "is the worker running?"),
-        (["--connect", "pi.local"], "pi.local", "must be tcp/HOST:PORT or tls/HOST:PORT"),
+        (
+            ["--connect", "pi.local"],
+            "pi.local",
+            "an endpoint is tcp/HOST:PORT or tls/HOST:PORT",
+        ),
         (["--redis", "redis://127.0.0.1:1"], "Redis", "redis://127.0.0.1:1"),
     ]:
         assert doctor_command(arguments) == 1
@@ -193,22 +197,8 @@ def test_a_probe_of_a_listener_without_tls_does_not_wait_for_ever(
         probe(f"tls/127.0.0.1:{port}", TLS.from_folder(folder, 1), patience=0.05)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "parsed"),
-    [
-        ("tcp/10.0.0.3:7447", ("tcp", "10.0.0.3", 7447)),
-        ("tls/[fe80::1%eth0]:1", ("tls", "fe80::1%eth0", 1)),
-        ("tls/pi.local:65535?prio=1#iface=eth0", ("tls", "pi.local", 65535)),
-    ],
-)
-def test_endpoints_are_taken_apart(endpoint: str, parsed: tuple[str, str, int]) -> None:
-    assert parse(endpoint) == parsed
-
-
-@pytest.mark.parametrize(
-    "endpoint",
-    ["", "pi:7447", "udp/pi:7447", "tcp/pi", "tcp/pi:0", "tcp/pi:65536", "tcp/::1:7"],
-)
-def test_what_is_no_endpoint_to_be_tried_is_refused(endpoint: str) -> None:
-    with pytest.raises(ValueError, match="must be tcp/HOST:PORT or tls/HOST:PORT"):
-        parse(endpoint)
+def test_options_behind_an_endpoint_are_not_looked_at(port: int) -> None:
+    reached = probe(f"tcp/127.0.0.1:{port}?prio=1#iface=eth0")
+    assert reached.name is None
+    with pytest.raises(ValueError, match=r"connect has 'tcp/127\.0\.0\.1'; an endpoint"):
+        probe("tcp/127.0.0.1?prio=1")

@@ -26,6 +26,7 @@ def disk_full(*_: object) -> None:
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
+    (tmp_path / "file.part").write_bytes(b"what a killed process left, longer than all else")
     write_atomically(path, b"old and long")
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"

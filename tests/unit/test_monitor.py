@@ -32,7 +32,7 @@ from edgegossip.machine.predictor import Forecast, PerformancePredictor
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.forecasting import (
     FORECAST_SECONDS,
-    Monitor,
+    SimulatedMonitor,
     default_predictor,
     profile,
     profiled,
@@ -73,7 +73,7 @@ def watched(
     *spans: tuple[Seconds, Seconds], now: Seconds, platform: Platform = LOADED
 ) -> Notes:
     notes = Notes()
-    monitor = Monitor(platform, lambda: notes)
+    monitor = SimulatedMonitor(platform, lambda: notes)
     for start, end in spans:
         monitor.trained(start, end)
     assert monitor.forecast(now) == Predicted(1.0, 0.5)
@@ -105,7 +105,7 @@ def test_usual_is_the_mean_of_the_last_minute() -> None:
 
 def test_nothing_is_observed_twice_nor_while_nothing_runs() -> None:
     notes = Notes()
-    monitor = Monitor(LOADED, lambda: notes)
+    monitor = SimulatedMonitor(LOADED, lambda: notes)
     monitor.trained(1.0, 1.5)
     monitor.trained(3.0, 3.5)
     monitor.forecast(3.5)
@@ -126,7 +126,7 @@ def test_steps_without_a_pause_between_them_are_one_stretch() -> None:
 
 
 def test_a_monitor_that_is_never_asked_stays_small() -> None:
-    monitor = Monitor(LOADED, Notes)
+    monitor = SimulatedMonitor(LOADED, Notes)
     for k in range(10_000):
         monitor.trained(float(k), k + 0.5)
     assert len(monitor.state_dict()["spans"]) < 300
@@ -138,7 +138,7 @@ def test_throttling_is_felt_but_not_seen() -> None:
     notes = watched((49.0, 51.0), now=51.0, platform=platform)
     seen = {(u.cores, round(seconds, 9)) for _, u, seconds in notes.observed}
     assert seen == {(0.0, 0.1), (0.0, 0.15)}
-    monitor = Monitor(platform, partial(default_predictor, platform))
+    monitor = SimulatedMonitor(platform, partial(default_predictor, platform))
     monitor.trained(40.0, 50.5)
     assert monitor.forecast(50.5).throughput == pytest.approx(10 / 1.5)
 
@@ -149,7 +149,7 @@ def errors(fit: bool, num_blocks: int = 200, horizon: Seconds = 1.5) -> list[flo
     predictor = default_predictor(platform)
     if fit:
         predictor.fit(profile(platform, seed=0))
-    monitor, now, found = Monitor(platform, lambda: predictor), 0.0, []
+    monitor, now, found = SimulatedMonitor(platform, lambda: predictor), 0.0, []
     for _ in range(num_blocks):
         forecast = monitor.forecast(now).throughput
         end = now + platform.duration(now, horizon * 70)
@@ -166,8 +166,8 @@ def test_under_jobs_that_come_and_go_forecasts_are_three_percent_off(fit: bool) 
 
 
 def test_a_monitor_goes_on_from_its_state() -> None:
-    def make() -> Monitor:
-        return Monitor(LOADED, partial(default_predictor, LOADED))
+    def make() -> SimulatedMonitor:
+        return SimulatedMonitor(LOADED, partial(default_predictor, LOADED))
 
     first = make()
     first.trained(0.0, 9.0)

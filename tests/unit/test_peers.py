@@ -8,12 +8,12 @@ import torch
 
 from edgegossip.core.protocol import Message, WorkerJoined, WorkerLost
 from edgegossip.net.peers import Peers, SentLog
-from edgegossip.net.status import Phase, Status
+from edgegossip.net.status import Phase, WorkerStatus
 
 OWN, OTHER, OLD, NEW = 100, 200, 300, 400
 
 
-def status(**changes: Any) -> Status:  # noqa: ANN401
+def status(**changes: Any) -> WorkerStatus:  # noqa: ANN401
     values: dict[str, Any] = {
         "phase": Phase.WAITING,
         "life": OTHER,
@@ -25,7 +25,7 @@ def status(**changes: Any) -> Status:  # noqa: ANN401
         "sent": (0, 0),
         "received": (0, 0),
     }
-    return Status(**values | changes)
+    return WorkerStatus(**values | changes)
 
 
 def make_peers(**changes: Any) -> Peers:  # noqa: ANN401

@@ -20,7 +20,7 @@ from edgegossip.machine.loads import Load
 from edgegossip.machine.monitor import Monitor
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import Profile
-from edgegossip.machine.profiling import Row, Training, choose_loads, measure, profile_of
+from edgegossip.machine.profiling import Row, TimedTraining, choose_loads, measure, profile_of
 
 BATCH = 10
 STEP = 0.01
@@ -67,7 +67,7 @@ class SlowedDown(Trainer):
 def rows_of(loads: list[Load | None], rows_per_load: int = 3) -> list[Row]:
     counted = Counted(num_cores=2)
     trainer = SlowedDown(counted)
-    training = Training(trainer, torch.zeros(3), counted.clock)
+    training = TimedTraining(trainer, torch.zeros(3), counted.clock)
     monitor = Monitor(PerformancePredictor(), counters=counted, clock=counted.clock)
 
     @contextmanager
@@ -103,7 +103,7 @@ def test_a_predictor_learns_from_it() -> None:
 def test_training_goes_on_for_the_time_asked_for_in_turns_of_a_tenth_of_a_second() -> None:
     counted = Counted()
     trainer = SlowedDown(counted)
-    training = Training(trainer, torch.zeros(3), counted.clock)
+    training = TimedTraining(trainer, torch.zeros(3), counted.clock)
     start, end, cost = training.run(5.0)
     assert start == 0.0
     assert cost == pytest.approx(end * BATCH / STEP)

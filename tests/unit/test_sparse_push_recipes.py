@@ -25,7 +25,7 @@ from edgegossip.experiments.traffic import Traffic
 from edgegossip.learning.models import mlp
 from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew
 from edgegossip.learning.readers import digits
-from edgegossip.recipes.push_sum import (
+from edgegossip.recipes.push_sum_comparison import (
     DENSE,
     PushSettings,
     compare_pushes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from edgegossip.algorithms.asynchronous import Asynchronous, AsynchronousState
-from edgegossip.algorithms.links import Awaiting, send_again, timer
+from edgegossip.algorithms.reliable_links import Awaiting, send_again, timer
 from edgegossip.core.protocol import (
     Effect,
     Message,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from edgegossip.algorithms.links import Links
+from edgegossip.algorithms.reliable_links import ReliableLinks
 from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Payload, Rank
 
@@ -53,7 +53,7 @@ class PushSumState(RoundState):
     weight: float = 1.0
     before_exchange: tuple[Tensor, float] | None = None
     arrived: list[Mass] = field(default_factory=list)
-    links: Links[Mass] = field(default_factory=Links)
+    links: ReliableLinks[Mass] = field(default_factory=ReliableLinks)
     needy: dict[Rank, None] = field(default_factory=dict)
     has_ended: bool = False
     has_finished: bool = False

@@ -17,7 +17,7 @@ from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.profiling import (
     ROWS_PER_LOAD,
-    Training,
+    TimedTraining,
     choose_loads,
     measure,
     profile_of,
@@ -59,7 +59,7 @@ def profile_command(arguments: list[str]) -> int:
     keep_freed_memory()
     workload = experiment.workload()
     rank = experiment.data_ranks[0]
-    training = Training(workload.make_trainer(rank), workload.initial_params(rank))
+    training = TimedTraining(workload.make_trainer(rank), workload.initial_params(rank))
     counters = SystemCounters()
     loads = choose_loads(60 * options.minutes, counters.num_cores)
     with Monitor(PerformancePredictor(), counters=counters) as monitor:

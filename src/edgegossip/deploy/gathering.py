@@ -228,17 +228,7 @@ class Gathering:
         }
         lines = chain([to_line(first)], self._timeline(results.history), [to_line(last)])
         write_atomically(folder.events, lines)
-        folder.write_params(results.params)
-        folder.write_json(
-            "summary.json",
-            {
-                "name": results.name,
-                "reason": results.reason,
-                "error": None,
-                **results.summary(),
-                "worker_accuracies": results.worker_accuracies,
-            },
-        )
+        folder.write_results(results)
 
     def _measured(self) -> Experiment:
         """The experiment on platforms as fast as they were found to be."""

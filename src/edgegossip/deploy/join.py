@@ -16,7 +16,7 @@ from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import Profile
-from edgegossip.machine.profiling import Training
+from edgegossip.machine.profiling import TimedTraining
 from edgegossip.machine.telemetry import Journal, open_telemetry
 from edgegossip.net.address import Address
 from edgegossip.net.tls import load_tls
@@ -128,7 +128,7 @@ def seconds_per_sample(
     rank = rank if rank in alike else alike[0]
     task = replace(experiment.task, accuracy_aware=PLAIN)
     workload = replace(experiment, task=task).workload()
-    training = Training(workload.make_trainer(rank), workload.initial_params(rank))
+    training = TimedTraining(workload.make_trainer(rank), workload.initial_params(rank))
     with intra_op_threads(threads):
         training.run(0.01)  # the first step also makes what the others use
         start, end, cost = training.run(seconds)

@@ -6,6 +6,7 @@ others are the same bytes whenever the same experiment runs.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -47,6 +48,38 @@ def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[b
                 return
             start += len(line)
             yield line
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run, the experiment first; a last one that a killed process tore is not.
+
+    Raises:
+        RunFolderError: If the file cannot be read, is empty, or holds something else.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(whole_lines(path), start=1):
+            event = json.loads(line)
+            if not isinstance(event, dict):
+                raise bad_line(path, number, "one JSON object", TypeError(f"got {event!r:.60}"))
+            yield event
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot read {path} ({error.strerror}); expected the events of a run - "
+            "give the folder that a run wrote"
+        ) from error
+    except ValueError as error:
+        raise bad_line(path, number, "one JSON object", error) from error
+    if number == 0:
+        raise RunFolderError(f"{path} is empty; expected the events of a run - run it again")
+
+
+def bad_line(path: Path, number: int, expected: str, error: Exception) -> RunFolderError:
+    """What to say of a line, counted from 1, that is not what it should be."""
+    return RunFolderError(
+        f"{path}, line {number}: expected {expected} "
+        f"({type(error).__name__}: {error}); the file is damaged - run the experiment again"
+    )
 
 
 class EventLog:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.snapshot import assemble, dismantle
 
@@ -35,25 +34,14 @@ def make_folder(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file so that a reader, or a power cut, sees the old one or the new one whole.
-
-    Args:
-        path: Of the file.
-        content: All of it, or its parts one after another.
+    """Write a file of a run folder, as `write_whole` does.
 
     Raises:
         RunFolderError: If it cannot be written.
     """
-    temporary = path.with_name(path.name + ".part")
     try:
-        with temporary.open("wb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, content)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise RunFolderError(
             f"cannot write {path}: {error.strerror}; free some space or choose another --out"
         ) from error

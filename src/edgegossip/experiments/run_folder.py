@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments.event_log import read_events
 from edgegossip.experiments.files import (
     load_checkpoint,
     make_folder,
@@ -75,6 +77,20 @@ class RunFolder:
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         write_atomically(self.path / "params.safetensors", safetensors.torch.save(tensors))
 
+    def write_results(self, results: Results, error: str | None = None) -> None:
+        """Write the averaged model, and then `summary.json`, with which a run is over."""
+        self.write_params(results.params)
+        self.write_json(
+            "summary.json",
+            {
+                "name": results.name,
+                "reason": results.reason,
+                "error": error,
+                **results.summary(),
+                "worker_accuracies": results.worker_accuracies,
+            },
+        )
+
     def save_checkpoint(self, tree: object) -> None:
         save_checkpoint(self._checkpoint, tree)
 
@@ -128,7 +144,7 @@ def _load_results(path: Path) -> Results:
     summary = read_json(path / "summary.json")
     history = [
         read_evaluation(line)
-        for line in _read_lines(path / "events.jsonl")
+        for line in read_events(path / "events.jsonl")
         if line["type"] == "evaluated"
     ]
     tensors = safetensors.torch.load_file(path / "params.safetensors")
@@ -162,20 +178,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_evaluation(line: dict[str, Any]) -> Evaluation:
-    """What the fields of an "evaluated" line say."""
+def read_evaluation(line: Mapping[str, Any]) -> Evaluation:
+    """What the fields of an "evaluated" line say.
+
+    Raises:
+        LookupError: If one is missing.
+        TypeError: If one is no number.
+    """
     values: dict[str, Any] = {name: line[name] for name in Evaluation.__dataclass_fields__}
-    # JSON has no number for what diverged.
     for name, value in values.items():
-        values[name] = math.nan if value is None else value
+        if value is None:
+            values[name] = math.nan  # JSON has no number for what diverged
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} is {value!r}, not a number")
     return Evaluation(**values)
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
 
 
 def _first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:

@@ -338,17 +338,7 @@ class _Run:
             "ended", time=now, reason=reason, error=text, wall_seconds=results.wall_seconds
         )
         self._log.close()
-        self._folder.write_params(results.params)
-        self._folder.write_json(
-            "summary.json",
-            {
-                "name": results.name,
-                "reason": reason,
-                "error": text,
-                **results.summary(),
-                "worker_accuracies": results.worker_accuracies,
-            },
-        )
+        self._folder.write_results(results, text)
         return results
 
     def _params(self) -> Tensor:

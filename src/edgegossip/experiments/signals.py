@@ -11,13 +11,14 @@ from types import FrameType
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _insist() -> None:
+def interrupt() -> None:
+    """As Ctrl+C does where nothing else is said."""
     raise KeyboardInterrupt
 
 
 @contextmanager
 def on_stop_signal(
-    stop: Callable[[], None], insist: Callable[[], None] = _insist
+    stop: Callable[[], None], insist: Callable[[], None] = interrupt
 ) -> Iterator[None]:
     """Call `stop` at the first signal, and `insist` at each one after it.
 

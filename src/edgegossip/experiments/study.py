@@ -6,11 +6,8 @@ import dataclasses
 import json
 import os
 import platform
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +28,7 @@ from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import read_json, require_folder
 from edgegossip.experiments.runner import run
+from edgegossip.experiments.signals import interrupt, on_stop_signal
 
 STUDY = "study.json"
 
@@ -190,7 +188,8 @@ def run_study(
         )
         view.begin()
         try:
-            with _sigterm_is_ctrl_c():
+            # Measurements stop at once; runs take signals into their own hands.
+            with on_stop_signal(interrupt):
                 record.do(cell, session)
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted(
@@ -198,19 +197,6 @@ def run_study(
                 "command with --resume and --out goes on"
             ) from None
     return record.rows
-
-
-@contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """Stop measurements at once on either; runs within take both into their own hands."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 class _Record:

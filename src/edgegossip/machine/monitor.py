@@ -15,7 +15,7 @@ from edgegossip.core.protocol import Predicted, Seconds
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import Counters, SystemCounters
 from edgegossip.machine.history import History
-from edgegossip.machine.pace import Progress
+from edgegossip.machine.pace import WorkHistory
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.telemetry import Journal, Sample
 from edgegossip.machine.watch import SHORTEST, Watch
@@ -62,7 +62,7 @@ class Monitor:
         self._clock = clock
         self._wall_clock = wall_clock
         self._history = History(counters or SystemCounters(), clock)
-        self._progress = Progress()
+        self._progress = WorkHistory()
         start = self._history.times[0]
         machine = _ThisMachine(self._history, self._progress)
         self._watch = Watch(machine, self._history.readings, lambda: predictor, start)
@@ -187,7 +187,7 @@ class _ThisMachine:
 
     executors = 1
 
-    def __init__(self, history: History, progress: Progress) -> None:
+    def __init__(self, history: History, progress: WorkHistory) -> None:
         self._history = history
         self._progress = progress
         self.work = progress.work

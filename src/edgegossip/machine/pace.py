@@ -19,7 +19,7 @@ _PAUSE: Seconds = 0.02
 _MAX_PIECES = 256
 
 
-class Progress:
+class WorkHistory:
     """When training ran, and samples' worth of work over time.
 
     Whoever trains says what a stretch of training did only when it is over. Of a long one, with

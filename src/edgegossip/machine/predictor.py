@@ -14,6 +14,7 @@ import safetensors
 import torch
 from safetensors.torch import save
 
+from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import DataError
 from edgegossip.core.protocol import Seconds
 from edgegossip.machine.contention import Contention
@@ -303,9 +304,7 @@ class PerformancePredictor:
             tensors["contentions"] = torch.tensor(rows, dtype=torch.float64)
             tensors["seconds"] = torch.tensor(list(profile.seconds), dtype=torch.float64)
         settings = {"num_executors": self.num_executors, "state": self.state_dict()}
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_bytes(save(tensors, metadata={"predictor": json.dumps(settings)}))
-        temporary.replace(path)
+        write_whole(path, save(tensors, metadata={"predictor": json.dumps(settings)}))
 
     @classmethod
     def load(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import DataError
 from edgegossip.machine.contention import Contention
 
@@ -77,14 +79,12 @@ class Profile:
 
     def write(self, path: Path | str) -> None:
         """Write a CSV file that `read` reads, whole or not at all."""
-        path = Path(path)
-        temporary = path.with_name(path.name + ".part")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            for u, seconds in zip(self.contentions, self.seconds, strict=True):
-                writer.writerow((u.cores, u.network, u.disk, seconds))
-        temporary.replace(path)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(COLUMNS)
+        for u, seconds in zip(self.contentions, self.seconds, strict=True):
+            writer.writerow((u.cores, u.network, u.disk, seconds))
+        write_whole(Path(path), text.getvalue().encode())
 
 
 def _require_time(seconds: float) -> float:

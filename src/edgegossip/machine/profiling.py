@@ -36,7 +36,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Watching(Protocol):
-    """What tells how busy others keep this machine; `net.Monitor` is one."""
+    """What tells how busy others keep this machine; `machine.monitor.Monitor` is one."""
 
     def read(self) -> None:
         """Read the counters now."""
@@ -60,7 +60,7 @@ class Row:
     seconds: Seconds
 
 
-class Training:
+class TimedTraining:
     """Trains for as long as is wanted.
 
     Args:
@@ -92,7 +92,7 @@ class Training:
 
 
 def measure(
-    training: Training,
+    training: TimedTraining,
     watching: Watching,
     loads: Sequence[Load | None],
     rows_per_load: int = ROWS_PER_LOAD,

@@ -6,9 +6,9 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-# IPv6 addresses stand in brackets.
+# IPv6 addresses stand in brackets, those of a link with its name: [fe80::1%eth0].
 _ENDPOINT = re.compile(
-    r"(?P<protocol>tcp|tls)/(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d+)"
+    r"(?P<protocol>tcp|tls)/(?P<host>\[[0-9a-fA-F:.]+(%[\w.-]+)?\]|[\w.-]+):(?P<port>\d+)"
 )
 
 
@@ -48,9 +48,9 @@ class Address:
                 "connect to (--connect), or --multicast"
             )
         for endpoint in self.listen:
-            _check("listen", endpoint, 0)
+            parse("listen", endpoint, lowest_port=0)
         for endpoint in self.connect:
-            _check("connect", endpoint, 1)
+            parse("connect", endpoint)
 
     @property
     def is_loopback(self) -> bool:
@@ -58,7 +58,15 @@ class Address:
         return all(is_loopback(endpoint) for endpoint in (*self.listen, *self.connect))
 
 
-def _check(name: str, endpoint: str, lowest_port: int) -> None:
+def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int]:
+    """Protocol, host and port of an endpoint; `name` is the setting that it comes from.
+
+    Raises:
+        ValueError: If it is none.
+
+    >>> parse("connect", "tls/[::1]:7447")
+    ('tls', '::1', 7447)
+    """
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None:
         raise ValueError(
@@ -75,6 +83,7 @@ def _check(name: str, endpoint: str, lowest_port: int) -> None:
             raise ValueError(
                 f"{name} has {endpoint!r}; {host[1:-1]!r} is no IPv6 address"
             ) from None
+    return match["protocol"], host.strip("[]"), port
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 
@@ -283,19 +283,10 @@ def _write_pair(
 
 
 def _write(path: Path, content: bytes, *, mode: int) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Opened with its mode, so that nobody reads a key before it is changed.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, content, mode=mode)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise NetworkError(f"cannot write {path}: {error.strerror}") from error
 
 

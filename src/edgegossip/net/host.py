@@ -40,7 +40,7 @@ from edgegossip.net.peers import Peers
 from edgegossip.net.post import ITEMS, Left, Post
 from edgegossip.net.status import Phase, new_life
 from edgegossip.net.transport import Transport
-from edgegossip.net.work import Done, Judge, Work
+from edgegossip.net.work import Completed, Judge, Work
 
 _LOG = logging.getLogger("edgegossip.net")
 _AGAIN: Seconds = 1.0
@@ -212,7 +212,7 @@ class Host(Generic[State]):
                 return  # it will be sent again to whoever goes on from the checkpoint
             for event in self.post.take(item, self.state.round, self.now):
                 self._handle(event)
-        elif isinstance(item, Done):
+        elif isinstance(item, Completed):
             event = self._work.take(item, self.now)
             if isinstance(event, Trained):
                 self._trained(event)

@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 class Forecaster(Protocol):
-    """What answers `Predict`; `net.monitor.Monitor` is one."""
+    """What answers `Predict`; `machine.monitor.Monitor` is one."""
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
         """Training ran from `start` to `end` on the host's clock, for `cost` samples' worth."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Event, Message, Rank, Seconds, WorkerJoined, WorkerLost
-from edgegossip.net.status import Life, Phase, Status
+from edgegossip.net.status import Life, Phase, WorkerStatus
 from edgegossip.net.transport import Incarnation
 
 _GRACE: Seconds = 3.0
@@ -73,7 +73,7 @@ class Peer:
     log: SentLog
     incarnation: Incarnation = 0
     is_reachable: bool = False
-    status: Status | None = None
+    status: WorkerStatus | None = None
     lose_at: Seconds = math.inf
     began_at: Seconds = 0.0
     life: Life = 0
@@ -177,7 +177,7 @@ class Peers:
         peer.is_lost = True
         return [WorkerLost(rank)]
 
-    def told(self, rank: Rank, status: Status, clock: Seconds) -> list[Event]:
+    def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
         """`rank` says how it is, when the own clock shows `clock`."""
         peer = self[rank]
         peer.status, peer.began_at = status, clock - status.elapsed
@@ -258,7 +258,7 @@ class Peers:
                 peer.is_lost, peer.known_life = False, peer.life
         return events
 
-    def _here(self) -> dict[Rank, Status]:
+    def _here(self) -> dict[Rank, WorkerStatus]:
         return {
             rank: peer.status
             for rank, peer in self
@@ -268,12 +268,12 @@ class Peers:
 
     # Counting, and leaving.
 
-    def status_for(self, rank: Rank, phase: Phase, elapsed: Seconds) -> Status:
+    def status_for(self, rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
         """The own status, as `rank` is to know it."""
         peer, counts = self[rank], [(0, 0)] * self.num_workers
         for other, each in self:
             counts[other] = (each.sent, each.received)
-        return Status(
+        return WorkerStatus(
             phase=phase,
             life=self.life,
             begun_with=peer.known_life if self.has_begun and not peer.is_lost else 0,

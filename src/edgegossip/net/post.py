@@ -25,7 +25,7 @@ from edgegossip.net.holding import Holding
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
-from edgegossip.net.status import STATUS, Phase, Status, spec
+from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
 from edgegossip.net.transport import Incarnation, Transport
 
 
@@ -117,7 +117,7 @@ class Post:
         largest = max(each.max_num_bytes for each in schema.values())
         self._holding = Holding(settings.max_waiting_bytes, largest)
         self._outbox = Outbox(transport, max(self._holding.max_bytes, self._holding.share))
-        self._told: dict[Rank, Status] = {}
+        self._told: dict[Rank, WorkerStatus] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
 
@@ -194,7 +194,7 @@ class Post:
         return [*found, Received(sender, message)]
 
     def _read_status(self, sender: Rank, message: Message, now: Seconds) -> list[Event]:
-        status = Status.parse(message)
+        status = WorkerStatus.parse(message)
         self.spoke_at[sender] = now
         events = self.peers.told(sender, status, self._clock())
         # It may have missed what it waits for, or take for lost who has nothing more to say.
@@ -270,8 +270,8 @@ class Post:
         )
 
 
-def _news(status: Status, told: Status | None) -> bool:
-    def content(status: Status) -> tuple[object, ...]:
+def _news(status: WorkerStatus, told: WorkerStatus | None) -> bool:
+    def content(status: WorkerStatus) -> tuple[object, ...]:
         return (status.phase, status.life, status.begun_with, status.sent, status.received)
 
     return told is None or content(status) != content(told)

@@ -12,12 +12,12 @@ from cryptography import x509
 
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Seconds
+from edgegossip.net.address import parse
 from edgegossip.net.certificates import common_name
 from edgegossip.net.tls import TLS
 
 # The other's word on our certificate comes after the handshake, in TLS 1.3.
 _VERDICT_SECONDS = 0.5
-_ENDPOINT = re.compile(r"(tcp|tls)/(\[[^\]]+\]|[^\[\]:/?#]+):(\d{1,5})([?#].*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,6 @@ class Reached:
     name: str | None
 
 
-def parse(endpoint: str) -> tuple[str, str, int]:
-    """Protocol, host and port of a zenoh endpoint.
-
-    >>> parse("tls/[::1]:7447")
-    ('tls', '::1', 7447)
-    """
-    match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or not 0 < int(match[3]) < 65536:
-        raise ValueError(
-            f"an endpoint must be tcp/HOST:PORT or tls/HOST:PORT to be tried, got {endpoint!r}"
-        )
-    return match[1], match[2].strip("[]"), int(match[3])
-
-
 def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Reached:
     """Connect to an endpoint, shake hands if it is encrypted, and hang up.
 
@@ -59,7 +45,8 @@ def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Rea
         NetworkError: If it cannot be reached, or one end refuses the other's certificate.
         ValueError: If `endpoint` is no such.
     """
-    protocol, host, port = parse(endpoint)
+    # Options of zenoh's, behind ? or #, do not say where it is.
+    protocol, host, port = parse("connect", re.split(r"[?#]", endpoint)[0])
     begin = time.perf_counter()
     try:
         with socket.create_connection((host, port), patience) as plain:

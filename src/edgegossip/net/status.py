@@ -29,7 +29,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class WorkerStatus:
     """One worker's account of itself, for one other worker.
 
     Attributes:
@@ -63,12 +63,12 @@ class Status:
         return Message(STATUS, 0, lists, {**whole, "elapsed": float(self.elapsed)})
 
     @classmethod
-    def parse(cls, message: Message) -> Status:
+    def parse(cls, message: Message) -> WorkerStatus:
         """Read what `message` wrote; see `spec`.
 
-        >>> status = Status(phase=Phase.RUNNING, life=7, begun_with=8, elapsed=1.5, kept=0,
-        ...     is_resumed=False, oldest=3, sent=(0, 2), received=(0, 1))
-        >>> Status.parse(status.message()) == status
+        >>> status = WorkerStatus(phase=Phase.RUNNING, life=7, begun_with=8, elapsed=1.5,
+        ...     kept=0, is_resumed=False, oldest=3, sent=(0, 2), received=(0, 1))
+        >>> WorkerStatus.parse(status.message()) == status
         True
         """
         values: dict[str, Any] = {**message.numbers}

@@ -36,7 +36,7 @@ Judge = Callable[[Tensor], tuple[float, float]]
 
 
 @dataclass(slots=True, eq=False)
-class Done:
+class Completed:
     """Something done beside the host has ended: makes the event, or has failed."""
 
     event: Callable[[Seconds], Event] | None = None
@@ -50,7 +50,7 @@ class Work:
         rank: Whose work it is.
         trainer: Trains, on a thread of its own; others call only its `epoch_cost`, `layout`,
             `state_dict` and `cancel`, the last two also while it sets up or trains.
-        items: Where a `Done` is put, for the host to pass to `take`.
+        items: Where a `Completed` is put, for the host to pass to `take`.
         forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
         evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
         clock: What the forecaster goes by.
@@ -117,7 +117,7 @@ class Work:
                 self._evaluate_beside(effect)
             case Predict():
                 predicted = self._predict()
-                self._items.put(Done(lambda now: predicted))
+                self._items.put(Completed(lambda now: predicted))
             case Assign():
                 self._assign(effect)
 
@@ -173,7 +173,7 @@ class Work:
         self.is_busy = False
         return event
 
-    def take(self, done: Done, now: Seconds) -> Event:
+    def take(self, done: Completed, now: Seconds) -> Event:
         """The event that `done` is about.
 
         Raises:
@@ -193,9 +193,9 @@ class Work:
         def work() -> None:
             try:
                 if event := job():
-                    self._items.put(Done(event))
+                    self._items.put(Completed(event))
             except BaseException as error:  # whatever it is, the host must hear of it
-                self._items.put(Done(error=error))
+                self._items.put(Completed(error=error))
 
         bench.submit(work)
 

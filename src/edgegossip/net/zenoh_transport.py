@@ -19,7 +19,7 @@ from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
-from edgegossip.net.links import Links
+from edgegossip.net.reach import Reach
 from edgegossip.net.strangers import log_refused_connections, report_strangers
 from edgegossip.net.tls import TLS, require_tls, zenoh_security
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
@@ -94,7 +94,7 @@ class ZenohTransport:
         if security is not None:
             self._settings |= zenoh_security(security, run, num_workers)
         self._session: zenoh.Session | None = None
-        self._links = Links()
+        self._reach = Reach()
         self._peers: dict[Rank, _Peer] = {}
 
     @property
@@ -110,9 +110,9 @@ class ZenohTransport:
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         self._session = session = open_session(self._settings, self._address, self._num_workers)
         self._listener = listener
-        self._links.follow(session)
+        self._reach.follow(session)
         self._peers = {
-            rank: _Peer(rank, listener, max_bytes, self._links) for rank in self._others
+            rank: _Peer(rank, listener, max_bytes, self._reach) for rank in self._others
         }
         self._inboxes = {
             f"{self._prefix}/data/{self.rank}/{rank}": peer
@@ -189,11 +189,11 @@ class _Peer:
 
     publisher: zenoh.Publisher
 
-    def __init__(self, rank: Rank, listener: Listener, max_bytes: int, links: Links) -> None:
+    def __init__(self, rank: Rank, listener: Listener, max_bytes: int, reach: Reach) -> None:
         self.incarnation: Incarnation | None = None
         # Beyond this machine. Each has one thread at a time that adds to it.
         self.bytes_sent = self.bytes_received = 0
-        self._links = links
+        self._reach = reach
         self._session_id: str | None = None
         # The youngest speaks for the rank: what is left of a process that was killed may be
         # there until its lease ends. One that was started by mistake gives the rank back.
@@ -217,7 +217,7 @@ class _Peer:
                 if incarnation is None or self.incarnation != incarnation:
                     return
                 self._put(piece)
-                if self._links.leave_machine(self._session_id):
+                if self._reach.leave_machine(self._session_id):
                     self.bytes_sent += len(piece)
 
     def take(self, piece: bytes, session_id: str | None) -> None:
@@ -226,7 +226,7 @@ class _Peer:
             return
         with self._telling:
             self._session_id = session_id
-            if self._links.leave_machine(session_id):
+            if self._reach.leave_machine(session_id):
                 self.bytes_received += len(piece)
             frame = self._assembler.add(piece)
             if frame is not None:

@@ -73,11 +73,11 @@ RECIPES = _entries(
         "cifar10-lenet5": "pictures",
         "cifar10-resnet20": "pictures",
         "har-cnn": "sensors",
-        "sparse-push/mnist-lenet5": "push_sum",
-        "sparse-push/har-cnn": "push_sum",
-        "sparse-push/cifar10-lenet5": "push_sum",
-        "sparse-push/cifar10-resnet20": "push_sum",
-        "sparse-push/cifar10-vgg11": "push_sum",
+        "sparse-push/mnist-lenet5": "push_sum_comparison",
+        "sparse-push/har-cnn": "push_sum_comparison",
+        "sparse-push/cifar10-lenet5": "push_sum_comparison",
+        "sparse-push/cifar10-resnet20": "push_sum_comparison",
+        "sparse-push/cifar10-vgg11": "push_sum_comparison",
     },
 )
 STUDIES = _entries(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgegossip.report.folder import Run, RunFolder
+from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.units import listing, number, percent
 
 MAX_NAMED = 8
@@ -38,7 +38,7 @@ def kept_sentence(run: Run) -> str:
     return f"On average {kept} of their data in a round."
 
 
-def balance(folder: RunFolder) -> str:
+def balance(folder: ReportData) -> str:
     """Say who waited for whom before EdgeGossip, and who waits with it; empty without it."""
     balanced = [run for run in folder.runs if run.workers and kept_shares(run) is not None]
     if not balanced:
@@ -46,7 +46,7 @@ def balance(folder: RunFolder) -> str:
     return " ".join([_before(folder), *map(_now, balanced)]).strip()
 
 
-def _before(folder: RunFolder) -> str:
+def _before(folder: ReportData) -> str:
     """What happens in the baseline."""
     run = next((run for run in folder.runs if run.name == folder.baseline), None)
     if run is None or not run.workers or kept_shares(run) is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from edgegossip.report.folder import Run, RunFolder
-from edgegossip.report.log import Evaluation
+from edgegossip.experiments.results import Evaluation
+from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.style import MUTED, Picture, figure_style, new_figure, render
 from edgegossip.report.units import data_size, listing, number, percent, seconds
 
@@ -57,7 +57,7 @@ EPOCHS = Quantity(
 )
 
 
-def accuracy_pictures(folder: RunFolder, colors: dict[str, str]) -> Iterator[Picture]:
+def accuracy_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
     """Draw accuracy against each quantity; nothing where no run was evaluated yet."""
     runs = [run for run in folder.runs if run.log.evaluations]
     for quantity in (TIME, DATA, EPOCHS) if runs else ():

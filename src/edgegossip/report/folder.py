@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -71,7 +72,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFolder:
+class ReportData:
     """What a report is about.
 
     Attributes:
@@ -95,7 +96,7 @@ class RunFolder:
         return len(self.runs) > 1
 
 
-def read_folder(path: Path) -> RunFolder:
+def read_folder(path: Path) -> ReportData:
     """Read what a run or a comparison left in `path`, complete or not.
 
     Raises:
@@ -112,12 +113,12 @@ def read_folder(path: Path) -> RunFolder:
     return _read_comparison(path, names)
 
 
-def _read_single(path: Path) -> RunFolder:
+def _read_single(path: Path) -> ReportData:
     own = _read_json(path / SUMMARY)
     log = read_log(path / EVENTS)
     target = _number(path / SUMMARY, {**log.header, **own}, "target_accuracy")
     name = log.header["name"]
-    return RunFolder(
+    return ReportData(
         title=name,
         runs=[Run(name, log, _summary(path / SUMMARY, log, target, own), activities(log))],
         baseline=None,
@@ -126,7 +127,7 @@ def _read_single(path: Path) -> RunFolder:
     )
 
 
-def _read_comparison(path: Path, names: list[str]) -> RunFolder:
+def _read_comparison(path: Path, names: list[str]) -> ReportData:
     summary_path = path / SUMMARY
     overall = _read_json(summary_path)
     listed = overall.get("runs", {})
@@ -143,7 +144,7 @@ def _read_comparison(path: Path, names: list[str]) -> RunFolder:
         runs.append(Run(name, log, summary, activities(log)))
     baseline = overall.get("baseline")
     runs.sort(key=lambda run: run.name != baseline)
-    return RunFolder(
+    return ReportData(
         title=str(overall.get("recipe") or runs[0].log.header.get("recipe") or path.name),
         runs=runs,
         baseline=baseline if any(run.name == baseline for run in runs) else None,
@@ -184,6 +185,7 @@ def _from_events(log: RunLog, target: float | None) -> dict[str, float | None]:
     if not log.evaluations:
         return numbers
     last = log.evaluations[-1]
+    distance = last.consensus_distance
     reached = log.first_at(target)
     return numbers | {
         "final_accuracy": last.accuracy,
@@ -192,7 +194,7 @@ def _from_events(log: RunLog, target: float | None) -> dict[str, float | None]:
         "bytes_sent": last.bytes_sent,
         "bytes_per_worker": last.bytes_sent / log.header["num_workers"],
         "samples_processed": last.samples_processed,
-        "consensus_distance": last.consensus_distance,
+        "consensus_distance": None if math.isnan(distance) else distance,
     }
 
 

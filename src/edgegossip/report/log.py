@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,9 @@ from typing import Any
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds, Span
+from edgegossip.experiments.event_log import bad_line, read_events
+from edgegossip.experiments.results import Evaluation
+from edgegossip.experiments.run_folder import read_evaluation
 
 SCHEMA = 1
 HEADER_TYPES = {
@@ -21,18 +23,6 @@ HEADER_TYPES = {
     "platforms": list,
     "versions": dict,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The averaged model on held-out data; `accuracy` in [0, 1], totals since the start."""
-
-    time: Seconds
-    epochs: float
-    accuracy: float
-    bytes_sent: int
-    samples_processed: int
-    consensus_distance: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +110,7 @@ class RunLog:
             case "lost":
                 self.lost[str(event["reason"])] += 1
             case "evaluated":
-                self.evaluations.append(_evaluation(event))
+                self.evaluations.append(read_evaluation(event))
             case "crashed":
                 self._worker(event).crash(float(event["time"]))
             case "recovered":
@@ -152,33 +142,18 @@ def read_log(path: Path) -> RunLog:
     Raises:
         RunFolderError: If the file cannot be read, or a line is not what it should be.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot read {path} ({error.strerror}); expected the events of a run - "
-            "give the folder that a run wrote"
-        ) from error
-    if not lines:
-        raise RunFolderError(f"{path} is empty; expected the events of a run - run it again")
-    log = _empty_log(path, lines[0])
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            event = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise _bad_line(path, number, "one JSON object", error) from error
+    events = enumerate(read_events(path), start=1)
+    log = _empty_log(path, next(events)[1])
+    for number, event in events:
         try:
             log.record(event)
         except (LookupError, TypeError, ValueError) as error:
-            raise _bad_line(path, number, "an event with all its fields", error) from error
+            raise bad_line(path, number, "an event with all its fields", error) from error
     return log
 
 
-def _empty_log(path: Path, line: bytes) -> RunLog:
+def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
     try:
-        header = json.loads(line)
         if header["schema"] != SCHEMA:
             raise RunFolderError(
                 f"{path} has schema {header['schema']!r}, this version reads {SCHEMA}; "
@@ -186,7 +161,7 @@ def _empty_log(path: Path, line: bytes) -> RunLog:
             )
         _check_header(header)
     except (LookupError, TypeError, ValueError) as error:
-        raise _bad_line(path, 1, "the experiment, with a platform per worker", error) from error
+        raise bad_line(path, 1, "the experiment, with a platform per worker", error) from error
     return RunLog(header=header, workers=[WorkerLog() for _ in header["platforms"]])
 
 
@@ -204,22 +179,3 @@ def _check_header(header: Mapping[str, Any]) -> None:
     for platform in header["platforms"]:
         if not (platform["name"] and platform["throughput"] * platform["executors"] > 0):
             raise ValueError(f"platform {platform['name']!r} has no name or throughput")
-
-
-def _evaluation(event: Mapping[str, Any]) -> Evaluation:
-    distance = event["consensus_distance"]
-    return Evaluation(
-        time=float(event["time"]),
-        epochs=float(event["epochs"]),
-        accuracy=float(event["accuracy"]),
-        bytes_sent=int(event["bytes_sent"]),
-        samples_processed=int(event["samples_processed"]),
-        consensus_distance=None if distance is None else float(distance),
-    )
-
-
-def _bad_line(path: Path, number: int, expected: str, error: Exception) -> RunFolderError:
-    return RunFolderError(
-        f"{path}, line {number}: expected {expected} "
-        f"({type(error).__name__}: {error}); the file is damaged - run the experiment again"
-    )

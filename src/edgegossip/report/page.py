@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.report.activity import mean_shares
 from edgegossip.report.figures import accuracy_pictures
-from edgegossip.report.folder import Run, RunFolder, read_folder
+from edgegossip.report.folder import ReportData, Run, read_folder
 from edgegossip.report.prose import highlights, notices, story
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
@@ -56,9 +56,9 @@ def write_report(folder: Path) -> Path:
     try:
         (folder / FIGURES).mkdir(exist_ok=True)
         for picture in (*curves, *timelines):
-            write_file(folder / FIGURES / f"{picture.name}.png", picture.png)
-            write_file(folder / FIGURES / f"{picture.name}.svg", picture.svg)
-        write_file(folder / REPORT, page.encode())
+            write_whole(folder / FIGURES / f"{picture.name}.png", picture.png)
+            write_whole(folder / FIGURES / f"{picture.name}.svg", picture.svg)
+        write_whole(folder / REPORT, page.encode())
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder} ({error.strerror}); the run itself is "
@@ -68,7 +68,7 @@ def write_report(folder: Path) -> Path:
 
 
 def render_page(
-    folder: RunFolder,
+    folder: ReportData,
     colors: Mapping[str, str],
     curves: list[Picture],
     timelines: list[Picture],
@@ -145,13 +145,3 @@ def _setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
 
 def _data_uri(picture: Picture) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg).decode()}"
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write all of `path` or nothing, so that nobody ever opens half a file."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
-from edgegossip.report.folder import Run, RunFolder
+from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.units import data_size, listing, number, percent, seconds, times
 
 Tile: TypeAlias = tuple[str, str]
@@ -15,7 +15,7 @@ Tile: TypeAlias = tuple[str, str]
 MAX_SPEEDS = 8
 
 
-def story(folder: RunFolder) -> list[str]:
+def story(folder: ReportData) -> list[str]:
     """Tell the setting, the outcome, the traffic and the faults, a sentence or two each."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
@@ -26,12 +26,12 @@ def story(folder: RunFolder) -> list[str]:
     return [part for part in [*parts, *faults(folder)] if part]
 
 
-def notices(folder: RunFolder) -> list[str]:
+def notices(folder: ReportData) -> list[str]:
     """Warn of every run that did not come to its end."""
     return [text for run in folder.runs if (text := _notice(run))]
 
 
-def faults(folder: RunFolder) -> list[str]:
+def faults(folder: ReportData) -> list[str]:
     """Say who crashed and how many messages were lost, one sentence for equal faults."""
     told: dict[str, list[str]] = {}
     for run in folder.runs:
@@ -44,13 +44,13 @@ def faults(folder: RunFolder) -> list[str]:
     ]
 
 
-def highlights(folder: RunFolder) -> list[Tile]:
+def highlights(folder: ReportData) -> list[Tile]:
     """Pick the few numbers to remember."""
     tiles = (_time_tile, _accuracy_tile, _data_tile, _waiting_tile)
     return [found for tile in tiles if (found := tile(folder)) is not None]
 
 
-def _time_tile(folder: RunFolder) -> Tile | None:
+def _time_tile(folder: ReportData) -> Tile | None:
     reached = _times_to_target(folder)
     if not reached or folder.target_accuracy is None:
         return None
@@ -61,14 +61,14 @@ def _time_tile(folder: RunFolder) -> Tile | None:
     return seconds(reached[first]), f"{who} {percent(folder.target_accuracy)} accuracy{lead}"
 
 
-def _accuracy_tile(folder: RunFolder) -> Tile | None:
+def _accuracy_tile(folder: ReportData) -> Tile | None:
     name, accuracy = _best(folder.runs)
     if accuracy is None:
         return None
     return percent(accuracy), "best accuracy" + (f", {name}" if folder.is_comparison else "")
 
 
-def _data_tile(folder: RunFolder) -> Tile | None:
+def _data_tile(folder: ReportData) -> Tile | None:
     sent = _data_to_target(folder)
     if folder.is_comparison and sent and folder.target_accuracy is not None:
         least = next(iter(sent))
@@ -81,7 +81,7 @@ def _data_tile(folder: RunFolder) -> Tile | None:
     return data_size(total), "data sent"
 
 
-def _waiting_tile(folder: RunFolder) -> Tile | None:
+def _waiting_tile(folder: ReportData) -> Tile | None:
     shares = {
         run.name: mean_shares(run.workers)["waiting"] for run in folder.runs if run.workers
     }
@@ -112,7 +112,7 @@ def _notice(run: Run) -> str | None:
     return f"{run.name} {ended.reason} after {at}{_clock(run)}{error}"
 
 
-def _setting(folder: RunFolder) -> str:
+def _setting(folder: ReportData) -> str:
     run = folder.runs[0]
     speeds = sorted(run.throughputs, reverse=True)
     samples = run.log.header.get("num_train")
@@ -131,7 +131,7 @@ def _setting(folder: RunFolder) -> str:
     )
 
 
-def _race(folder: RunFolder) -> str:
+def _race(folder: ReportData) -> str:
     """Who reached the target first, who later, who never."""
     target, baseline = folder.target_accuracy, folder.baseline
     if target is None:
@@ -158,7 +158,7 @@ def _race(folder: RunFolder) -> str:
     return " ".join(sentences)
 
 
-def _times_to_target(folder: RunFolder) -> dict[str, float]:
+def _times_to_target(folder: ReportData) -> dict[str, float]:
     """Time to the target of each run that reached it, soonest first."""
     reached = {
         run.name: run.summary.time_to_target
@@ -168,7 +168,7 @@ def _times_to_target(folder: RunFolder) -> dict[str, float]:
     return dict(sorted(reached.items(), key=lambda item: item[1]))
 
 
-def _head_start(folder: RunFolder) -> float | None:
+def _head_start(folder: ReportData) -> float | None:
     """The baseline's time to the target over the soonest; None if there is nothing to tell."""
     reached = _times_to_target(folder)
     if folder.baseline is None or folder.baseline not in reached:
@@ -192,7 +192,7 @@ def _best(runs: list[Run]) -> tuple[str, float | None]:
     return best.name, best.summary.best_accuracy
 
 
-def _data_to_target(folder: RunFolder) -> dict[str, float]:
+def _data_to_target(folder: ReportData) -> dict[str, float]:
     """Bytes that each run which reached the target had sent by then, least first."""
     sent = {
         run.name: reached.bytes_sent
@@ -202,7 +202,7 @@ def _data_to_target(folder: RunFolder) -> dict[str, float]:
     return dict(sorted(sent.items(), key=lambda item: item[1]))
 
 
-def _traffic(folder: RunFolder) -> str:
+def _traffic(folder: ReportData) -> str:
     """Who sent how much for the same accuracy: whole runs differ in what they achieved."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
@@ -216,7 +216,7 @@ def _traffic(folder: RunFolder) -> str:
     return f"{lead} and {most} the most ({data_size(sent[most])}, {factor} as much)."
 
 
-def _bound(folder: RunFolder) -> str:
+def _bound(folder: ReportData) -> str:
     if folder.throughput_bound is None:
         return ""
     return (
@@ -225,7 +225,7 @@ def _bound(folder: RunFolder) -> str:
     )
 
 
-def _outcome(folder: RunFolder) -> str:
+def _outcome(folder: ReportData) -> str:
     run, target = folder.runs[0], folder.target_accuracy
     summary = run.summary
     if summary.final_accuracy is None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.report.charts import study_picture
-from edgegossip.report.page import FIGURES, REPORT, template, write_file
+from edgegossip.report.page import FIGURES, REPORT, template
 from edgegossip.report.style import Picture
 
 STUDY = "study.json"
@@ -62,9 +63,9 @@ def write_study_report(folder: Path) -> Path:
 def _write(folder: Path, page: str, pictures: list[Picture]) -> None:
     (folder / FIGURES).mkdir(exist_ok=True)
     for picture in pictures:
-        write_file(folder / FIGURES / f"{picture.name}.png", picture.png)
-        write_file(folder / FIGURES / f"{picture.name}.svg", picture.svg)
-    write_file(folder / REPORT, page.encode())
+        write_whole(folder / FIGURES / f"{picture.name}.png", picture.png)
+        write_whole(folder / FIGURES / f"{picture.name}.svg", picture.svg)
+    write_whole(folder / REPORT, page.encode())
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.report.activity import Activity, Spans, clipped, described
 from edgegossip.report.balance import kept_sentence
-from edgegossip.report.folder import Run, RunFolder
+from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.style import (
     INK,
     SENDING,
@@ -39,7 +39,7 @@ KINDS = {
 }
 
 
-def timeline_pictures(folder: RunFolder, colors: dict[str, str]) -> Iterator[Picture]:
+def timeline_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
     """Draw the timeline of each run in which any virtual time passed."""
     for run in folder.runs:
         if run.workers:

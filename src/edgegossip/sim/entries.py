@@ -23,7 +23,7 @@ class Start:
 
 
 @dataclass(slots=True, eq=False)
-class Done:
+class Ready:
     """A result that is there."""
 
     value: TrainingResult
@@ -33,7 +33,7 @@ class Done:
 
 
 @dataclass(slots=True, eq=False)
-class Training:
+class InTraining:
     """Work under way; it ends when virtual time gets there."""
 
     start: Seconds
@@ -103,7 +103,7 @@ class WorkerRecord:
     """What the simulator keeps of a worker, besides the algorithm's state."""
 
     has_finished: bool = False
-    training: Training | None = None
+    training: InTraining | None = None
     uplink_free: Seconds = 0.0
     downlink: Downlink = field(default_factory=Downlink)
     alarms: dict[str, int] = field(default_factory=dict)

@@ -22,7 +22,7 @@ MakePredictor = Callable[[Rank], Predictor]
 """Makes the predictor of a worker, and another one for each of its incarnations."""
 
 
-class Monitor(Watch):
+class SimulatedMonitor(Watch):
     """Watches one platform, and forecasts its throughput.
 
     It reads its counters at every whole second; it sees neither sensitivity nor throttling.

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from edgegossip.core.protocol import Rank, Seconds, Span
 from edgegossip.core.trainer import Trainer
-from edgegossip.sim.forecasting import MakePredictor, Monitor, default_predictor
+from edgegossip.sim.forecasting import MakePredictor, SimulatedMonitor, default_predictor
 from edgegossip.sim.platform import Platform
 
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
@@ -39,11 +39,11 @@ class Machines:
         self._trainers: dict[Rank, Trainer] = {}
         self._monitors = [self._new_monitor(rank) for rank in range(len(platforms))]
 
-    def _new_monitor(self, rank: Rank, start: Seconds = 0.0) -> Monitor:
+    def _new_monitor(self, rank: Rank, start: Seconds = 0.0) -> SimulatedMonitor:
         platform = self._platforms[rank]
         make = self._make_predictor
         make_own = partial(default_predictor, platform) if make is None else partial(make, rank)
-        return Monitor(platform, make_own, start)
+        return SimulatedMonitor(platform, make_own, start)
 
     def trainer(self, rank: Rank) -> Trainer:
         trainer = self._trainers.get(rank)
@@ -52,7 +52,7 @@ class Machines:
             self._trainers[rank] = trainer
         return trainer
 
-    def monitor(self, rank: Rank) -> Monitor:
+    def monitor(self, rank: Rank) -> SimulatedMonitor:
         return self._monitors[rank]
 
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:

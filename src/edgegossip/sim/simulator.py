@@ -35,12 +35,12 @@ from edgegossip.core.protocol import (
 from edgegossip.sim.entries import (
     Alarm,
     Delivery,
-    Done,
     Entry,
     Evaluating,
     FirstByte,
+    InTraining,
+    Ready,
     Start,
-    Training,
     WorkerRecord,
     forget_crashed,
 )
@@ -201,7 +201,7 @@ class Simulator(Generic[State]):
         """All that the rest of the run depends on; waits for the work under way."""
         for record in self._records:
             if record.training is not None:
-                record.training.pending = Done(record.training.pending.result())
+                record.training.pending = Ready(record.training.pending.result())
         values = {name: getattr(self, name) for name in _KEPT}
         return {**values, "machines": self._machines.state_dict()}
 
@@ -243,11 +243,11 @@ class Simulator(Generic[State]):
             self.states[rank].round, self.now, self._max_seconds
         )
         pending = self._pool.submit(partial(trainer.train, effect, progress))
-        record.training = Training(self.now, began, effect.params, cost, pending)
+        record.training = InTraining(self.now, began, effect.params, cost, pending)
         self._num_open += 1
         self._push(end, rank, record.training)
 
-    def _finish_training(self, rank: Rank, training: Training) -> None:
+    def _finish_training(self, rank: Rank, training: InTraining) -> None:
         record = self._records[rank]
         record.training = None
         self._num_open -= 1
@@ -370,7 +370,7 @@ class Simulator(Generic[State]):
 # those of a study piled up until the memory was full. Subclasses cannot override these.
 _RESOLVE: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Start: Simulator._start,
-    Training: Simulator._finish_training,
+    InTraining: Simulator._finish_training,
     Evaluating: Simulator._finish_evaluation,
     FirstByte: Simulator._receive,
     Delivery: Simulator._deliver,

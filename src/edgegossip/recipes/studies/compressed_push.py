@@ -28,8 +28,8 @@ from edgegossip.experiments.study import Study
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.models import lenet5, mlp, resnet20, sensor_cnn
 from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
-from edgegossip.recipes import push_sum as recipes
-from edgegossip.recipes.push_sum import (
+from edgegossip.recipes import push_sum_comparison as recipes
+from edgegossip.recipes.push_sum_comparison import (
     DENSE,
     PushSettings,
     bold_step,

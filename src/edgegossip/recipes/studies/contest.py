@@ -16,7 +16,7 @@ from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.task import Task
-from edgegossip.recipes.push_sum import affordable_rounds
+from edgegossip.recipes.push_sum_comparison import affordable_rounds
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.study_settings import StudySettings
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.event_log import read_events
 
 
 class TrainingEvents:
@@ -17,7 +17,7 @@ class TrainingEvents:
     """
 
     def __init__(self, path: Path) -> None:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = list(read_events(path))
         self._sizes: list[int] = lines[0]["shard_sizes"]
         self._trained = [line for line in lines if line["type"] == "trained"]
         self._sent: dict[tuple[Rank, int], Any] = {

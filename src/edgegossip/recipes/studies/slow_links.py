@@ -17,7 +17,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.experiments.traffic import Traffic, traffic
 from edgegossip.learning.partition import Partition
-from edgegossip.recipes.push_sum import BYTES_PER_MEGABIT, DENSE, LATENCY, num_steps
+from edgegossip.recipes.push_sum_comparison import BYTES_PER_MEGABIT, DENSE, LATENCY, num_steps
 from edgegossip.recipes.studies.contest import Contenders, Contest
 from edgegossip.recipes.studies.scoreboard import (
     ContestKey,

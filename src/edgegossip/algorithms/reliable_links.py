@@ -1,8 +1,8 @@
 """Links that lose nothing: what is sent is kept until it is answered, and taken in once.
 
 `Awaiting` is what every message needs that is sent again: `ADPSGD` keeps its open request so.
-`Links` are built on it: each message is acknowledged, and let through in order and once.
-Push-sum needs that, whose messages carry mass.
+`ReliableLinks` are built on it: each message is acknowledged, and let through in order and
+once. Push-sum needs that, whose messages carry mass.
 
 A link leads from one worker to another and has an end at each. Its life is cut into *sessions*:
 the sender begins a new one, named after its clock, whenever it or the receiver has been away.
@@ -154,7 +154,7 @@ class Inlet:
 
 
 @dataclass(slots=True, eq=False)
-class Links(Generic[C]):
+class ReliableLinks(Generic[C]):
     """This worker's ends of all its links.
 
     Attributes:

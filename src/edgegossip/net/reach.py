@@ -7,7 +7,7 @@ import zenoh
 from edgegossip.net.address import is_loopback
 
 
-class Links:
+class Reach:
     """Follows the links of a session: those within this machine reach no card of it."""
 
     def __init__(self) -> None:

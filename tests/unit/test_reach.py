@@ -10,8 +10,8 @@ import pytest
 import zenoh
 from tests.transports import OverZenoh
 
-from edgegossip.net import links as links_module
-from edgegossip.net.links import Links
+from edgegossip.net import reach as reach_module
+from edgegossip.net.reach import Reach
 
 AWAY = ("tcp/10.0.0.1:40000", "tcp/10.0.0.2:7447")
 LOOPBACK = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")
@@ -49,48 +49,48 @@ def session() -> Session:
 
 
 @pytest.fixture
-def links(session: Session) -> Links:
-    links = Links()
-    links.follow(session)  # type: ignore[arg-type]
-    return links
+def reach(session: Session) -> Reach:
+    reach = Reach()
+    reach.follow(session)  # type: ignore[arg-type]
+    return reach
 
 
 @pytest.mark.parametrize(
     ("ends", "leaves"), [(AWAY, True), (LOOPBACK, False), (OWN_ADDRESS, False)], ids=str
 )
 def test_only_links_between_two_machines_leave_one(
-    session: Session, links: Links, ends: tuple[str, str], leaves: bool
+    session: Session, reach: Reach, ends: tuple[str, str], leaves: bool
 ) -> None:
     session.open("a", ends)
-    assert links.leave_machine("a") is leaves
+    assert reach.leave_machine("a") is leaves
 
 
-def test_each_peer_is_known_by_its_own_link(session: Session, links: Links) -> None:
+def test_each_peer_is_known_by_its_own_link(session: Session, reach: Reach) -> None:
     session.open("here", LOOPBACK)
     session.open("there", AWAY)
-    assert not links.leave_machine("here")
-    assert links.leave_machine("there")
+    assert not reach.leave_machine("here")
+    assert reach.leave_machine("there")
 
 
 def test_whoever_has_no_link_is_reached_by_one_that_leaves_if_there_is_any(
-    session: Session, links: Links
+    session: Session, reach: Reach
 ) -> None:
-    assert not links.leave_machine(None)
+    assert not reach.leave_machine(None)
     session.open("here", LOOPBACK)
-    assert not links.leave_machine("behind a router")
+    assert not reach.leave_machine("behind a router")
     session.open("there", AWAY)
-    assert links.leave_machine("behind a router")
-    assert links.leave_machine(None)
+    assert reach.leave_machine("behind a router")
+    assert reach.leave_machine(None)
 
 
-def test_links_that_are_closed_count_no_more(session: Session, links: Links) -> None:
+def test_links_that_are_closed_count_no_more(session: Session, reach: Reach) -> None:
     session.open("a", AWAY)
     session.open("a", (AWAY[1], AWAY[0]))
     session.close("a", AWAY)
-    assert links.leave_machine("a")
+    assert reach.leave_machine("a")
     session.close("a", (AWAY[1], AWAY[0]))
     session.close("a", AWAY)
-    assert not links.leave_machine("a")
+    assert not reach.leave_machine("a")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def network() -> Any:  # noqa: ANN401
 def test_what_leaves_the_machine_is_counted_at_both_ends(
     network: OverZenoh, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
-    monkeypatch.setattr(links_module, "_is_within", lambda *_: not leaves)
+    monkeypatch.setattr(reach_module, "_is_within", lambda *_: not leaves)
     a, b = network.open_all()
     for sender, receiver in ((0, 1), (1, 0)):
         (a, b)[sender].send(receiver, bytes(300_000))

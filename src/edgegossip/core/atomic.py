@@ -1,0 +1,35 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
+    """Write a file so that a reader, or a power cut, sees the old one or the new one whole.
+
+    Args:
+        path: Of the file.
+        content: All of it, or its parts one after another.
+        mode: Permissions of the new file, less the umask.
+
+    Raises:
+        OSError: If it cannot be written; the old file is then as it was.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        temporary.unlink(missing_ok=True)  # left by a process that was killed
+        # Opened with its mode, so that nobody reads a key before it is changed.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
