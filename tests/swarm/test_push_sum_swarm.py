@@ -153,7 +153,7 @@ def check_world(name: str, seed: int) -> None:
         assert ledger.simulator.run()
         for state in ledger.simulator.states:
             if state.rank not in ledger.crashed:
-                assert state.round == algorithm.num_exchanges
+                assert state.round == algorithm.total_rounds
                 assert not state.arrived
     except Exception as error:
         error.add_note(f"{name} in world {seed}: {algorithm} in {world}")

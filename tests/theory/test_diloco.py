@@ -126,8 +126,9 @@ def test_training_goes_on_from_what_was_held_back() -> None:
 
 @dataclass
 class LinkCounts(Silent):
-    """Counts whose updates went over each link, and the parts of models."""
+    """Counts whose updates went over each link in each exchange, and the parts of models."""
 
+    algorithm: DiLoCo
     passed: Counter[tuple[Rank, Rank, Rank, int]] = field(default_factory=Counter)
     num_parts: int = 0
 
@@ -139,16 +140,17 @@ class LinkCounts(Silent):
         message: Message,
         *others: Any,  # noqa: ANN401
     ) -> None:
+        exchange = self.algorithm.exchange_of(message)
         for name in message.payload:
             origin, _, what = name.partition(".")
             self.num_parts += what == "part"
             if what == "bits":
-                self.passed[rank, receiver, int(origin), message.round] += 1
+                self.passed[rank, receiver, int(origin), exchange] += 1
 
 
 def test_update_goes_once_over_each_link_of_a_directed_ring() -> None:
-    links = LinkCounts()
     algorithm = diloco(directed_ring(NUM_WORKERS), **COMPRESSED)
+    links = LinkCounts(algorithm)
     final_params(make_world(algorithm, observer=links))
     assert set(links.passed.values()) == {1}
     # Over all links of the ring but the one that leads back to where it comes from.
@@ -158,8 +160,9 @@ def test_update_goes_once_over_each_link_of_a_directed_ring() -> None:
 
 @on_each_graph
 def test_nobody_is_told_what_it_told_or_made(topology: Topology) -> None:
-    links = LinkCounts()
-    final_params(make_world(diloco(topology, **COMPRESSED), observer=links))
+    algorithm = diloco(topology, **COMPRESSED)
+    links = LinkCounts(algorithm)
+    final_params(make_world(algorithm, observer=links))
     length = flooding_time(topology)
     for sender, receiver, origin, exchange in links.passed:
         assert receiver != origin
@@ -251,11 +254,11 @@ def test_statistics_have_no_momentum_where_a_worker_has_not_trained_yet() -> Non
     algorithm.handle(state, started, 0.0)
     for sender in (1, 3):
         model = {"params": torch.tensor([0.0, 1.0])}
-        algorithm.handle(state, Received(sender, Message("catch-up", 1, model)), 0.0)
+        algorithm.handle(state, Received(sender, algorithm.message("catch-up", 1, model)), 0.0)
     for sender in (1, 3):
         update = {f"{sender}.values": torch.tensor([0.0, -0.9])}
-        algorithm.handle(state, Received(sender, Message("params", 1, update)), 0.0)
-    assert state.round == 2
+        algorithm.handle(state, Received(sender, algorithm.message("params", 1, update)), 0.0)
+    assert (state.round, state.exchange) == (1, 2)
     torch.testing.assert_close(state.params, torch.tensor([0.0, 0.1]))
 
 

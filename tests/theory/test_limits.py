@@ -268,7 +268,7 @@ def test_all_crash_together_and_start_over(algorithm: RoundBased[Any]) -> None:
     back = [Recover(at=4.0 + rank % 2, rank=rank) for rank in range(NUM_WORKERS)]
     world = make_world(algorithm, faults=Faults(script=(*script, *back)))
     assert world.run()
-    assert {state.round for state in world.states} == {algorithm.num_exchanges}
+    assert {state.round for state in world.states} == {algorithm.total_rounds}
 
 
 @each_of_all
@@ -322,7 +322,7 @@ def test_return_behind_a_partition_is_noticed_once_it_is_over(
         assert not state.lost
         # All neighbors are waited for again.
         for j in algorithm.topology.all_in_neighbors(state.rank):
-            assert math.isfinite(state.first_round.get(j, 0))
+            assert math.isfinite(state.first_exchange.get(j, 0))
 
 
 @pytest.mark.parametrize("topology", [ring(2), ring(3), complete(2)], ids=repr)

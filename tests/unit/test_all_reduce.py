@@ -13,7 +13,6 @@ from torch import Tensor
 from edgegossip.algorithms.all_reduce import AllReduce, AllReduceState
 from edgegossip.core.protocol import (
     Effect,
-    Message,
     Received,
     Send,
     Started,
@@ -37,8 +36,9 @@ def after_training() -> tuple[AllReduceState, list[Effect]]:
     return state, ALGORITHM.handle(state, event, 0.0)
 
 
-def chunk(sender: int, round: int, *values: float) -> Received:
-    return Received(sender, Message("params", round, {"chunk": torch.tensor(values)}))
+def chunk(sender: int, exchange: int, *values: float) -> Received:
+    payload = {"chunk": torch.tensor(values)}
+    return Received(sender, ALGORITHM.message("params", exchange, payload))
 
 
 def chunks(effects: list[Effect]) -> Mapping[int, Tensor]:
@@ -92,12 +92,11 @@ def test_one_that_comes_back_between_the_exchanges_passes_on_no_average() -> Non
     ALGORITHM.handle(state, Started(has_rejoined=True), 0.0)
     whole = {"params": torch.arange(5.0)}
     for sender in (1, 2):
-        back = Received(sender, Message("catch-up", 1, whole))
+        back = Received(sender, ALGORITHM.message("catch-up", 1, whole))
         effects = ALGORITHM.handle(state, back, 0.0)
     pushes = [e for e in effects if isinstance(e, Send) and e.message.kind == "params"]
-    assert [(push.message.round, push.message.payload["chunk"].numel()) for push in pushes] == [
-        (1, 0)
-    ] * 2
+    assert [push.message.numbers for push in pushes] == [{"exchange": 1}] * 2
+    assert [push.message.payload["chunk"].numel() for push in pushes] == [0, 0]
 
 
 def test_chunks_that_do_not_fit_are_worth_as_much_as_none() -> None:
@@ -109,7 +108,7 @@ def test_chunks_that_do_not_fit_are_worth_as_much_as_none() -> None:
         chunk(2, 1, 9.0, 9.0),  # that of worker 2 has one
     ):
         ALGORITHM.handle(state, event, 0.0)
-    assert state.round == 2
+    assert (state.round, state.exchange) == (1, 2)
     assert state.params.tolist() == [1.5, 1, 2, 3, 4]
 
 

@@ -29,7 +29,7 @@ from edgegossip.learning.schedule import Cosine
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.platform import Platform
 
-LR = 0.05
+LR = 0.005
 NUM_ROUNDS = 6
 EVERYONE = complete(NUM_WORKERS)
 EDGE_GOSSIP = EdgeGossip(

@@ -81,13 +81,13 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
         return AllReduceState(rank=rank, params=params)
 
     def work(self, state: AllReduceState) -> Work | None:
-        return None if state.round % 2 else super().work(state)
+        return None if state.exchange % 2 else super().work(state)
 
     def outgoing(self, state: AllReduceState, receiver: Rank) -> Payload:
         chunks = state.params.tensor_split(self.num_workers)
-        if state.round % 2 == 0:
+        if state.exchange % 2 == 0:
             return {"chunk": chunks[receiver]}
-        own, has_averaged = chunks[state.rank], state.averaged_in == state.round - 1
+        own, has_averaged = chunks[state.rank], state.averaged_in == state.exchange - 1
         return {"chunk": own if has_averaged else own[:0]}
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
@@ -96,7 +96,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     def mix(self, state: AllReduceState, inbox: Mapping[Rank, Payload]) -> None:
         chunks = list(state.params.tensor_split(self.num_workers))
-        is_scattering = state.round % 2 == 0
+        is_scattering = state.exchange % 2 == 0
         own = chunks[state.rank]
         arrived = {
             j: payload["chunk"]
@@ -107,7 +107,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
         if is_scattering:
             copies = {state.rank: own} | arrived
             chunks[state.rank] = torch.stack([copies[j] for j in sorted(copies)]).mean(0)
-            state.averaged_in = state.round
+            state.averaged_in = state.exchange
         else:
             for j, chunk in arrived.items():
                 chunks[j] = chunk

@@ -209,7 +209,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         for j, replica in state.replicas.items():
             if replica.advance(state.round, self.compressor):
                 pull.add_(replica.params - state.replica, alpha=weights[j])
-            elif j not in state.lost and state.first_round.get(j, 0) <= state.round:
+            elif j not in state.lost and state.first_exchange.get(j, 0) <= state.round:
                 state.missed.append(j)
         state.params = state.params + self.step(pull.numel()) * pull
 

@@ -92,7 +92,7 @@ class DifferencePush(PushSum[DifferencePushState]):
             raise ValueError(f"final_rounds must be at least 0, got {self.final_rounds}")
 
     @property
-    def num_exchanges(self) -> int:
+    def total_rounds(self) -> int:
         return self.num_rounds + self.final_rounds
 
     def init(self, rank: Rank, params: Tensor) -> DifferencePushState:

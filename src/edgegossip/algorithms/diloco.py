@@ -143,20 +143,20 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return DiLoCoState(rank=rank, params=params, velocity=nothing, error=nothing)
 
     def work(self, state: DiLoCoState) -> Work | None:
-        is_first = state.round % self.exchanges_per_round == 0
+        is_first = state.exchange % self.exchanges_per_round == 0
         return super().work(state) if is_first else None
 
     def start(self, state: DiLoCoState) -> Tensor:
         return state.params + state.error
 
     def learn(self, state: DiLoCoState, trained: Trained) -> None:
-        number = state.round // self.exchanges_per_round
-        key = (self.seed, state.rank, "update", number)
+        key = (self.seed, state.rank, "update", state.round)
         turn = feed_back(self.compressor, trained.delta, state.error, *key)
         update, state.error = turn.payload, turn.error
-        if number < state.repairs_until:
+        if state.round < state.repairs_until:
+            # Not a number of the message: it belongs to the update, which others pass on.
             until = torch.tensor(state.repairs_until)
-            update = {**update, "part": self._own_part(state, number), "until": until}
+            update = {**update, "part": self._own_part(state), "until": until}
         state.updates[state.rank] = update
 
     # Flooding.
@@ -172,22 +172,21 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         }
 
     def mix(self, state: DiLoCoState, inbox: Mapping[Rank, Payload]) -> None:
-        number, exchange = divmod(state.round, self.exchanges_per_round)
         for sender, payload in inbox.items():
             told = state.told.setdefault(sender, {})
             for rank, update in _by_rank(payload).items():
                 told[rank] = None
-                if self._is_sound(update, number, state.params.numel()):
+                if self._is_sound(update, state.round, state.params.numel()):
                     state.updates.setdefault(rank, update)
-        if exchange == self.exchanges_per_round - 1:
-            self._end_round(state, number)
+        if (state.exchange + 1) % self.exchanges_per_round == 0:
+            self._end_round(state)
             state.updates, state.told = {}, {}
 
-    def _is_sound(self, update: Payload, number: int, numel: int) -> bool:
+    def _is_sound(self, update: Payload, round: int, numel: int) -> bool:
         """Whether all of it is there, and fits; each tensor alone is as `schema` says."""
         expected = set(self.compressor.schema(numel))
         if "part" in update:
-            part = self._part(number, numel)
+            part = self._part(round, numel)
             if update["part"].shape[1] != part.stop - part.start:
                 return False
             expected |= {"part", "until"}
@@ -212,8 +211,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             for rank in range(self.topology.num_workers)
             for name, spec in update.items()
         }
-        spec = MessageSpec(optional=updates, max_ahead=self.num_exchanges)
-        return {**super().schema(params), "params": spec}
+        return {**super().schema(params), "params": self.exchanged({}, updates)}
 
     def handle(self, state: DiLoCoState, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, Started) and event.has_rejoined:
@@ -222,7 +220,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     # The end of a round.
 
-    def _end_round(self, state: DiLoCoState, number: int) -> None:
+    def _end_round(self, state: DiLoCoState) -> None:
         ranks = range(self.topology.num_workers)
         missing = dict.fromkeys(rank for rank in ranks if rank not in state.updates)
         is_complete = missing.keys() <= state.lost.keys()
@@ -230,9 +228,9 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         # the parts of a cut network, when they hear of each other again.
         has_changed = missing.keys() != state.missing.keys()
         if has_changed or not is_complete or state.has_missed:
-            state.repairs_until = self._end_of_repairs(number)
+            state.repairs_until = self._end_of_repairs(state.round)
         state.missing, state.has_missed = missing, False
-        self._repair(state, number)
+        self._repair(state)
         mean = self._mean(state, is_complete)
         state.velocity = torch.add(mean, state.velocity, alpha=self.outer_momentum)
         change = torch.add(mean, state.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
@@ -256,16 +254,16 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             return mean
         return (mean + self.compressor.decompress(own, mean.numel())) / 2
 
-    def _repair(self, state: DiLoCoState, number: int) -> None:
+    def _repair(self, state: DiLoCoState) -> None:
         """Average a part of the model and of the velocity with what others say of it."""
         sent = {rank: each for rank, each in state.updates.items() if "part" in each}
         if not sent:
             return
         said = (int(update["until"]) for update in sent.values())
         state.repairs_until = max(state.repairs_until, *said)
-        part = self._part(number, state.params.numel())
+        part = self._part(state.round, state.params.numel())
         # One who hears of a repair only now has not sent any.
-        parts = {state.rank: self._own_part(state, number)} | {
+        parts = {state.rank: self._own_part(state)} | {
             rank: update["part"] for rank, update in sent.items()
         }
         # Rank order: float sums come out bit-identical everywhere.
@@ -273,21 +271,21 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params, state.velocity = state.params.clone(), state.velocity.clone()
         state.params[part], state.velocity[part] = mean
 
-    def _own_part(self, state: DiLoCoState, number: int) -> Tensor:
-        """What is sent of model and velocity in round `number`, [2, length]."""
-        part = self._part(number, state.params.numel())
+    def _own_part(self, state: DiLoCoState) -> Tensor:
+        """What is sent of model and velocity in this round, [2, length]."""
+        part = self._part(state.round, state.params.numel())
         return torch.stack([state.params[part], state.velocity[part]])
 
-    def _part(self, number: int, numel: int) -> slice:
-        """The entries that are compared in round `number`."""
-        place = number % self.repair_rounds
+    def _part(self, round: int, numel: int) -> slice:
+        """The entries that are compared in a round."""
+        place = round % self.repair_rounds
         return slice(
             place * numel // self.repair_rounds, (place + 1) * numel // self.repair_rounds
         )
 
-    def _end_of_repairs(self, number: int) -> int:
-        """Of one that round `number` gives cause to; in the next round all hear of it."""
-        return number + self.repair_rounds + 2
+    def _end_of_repairs(self, round: int) -> int:
+        """Of one that `round` gives cause to; in the next round all hear of it."""
+        return round + self.repair_rounds + 2
 
 
 def _by_rank(payload: Payload) -> Mapping[Rank, Payload]:

@@ -161,7 +161,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         # Each is sent with a weight and the session.
         session = {"session": (0.0, _LARGEST)}
         mass = {"weight": (0.0, _LARGEST), **session}
-        ahead = self.num_exchanges
+        ahead = self.total_rounds
         own = {
             kind: MessageSpec(
                 self.payload_schema(kind, params.numel()), numbers=mass, max_ahead=ahead
@@ -313,7 +313,7 @@ class PushSum(LocalSteps[P], Generic[P]):
             for round in range(first, first + self.topology.period):
                 if state.rank in self.topology.out_neighbors(sender, round):
                     return round
-            return self.num_exchanges  # never: it must be a stranger
+            return self.total_rounds  # never: it must be a stranger
 
         return next_round
 

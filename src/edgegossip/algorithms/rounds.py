@@ -47,18 +47,20 @@ class RoundState(WorkerState):
     """State of a worker that waits for its neighbors.
 
     Attributes:
-        is_exchanging: It has sent this round's messages and waits for the others'.
-        inbox: Messages of this round and later ones, by round and sender.
-        first_round: The first round in which a neighbor is waited for; 0 where not listed,
-            infinite from when it is lost until it is heard again.
+        exchange: Exchanges completed so far, of which a round has one or more.
+        is_exchanging: It has sent this exchange's messages and waits for the others'.
+        inbox: Messages of this exchange and later ones, by exchange and sender.
+        first_exchange: The first exchange in which a neighbor is waited for; 0 where not
+            listed, infinite from when it is lost until it is heard again.
         lost: Workers that cannot be reached, as keys.
         catch_up: Answers of the neighbors to a worker that has rejoined; None otherwise.
         layout: Of `params`, as the worker was told when it started.
     """
 
+    exchange: int = 0
     is_exchanging: bool = False
     inbox: dict[int, dict[Rank, Payload]] = field(default_factory=dict)
-    first_round: dict[Rank, float] = field(default_factory=dict)
+    first_exchange: dict[Rank, float] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
     catch_up: dict[Rank, Message] | None = None
     layout: Layout | None = None
@@ -71,16 +73,17 @@ S = TypeVar("S", bound=RoundState)
 class Synchronous(Algorithm[S], Generic[S]):
     """Base of the algorithms that wait for all their neighbors every round.
 
-    A worker waits for its neighbors only, so neighbors are at most one round apart while
-    nobody is lost. A neighbor that is lost is not waited for; its weight goes to the worker
-    itself. One that comes back takes parameters and round from the neighbor that is furthest,
-    and tells all neighbors from which round on they will hear it.
+    A round is some training and an exchange, or several in a row: all send, wait for what
+    their neighbors send, and mix. A worker waits for its neighbors only, so neighbors are at
+    most one exchange apart while nobody is lost. A neighbor that is lost is not waited for; its
+    weight goes to the worker itself. One that comes back takes parameters and round from the
+    neighbor that is furthest, and tells all neighbors from which exchange on they will hear it.
 
     Args:
-        topology: Whom a worker sends to in each round.
+        topology: Whom a worker sends to in each exchange.
         num_rounds: Rounds until it finishes.
-        timeout: Seconds that a worker waits for its neighbors in one round before it goes on
-            with what has arrived. None waits for as long as it takes: right where links lose
+        timeout: Seconds that a worker waits for its neighbors in one exchange before it goes
+            on with what has arrived. None waits for as long as it takes: right where links lose
             nothing, an endless wait where they do.
     """
 
@@ -108,11 +111,11 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @abstractmethod
     def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        """Send this round's messages."""
+        """Send this exchange's messages."""
 
     @abstractmethod
     def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        """Tell `receivers` from which round on they will hear this worker ("catch-up").
+        """Tell `receivers` from which exchange on they hear this worker ("catch-up").
 
         One that has come back goes on from what it is told so.
         """
@@ -124,6 +127,16 @@ class Synchronous(Algorithm[S], Generic[S]):
     @abstractmethod
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """What `send` and `announce` send, by kind; `params` ([num_params]) as for `init`."""
+
+    def message(self, kind: str, exchange: int, payload: Payload) -> Message:
+        """What belongs to an exchange says its round, and its place there if not the first."""
+        round, place = divmod(exchange, self.exchanges_per_round)
+        return Message(kind, round, payload, {"exchange": place} if place else {})
+
+    def exchange_of(self, message: Message) -> int:
+        """To which exchange a message belongs, counted from the first round on."""
+        place = int(message.numbers.get("exchange", 0))
+        return message.round * self.exchanges_per_round + place
 
     def start(self, state: S) -> Tensor:
         """What training starts from, [num_params]."""
@@ -139,19 +152,19 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @property
     def exchanges_per_round(self) -> int:
-        """Exchanges that make a round; `state.round` and messages count exchanges."""
+        """Exchanges that make a round."""
         return 1
 
     @property
-    def num_exchanges(self) -> int:
-        """Exchanges until the last round is over."""
-        return self.num_rounds * self.exchanges_per_round
+    def total_rounds(self) -> int:
+        """Rounds until it finishes, those at the end in which nobody trains included."""
+        return self.num_rounds
 
     @property
     def traits(self) -> Traits:
         return Traits(
             topology=self.topology,
-            num_rounds=self.num_exchanges,
+            num_rounds=self.total_rounds,
             is_synchronous=True,
         )
 
@@ -172,7 +185,7 @@ class Synchronous(Algorithm[S], Generic[S]):
                 return self._time_out(state, now)
             case WorkerLost():
                 state.lost[event.rank] = None
-                state.first_round[event.rank] = math.inf
+                state.first_exchange[event.rank] = math.inf
                 return self._go_on(state, now)
             case WorkerJoined():
                 state.lost.pop(event.rank, None)
@@ -184,7 +197,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
         """Begin the next round, and those after it that need neither training nor waiting."""
         effects: list[Effect] = []
-        while state.round < self.num_exchanges:
+        while state.round < self.total_rounds:
             if (work := self.work(state)) is not None:
                 return [*effects, Train(self.start(state), work)]
             effects += self._exchange(state, now)
@@ -195,7 +208,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def _exchange(self, state: S, now: Seconds) -> list[Effect]:
         state.is_exchanging = True
-        neighbors = self.topology.out_neighbors(state.rank, state.round)
+        neighbors = self.topology.out_neighbors(state.rank, state.exchange)
         effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
         if self.timeout is not None:
             effects.append(SetTimer("round", now + self.timeout))
@@ -203,10 +216,10 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def _is_complete(self, state: S) -> bool:
         """It exchanges, and all who are to be waited for have been heard."""
-        arrived = state.inbox.get(state.round, {})
+        arrived = state.inbox.get(state.exchange, {})
         return state.is_exchanging and all(
-            j in arrived or state.first_round.get(j, 0) > state.round
-            for j in self.topology.in_neighbors(state.rank, state.round)
+            j in arrived or state.first_exchange.get(j, 0) > state.exchange
+            for j in self.topology.in_neighbors(state.rank, state.exchange)
         )
 
     def _mix_if_complete(self, state: S, now: Seconds) -> list[Effect]:
@@ -217,32 +230,36 @@ class Synchronous(Algorithm[S], Generic[S]):
         return self._begin_round(state, now)
 
     def _mix(self, state: S) -> None:
-        arrived = state.inbox.pop(state.round, {})
+        arrived = state.inbox.pop(state.exchange, {})
         # Rank order, not arrival order: float sums come out bit-identical everywhere.
-        neighbors = self.topology.in_neighbors(state.rank, state.round)
+        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
         self.mix(state, {j: arrived[j] for j in neighbors if j in arrived})
         state.is_exchanging = False
-        state.round += 1
+        self._go_to(state, state.exchange + 1)
+
+    def _go_to(self, state: S, exchange: int) -> None:
+        state.exchange, state.round = exchange, exchange // self.exchanges_per_round
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         # While it catches up, it waits for no neighbor that joined later and does the same.
-        if state.catch_up is None and state.first_round.get(sender) == math.inf:
-            self._wait_for(state, sender, message.round)
-        neighbors = self.topology.in_neighbors(state.rank, message.round)
-        # What is no neighbor of that round has no business here.
-        if message.round >= state.round and sender in neighbors:
-            state.inbox.setdefault(message.round, {})[sender] = message.payload
+        exchange = self.exchange_of(message)
+        if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
+            self._wait_for(state, sender, exchange)
+        neighbors = self.topology.in_neighbors(state.rank, exchange)
+        # What is no neighbor of that exchange has no business here.
+        if exchange >= state.exchange and sender in neighbors:
+            state.inbox.setdefault(exchange, {})[sender] = message.payload
         return self._go_on(state, now)
 
-    def _wait_for(self, state: S, sender: Rank, first_round: int) -> None:
-        """Wait for `sender` from `first_round` on, for it is back and will send every round."""
+    def _wait_for(self, state: S, sender: Rank, first: int) -> None:
+        """Wait for `sender` from exchange `first` on: it is back, and will send in each."""
         if sender in state.lost:
             return  # its message was long under way
-        earlier = state.first_round.get(sender, 0)
+        earlier = state.first_exchange.get(sender, 0)
         # If it came back twice, its messages may come in the wrong order. To wait too little
-        # does no harm; to wait for rounds that it never sends would last for ever.
+        # does no harm; to wait for what it never sends would last for ever.
         is_fresh = earlier == math.inf
-        state.first_round[sender] = first_round if is_fresh else max(earlier, first_round)
+        state.first_exchange[sender] = first if is_fresh else max(earlier, first)
 
     def _time_out(self, state: S, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
@@ -270,7 +287,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _receive_catch_up(
         self, state: S, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
-        self._wait_for(state, sender, message.round)
+        self._wait_for(state, sender, self.exchange_of(message))
         if state.catch_up is not None:
             state.catch_up[sender] = message
         return self._go_on(state, now)
@@ -278,7 +295,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _resume_if_complete(self, state: S, now: Seconds) -> list[Effect]:
         assert state.catch_up is not None
         for j in self.topology.all_in_neighbors(state.rank):
-            if j not in state.catch_up and state.first_round.get(j, 0) < math.inf:
+            if j not in state.catch_up and state.first_exchange.get(j, 0) < math.inf:
                 return []
         return self._resume(state, now)
 
@@ -286,10 +303,11 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Take parameters and round from the neighbor that is furthest, if any answered."""
         answers, state.catch_up = state.catch_up, None
         if answers:
-            furthest = min(answers, key=lambda j: (-answers[j].round, j))
+            reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
+            furthest = min(answers, key=lambda j: (-reached[j], j))
             self.catch_up_with(state, answers[furthest].payload)
-            state.round = answers[furthest].round
-            state.inbox = {r: box for r, box in state.inbox.items() if r >= state.round}
+            self._go_to(state, reached[furthest])
+            state.inbox = {k: box for k, box in state.inbox.items() if k >= state.exchange}
         neighbors = self.topology.all_out_neighbors(state.rank)
         announcements = self.announce(state, [j for j in neighbors if j not in state.lost], now)
         return [*announcements, *self._begin_round(state, now)]
@@ -304,7 +322,7 @@ class RoundBased(Synchronous[S], Generic[S]):
 
     @abstractmethod
     def outgoing(self, state: S, receiver: Rank) -> Payload:
-        """What `receiver` gets this round."""
+        """What `receiver` gets in this exchange."""
 
     def handed_over(self, state: S) -> Tensor:
         """What a worker that comes back is given to go on from, [num_params]."""
@@ -320,23 +338,36 @@ class RoundBased(Synchronous[S], Generic[S]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """What `outgoing` gives, and whole vectors for those who come back."""
-        # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
-        max_ahead = self.num_exchanges
-        own = self.payload_schema(params)
         whole = {"params": TensorSpec.like(params)}
         return {
-            "params": MessageSpec(own, max_ahead=max_ahead),
-            "catch-up": MessageSpec(whole, max_ahead=max_ahead),
+            "params": self.exchanged(self.payload_schema(params)),
+            "catch-up": self.exchanged(whole),
         }
+
+    def exchanged(
+        self,
+        tensors: Mapping[str, TensorSpec | Tensor],
+        optional: Mapping[str, TensorSpec] | None = None,
+    ) -> MessageSpec:
+        """What `message` makes of such tensors looks like."""
+        places = range(1, self.exchanges_per_round)
+        return MessageSpec(
+            tensors,
+            optional or {},
+            optional_numbers={"exchange": places} if places else {},
+            # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
+            max_ahead=self.total_rounds,
+        )
 
     def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
         return [
-            Send(j, Message("params", state.round, self.outgoing(state, j))) for j in receivers
+            Send(j, self.message("params", state.exchange, self.outgoing(state, j)))
+            for j in receivers
         ]
 
     def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        next_sent = state.round + state.is_exchanging
-        message = Message("catch-up", next_sent, {"params": self.handed_over(state)})
+        next_sent = state.exchange + state.is_exchanging
+        message = self.message("catch-up", next_sent, {"params": self.handed_over(state)})
         return [Send(j, message) for j in receivers]
 
     def catch_up_with(self, state: S, payload: Payload) -> None:

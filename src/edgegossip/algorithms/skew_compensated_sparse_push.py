@@ -86,7 +86,7 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
             )
 
     @property
-    def num_exchanges(self) -> int:
+    def total_rounds(self) -> int:
         return self.num_rounds + self.compensation_rounds
 
     def init(self, rank: Rank, params: Tensor) -> SkewCompensatedState:
