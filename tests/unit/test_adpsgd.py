@@ -291,7 +291,7 @@ def test_probability_is_the_share_of_blocks_with_a_request() -> None:
         ({"exchange_probability": 1.5}, r"exchange_probability must be in \[0, 1\], got 1.5"),
         ({"num_rounds": 0}, "num_rounds must be at least 1, got 0"),
         ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
-        ({"resend_after": 0.0}, "resend_after must be positive or None, got 0.0"),
+        ({"resend_after": 0.0}, "resend_after must be above 0 or None, got 0.0"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -20,7 +20,10 @@ from edgegossip.machine.profiling import choose_loads
         ([], "profile needs a recipe: one of quickstart"),
         (["--minutes", "3"], "profile needs a recipe"),
         (["quickstrat"], "did you mean 'quickstart'"),
-        (["quickstart", "--minutes", "0.1"], "minutes must be at least 0.5, got 0.1"),
+        (
+            ["quickstart", "--minutes", "0.1"],
+            "minutes must be at least 0.5 and finite, got 0.1",
+        ),
         (["quickstart", "--threads", "0"], "threads must be at least 1, got 0"),
         (["quickstart", "--out", "no/such/profile.csv"], "there is no folder no/such"),
         (["quickstart", "--only", "gosdg"], "did you mean 'gosgd'"),

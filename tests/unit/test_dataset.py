@@ -267,7 +267,7 @@ def test_equal_generators_augment_alike() -> None:
 
 
 def test_negative_padding_is_refused() -> None:
-    with pytest.raises(ValueError, match="padding must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="padding must be at least 0, got -1"):
         flip_and_crop(pictures(1), torch.Generator(), padding=-1)
 
 

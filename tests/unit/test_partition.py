@@ -129,7 +129,7 @@ def test_proportions_must_be_as_many_as_workers_finite_and_positive() -> None:
         Proportional((1.0, 2.0))(BALANCED, 3, 0)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(
-            ValueError, match=f"proportions must be finite and > 0, got {wrong}"
+            ValueError, match=f"proportions must be above 0 and finite, got {wrong}"
         ):
             Proportional((1.0, wrong))
 
@@ -162,7 +162,7 @@ def test_large_alpha_shares_every_class_evenly() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("inf"), float("nan")])
 def test_alpha_must_be_finite_and_positive(alpha: float) -> None:
-    with pytest.raises(ValueError, match=f"alpha must be finite and > 0, got {alpha}"):
+    with pytest.raises(ValueError, match=f"alpha must be above 0 and finite, got {alpha}"):
         Dirichlet(alpha)
 
 

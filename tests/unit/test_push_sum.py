@@ -272,8 +272,8 @@ def test_rounds_that_wait_for_nobody_follow_each_other_however_many() -> None:
     [
         ({"num_rounds": 0}, "num_rounds must be at least 1, got 0"),
         ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
-        ({"resend_after": 0.0}, "resend_after must be positive or None, got 0.0"),
-        ({"timeout": -1.0}, "timeout must be positive or None, got -1.0"),
+        ({"resend_after": 0.0}, "resend_after must be above 0 or None, got 0.0"),
+        ({"timeout": -1.0}, "timeout must be above 0 or None, got -1.0"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -171,8 +171,11 @@ def test_pca_keeps_distances_whatever_is_added_to_all_points() -> None:
         (lambda: PCA(num_features=-1), "num_features must be at least 1, got -1"),
         (lambda: IncrementalSVD(num_passes=0), "num_passes must be at least 1, got 0"),
         (lambda: IncrementalSVD(attribute_share=1.5), r"attribute_share must be in \(0, 1\]"),
-        (lambda: IncrementalSVD(lr=0), "lr must be finite and > 0, got 0"),
-        (lambda: IncrementalSVD(regularization=-1), "regularization must be finite and >= 0"),
+        (lambda: IncrementalSVD(lr=0), "lr must be above 0 and finite, got 0"),
+        (
+            lambda: IncrementalSVD(regularization=-1),
+            "regularization must be at least 0 and finite",
+        ),
     ],
 )
 def test_hyperparameters_out_of_range_are_refused(

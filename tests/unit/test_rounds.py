@@ -224,11 +224,11 @@ def test_timer_of_an_earlier_round_does_no_harm_to_training() -> None:
         (lambda: Gossip(topology=ring(4), num_rounds=0), r"num_rounds .* at least 1, got 0"),
         (
             lambda: Gossip(topology=ring(4), num_rounds=1, timeout=0.0),
-            r"timeout must be positive or None, got 0.0",
+            r"timeout must be above 0 or None, got 0.0",
         ),
         (
             lambda: Gossip(topology=ring(4), num_rounds=1, timeout=math.nan),
-            r"timeout must be positive or None, got nan",
+            r"timeout must be above 0 or None, got nan",
         ),
         (
             lambda: Gossip(topology=ring(4), num_rounds=1, local_steps=0),

@@ -17,6 +17,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerJoined,
 )
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec
 
 
@@ -102,8 +103,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
                 f"ADPSGD needs an undirected topology, got {self.topology!r}: an exchange goes "
                 "both ways; choose an undirected one, or a push-sum algorithm"
             )
-        if self.resend_after is not None and not self.resend_after > 0:
-            raise ValueError(f"resend_after must be positive or None, got {self.resend_after}")
+        check_ranges(self, resend_after="above 0 or None")
 
     def init(self, rank: Rank, params: Tensor) -> ADPSGDState:
         return ADPSGDState(rank=rank, params=params)

@@ -30,6 +30,7 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 from edgegossip.core.randomness import uniform
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.topology import Topology
 
 
@@ -68,13 +69,8 @@ class Asynchronous(Algorithm[S], Generic[S]):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.exchange_probability <= 1:
-            raise ValueError(
-                f"exchange_probability must be in [0, 1], got {self.exchange_probability}"
-            )
-        for name in ("num_rounds", "local_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_ranges(self, num_rounds="at least 1", local_steps="at least 1")
+        check_ranges(self, exchange_probability="in [0, 1]")
 
     # What an algorithm says.
 

@@ -14,6 +14,7 @@ from edgegossip.algorithms.push_sum_state import Offer, PushSumState
 from edgegossip.algorithms.replicas import Replicas
 from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import TensorSpec
 
 
@@ -88,8 +89,7 @@ class DifferencePush(PushSum[DifferencePushState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_step(self.consensus_step)
-        if self.final_rounds < 0:
-            raise ValueError(f"final_rounds must be at least 0, got {self.final_rounds}")
+        check_ranges(self, final_rounds="at least 0")
 
     @property
     def total_rounds(self) -> int:

@@ -22,6 +22,7 @@ from edgegossip.core.protocol import (
     Trained,
     Work,
 )
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 
@@ -125,12 +126,9 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.repair_rounds < 1:
-            raise ValueError(f"repair_rounds must be at least 1, got {self.repair_rounds}")
-        if not 0 <= self.outer_momentum < 1:
-            raise ValueError(f"outer_momentum must be in [0, 1), got {self.outer_momentum}")
-        if not self.outer_lr > 0:
-            raise ValueError(f"outer_lr must be above 0, got {self.outer_lr}")
+        check_ranges(
+            self, repair_rounds="at least 1", outer_momentum="in [0, 1)", outer_lr="above 0"
+        )
         require_connected(self.topology)
 
     @property

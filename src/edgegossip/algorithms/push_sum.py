@@ -31,6 +31,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 P = TypeVar("P", bound=PushSumState)
@@ -102,8 +103,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.resend_after is not None and not self.resend_after > 0:
-            raise ValueError(f"resend_after must be positive or None, got {self.resend_after}")
+        check_ranges(self, resend_after="above 0 or None")
         require_connected(self.topology)
 
     def warnings(self, setting: Setting) -> list[str]:

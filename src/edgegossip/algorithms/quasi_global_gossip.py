@@ -12,6 +12,7 @@ from edgegossip.algorithms.averaging import NeighborAveraging
 from edgegossip.algorithms.rounds import LocalSteps, RoundState
 from edgegossip.core.algorithm import Setting
 from edgegossip.core.protocol import Payload, Rank, Trained
+from edgegossip.core.ranges import check_ranges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,10 +83,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if self.decay is not None and not 0 <= self.decay < 1:
-            raise ValueError(f"decay must be in [0, 1) or None, got {self.decay}")
+        check_ranges(self, momentum="in [0, 1)", decay="in [0, 1) or None")
 
     def init(self, rank: Rank, params: Tensor) -> QuasiGlobalState:
         velocity = torch.zeros_like(params)

@@ -38,6 +38,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec, TensorSpec, lacks
 from edgegossip.core.topology import Topology
 
@@ -92,10 +93,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     timeout: Seconds | None = None
 
     def __post_init__(self) -> None:
-        if self.num_rounds < 1:
-            raise ValueError(f"num_rounds must be at least 1, got {self.num_rounds}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"timeout must be positive or None, got {self.timeout}")
+        check_ranges(self, num_rounds="at least 1", timeout="above 0 or None")
 
     def init(self, rank: Rank, params: Tensor) -> S:
         """Build a `RoundState`; an algorithm whose state has more builds its own."""
@@ -386,8 +384,7 @@ class LocalSteps(Synchronous[S], Generic[S]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1, got {self.local_steps}")
+        check_ranges(self, local_steps="at least 1")
 
     @property
     def traits(self) -> Traits:

@@ -15,6 +15,7 @@ from edgegossip.algorithms.replicas import Replicas
 from edgegossip.algorithms.sparse_push import ErrorFeedbackPush, SparsePushState
 from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import TensorSpec
 
 
@@ -76,14 +77,9 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compensation_rounds < 0:
-            raise ValueError(
-                f"compensation_rounds must be at least 0, got {self.compensation_rounds}"
-            )
-        if self.compensate_every is not None and self.compensate_every < 1:
-            raise ValueError(
-                f"compensate_every must be at least 1 or None, got {self.compensate_every}"
-            )
+        check_ranges(
+            self, compensation_rounds="at least 0", compensate_every="at least 1 or None"
+        )
 
     @property
     def total_rounds(self) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from edgegossip.core.errors import UsageError
+from edgegossip.core.ranges import check_range
 
 AnyOptions = TypeVar("AnyOptions")
 
@@ -32,8 +33,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.out == Path():
             raise ValueError("out must be a folder of its own, got an empty name or '.'")
-        if self.threads is not None and self.threads < 0:
-            raise ValueError(f"threads must be at least 0, got {self.threads}")
+        if self.threads is not None:
+            check_range("threads", self.threads, "at least 0")
         if self.resume and self.out is None:
             raise ValueError("--resume needs --out DIR, the folder of what was interrupted")
 

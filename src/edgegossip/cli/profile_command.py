@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from rich.progress import track
 
 from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.core.ranges import check_ranges
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor
@@ -43,10 +43,7 @@ class ProfileOptions:
     only: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.minutes < math.inf:
-            raise ValueError(f"minutes must be at least 0.5, got {self.minutes}")
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        check_ranges(self, minutes="at least 0.5 and finite", threads="at least 1")
         if not self.out.parent.is_dir():
             raise ValueError(f"there is no folder {self.out.parent} to write --out to")
 

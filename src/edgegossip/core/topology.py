@@ -18,6 +18,7 @@ import torch
 
 from edgegossip.core.connectivity import reached, require_connected
 from edgegossip.core.randomness import generator
+from edgegossip.core.ranges import check_ranges
 
 Edge: TypeAlias = tuple[int, int]
 """(i, j): from worker i to worker j; in an undirected topology also back."""
@@ -45,8 +46,7 @@ class Topology(ABC):
     period: int = field(compare=False)
 
     def __post_init__(self) -> None:
-        if self.num_workers < 1:
-            raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")
+        check_ranges(self, num_workers="at least 1")
 
     @abstractmethod
     def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:

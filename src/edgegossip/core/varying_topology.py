@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from edgegossip.core.randomness import generator
+from edgegossip.core.ranges import check_range
 from edgegossip.core.topology import Edge, Topology, from_edges_by_round
 
 
@@ -37,7 +38,8 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     >>> [rounds.out_neighbors(0, round) for round in range(4)]
     [(3,), (1,), (3,), (3,)]
     """
-    _require_at_least_one(num_workers=num_workers, period=period)
+    check_range("num_workers", num_workers, "at least 1")
+    check_range("period", period, "at least 1")
     draws = generator(seed, "random_one_peer")
     rounds = [_draw_receivers(num_workers, draws) for _ in range(period)]
     return _joined(
@@ -67,9 +69,8 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
     >>> [ring.out_neighbors(0, round) for round in range(4)]
     [(1,), (1,), (1,), ()]
     """
-    _require_at_least_one(period=period)
-    if not 0 < availability <= 1:
-        raise ValueError(f"availability must be in (0, 1], got {availability}")
+    check_range("period", period, "at least 1")
+    check_range("availability", availability, "in (0, 1]")
     if period % base.period:
         raise ValueError(
             f"period must be a multiple of that of {base.name}, {base.period}, got {period}"
@@ -119,9 +120,3 @@ def _joined(
         reason = str(error).partition(";")[0]
         raise ValueError(f"{name} is in parts: {reason}; {advice}") from None
     return replace(topology, name=name)
-
-
-def _require_at_least_one(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Train
+from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.experiments.describe import describe
 from edgegossip.learning.flat import FlatModel
@@ -80,8 +81,7 @@ class TrainingLoop:
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        check_range("num_samples", num_samples, "at least 1")
         # The caller's batches come as they are, so its weights stay as they are.
         self._flat = FlatModel(
             model, has_buffers=has_buffers, channels_last=False, torch_device=torch_device

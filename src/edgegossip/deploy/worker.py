@@ -17,6 +17,7 @@ import safetensors.torch
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.ranges import check_ranges
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.experiments.describe import header
@@ -79,8 +80,7 @@ class WorkerSettings:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        check_ranges(self, threads="at least 1")
 
 
 def run_id(experiment: Experiment, name: str = "") -> bytes:

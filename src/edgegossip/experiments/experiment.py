@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.ranges import check_range
 from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
@@ -62,9 +62,7 @@ class Experiment:
         if not self.platforms:
             raise ValueError("platforms is empty; a run needs at least one worker")
         for name in ("max_seconds", "evaluation_interval", "evaluation_epochs"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite, or None, got {value}")
+            check_range(name, getattr(self, name), "above 0 and finite, or None")
         if self.evaluation_interval is not None and self.evaluation_epochs is not None:
             raise ValueError("give one of evaluation_interval and evaluation_epochs")
         links = {rank for pair in self.links.overrides for rank in pair}
@@ -173,9 +171,7 @@ class Comparison:
                     "name a run that sends after each step"
                 )
         for name in ("target_accuracy", "target_gap"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
+            check_range(name, getattr(self, name), "in [0, 1] or None")
 
 
 _RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgegossip.core.ranges import check_range
+
 
 def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
     """Mirror each picture with probability 1/2 and shift it by up to `padding` pixels each way.
@@ -26,8 +28,7 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     >>> flip_and_crop(pictures, torch.Generator().manual_seed(0), padding=0)
     tensor([[[[2, 1, 0]]]])
     """
-    if padding < 0:
-        raise ValueError(f"padding must be >= 0, got {padding}")
+    check_range("padding", padding, "at least 0")
     if x.ndim != 4:
         raise ValueError(
             f"pictures must be [batch, channels, height, width], got {list(x.shape)}; other "

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edgegossip.core.errors import TrainingError
+from edgegossip.core.ranges import check_range
 
 
 class Dropout(nn.Module):
@@ -31,8 +32,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
-        if not 0 <= p <= 1:
-            raise ValueError(f"p must be in [0, 1], got {p}")
+        check_range("p", p, "in [0, 1]")
         self.p = p
         self.generator: torch.Generator | None = None
 

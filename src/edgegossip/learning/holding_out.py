@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.core.randomness import generator
+from edgegossip.core.ranges import check_range
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 
 
@@ -39,8 +40,7 @@ def hold_out(
     >>> len(data.train), sorted(data.validation.labels.tolist())
     (18, [0, 1])
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share must be in (0, 1), got {share}")
+    check_range("share", share, "in (0, 1)")
     if dataset.validation is not None:
         raise ValueError(f"{dataset.name!r} has a validation split; hold out only once")
     drawn = _subjects(dataset, share, seed) if by_subject else _stratified(dataset, share, seed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import nn
+
+from edgegossip.core.ranges import check_ranges
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """Makes a worker's optimizer; any ``lambda params: torch.optim.Adam(params)`` is one."""
@@ -39,12 +40,7 @@ class SGD:
     is_elementwise = True
 
     def __post_init__(self) -> None:
-        for name in ("lr", "weight_decay"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be in [0, inf), got {value}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        check_ranges(self, lr="in [0, inf)", weight_decay="in [0, inf)", momentum="in [0, 1)")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0, got 0")
 

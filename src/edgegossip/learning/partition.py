@@ -9,7 +9,6 @@ same shards.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgegossip.core.randomness import derive_seed, generator
+from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.learning.dataset import Dataset
 
 Partition: TypeAlias = Callable[[Dataset, int, int], list[Tensor]]
@@ -62,8 +62,7 @@ class Proportional:
 
     def __post_init__(self) -> None:
         for proportion in self.proportions:
-            if not 0 < proportion < math.inf:
-                raise ValueError(f"proportions must be finite and > 0, got {proportion}")
+            check_range("proportions", proportion, "above 0 and finite")
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
         num_samples = _num_samples(dataset, num_workers)
@@ -103,8 +102,7 @@ class Dirichlet:
     is_skewed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(f"alpha must be finite and > 0, got {self.alpha}")
+        check_ranges(self, alpha="above 0 and finite")
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
         num_samples = _num_samples(dataset, num_workers)
@@ -137,8 +135,7 @@ class LabelSkew:
     skew: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.skew <= 1:
-            raise ValueError(f"skew must be in [0, 1], got {self.skew}")
+        check_ranges(self, skew="in [0, 1]")
 
     @property
     def is_skewed(self) -> bool:

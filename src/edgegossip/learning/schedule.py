@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from edgegossip.core.errors import unknown_name
+from edgegossip.core.ranges import check_range, check_ranges
 
 Rise = Literal["constant", "linear"]
 
@@ -45,9 +46,7 @@ class WarmUp:
     rise: Rise = "constant"
 
     def __post_init__(self) -> None:
-        _require_share("share", self.share)
-        if not 0 < self.start <= 1:
-            raise ValueError(f"start must be in (0, 1], got {self.start}")
+        check_ranges(self, share="in (0, 1], a share of the run", start="in (0, 1]")
         if self.rise not in get_args(Rise):
             raise ValueError(unknown_name("rise", self.rise, get_args(Rise)))
 
@@ -111,11 +110,10 @@ class StepDecay(Schedule):
 
     def __post_init__(self) -> None:
         for milestone in self.milestones:
-            _require_share("milestones", milestone)
+            check_range("milestones", milestone, "in (0, 1], a share of the run")
         if any(after <= before for before, after in pairwise(self.milestones)):
             raise ValueError(f"milestones must ascend, got {self.milestones}")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must be in (0, 1], got {self.decay}")
+        check_ranges(self, decay="in (0, 1]")
 
     def _decay(self, progress: float) -> float:
         return self.decay ** sum(progress >= milestone for milestone in self.milestones)
@@ -136,8 +134,3 @@ class Cosine(Schedule):
 
     def _decay(self, progress: float) -> float:
         return (1 + math.cos(math.pi * progress)) / 2
-
-
-def _require_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name} must be in (0, 1], a share of the run, got {value}")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.protocol import WORKER, Rank
 from edgegossip.core.randomness import derive_seed
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.trainer import Trainer
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
@@ -75,8 +76,7 @@ class Task:
     torch_device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_ranges(self, batch_size="at least 1")
         if isinstance(self.model, Mapping) and not self.model:
             raise ValueError("model has no parts; name one for each role")
         try:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import psutil
 
 from edgegossip.core.errors import DataError
+from edgegossip.core.ranges import check_ranges
 
 if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
     from edgegossip.core.protocol import Seconds
@@ -74,11 +75,9 @@ class Load:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        for name in ("num_bytes", "num_processes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {self.share}")
+        check_ranges(
+            self, num_bytes="at least 1", num_processes="at least 1", share="in (0, 1]"
+        )
 
     @property
     def disk_bytes(self) -> int:

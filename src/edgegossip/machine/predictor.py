@@ -17,6 +17,7 @@ from safetensors.torch import save
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import DataError
 from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_range
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 
@@ -192,10 +193,9 @@ class PerformancePredictor:
         *,
         seconds_alone: Seconds | None = None,
     ) -> None:
-        if num_executors < 1:
-            raise ValueError(f"num_executors must be at least 1, got {num_executors}")
+        check_range("num_executors", num_executors, "at least 1")
         if seconds_alone is not None:
-            _require_seconds("seconds_alone", seconds_alone)
+            check_range("seconds_alone", seconds_alone, "above 0 and finite")
         self.num_executors = num_executors
         self._regressor = regressor
         self._slow_down: SlowDown | None = None
@@ -230,7 +230,7 @@ class PerformancePredictor:
         """
         if not 0 <= executor < self.num_executors:
             raise ValueError(f"executor must be in 0..{self.num_executors - 1}, got {executor}")
-        _require_seconds("seconds_per_sample", seconds_per_sample)
+        check_range("seconds_per_sample", seconds_per_sample, "above 0 and finite")
         self._record.speeds[executor] += 1 / seconds_per_sample
         self._record.counts[executor] += 1
         alone = seconds_per_sample / self.slow_down(contention)
@@ -332,8 +332,3 @@ class PerformancePredictor:
                 f"{path} is not a predictor of this program ({e}); fit and save it anew"
             ) from e
         return predictor
-
-
-def _require_seconds(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be above 0 and finite, got {value}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import DataError
+from edgegossip.core.ranges import check_range
 from edgegossip.machine.contention import Contention
 
 COLUMNS = ("cores", "network", "disk", "seconds")
@@ -88,8 +88,7 @@ class Profile:
 
 
 def _require_time(seconds: float) -> float:
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"seconds must be above 0 and finite, got {seconds}")
+    check_range("seconds", seconds, "above 0 and finite")
     return seconds
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgegossip.core.protocol import Predicted, Rank, Seconds
+from edgegossip.core.ranges import check_range, check_ranges
 
 MIB = 2**20
 
@@ -67,9 +68,5 @@ class HostSettings:
         if len(self.run) != 8:
             raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
         for name in ("meet_seconds", "max_seconds", "checkpoint_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.max_waiting_bytes is not None and self.max_waiting_bytes < 1:
-            raise ValueError(
-                f"max_waiting_bytes must be at least 1 or None, got {self.max_waiting_bytes}"
-            )
+            check_range(name, getattr(self, name), "above 0")
+        check_ranges(self, max_waiting_bytes="at least 1 or None")

@@ -7,6 +7,7 @@ import logging
 import zenoh
 
 from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_range
 from edgegossip.net.address import Address
 from edgegossip.net.strangers import log_refused_connections, report_links
 from edgegossip.net.tls import TLS, zenoh_security
@@ -41,8 +42,7 @@ def open_router(
         ValueError: If `num_workers` is below 1, `lease` out of range, or there is nowhere to
             listen.
     """
-    if num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    check_range("num_workers", num_workers, "at least 1")
     if not address.listen:
         raise ValueError("a router must listen; give an endpoint, such as tls/0.0.0.0:7447")
     settings = session_settings(address, lease, is_secure=security is not None)

@@ -14,6 +14,7 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.ranges import check_range
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.learning.dataset import Dataset
@@ -62,8 +63,7 @@ def compare_baselines(
     Raises:
         ValueError: If a setting is out of range.
     """
-    if settings.num_epochs < 1:
-        raise ValueError(f"num_epochs must be at least 1, got {settings.num_epochs}")
+    check_range("num_epochs", settings.num_epochs, "at least 1")
     task = make_task(
         dataset,
         model,

@@ -28,6 +28,7 @@ from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
 from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.randomness import generator
+from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.learning.augmentation import flip_and_crop
@@ -117,21 +118,18 @@ class PushSettings:
 
     def __post_init__(self) -> None:
         for name in ("num_epochs", "num_workers", "local_steps", "num_evaluations"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_range(name, getattr(self, name), "at least 1")
         if self.global_batch < 1 or self.global_batch % self.num_workers:
             raise ValueError(
                 f"global_batch must be a multiple of num_workers={self.num_workers}, got "
                 f"{self.global_batch}; {self.num_workers} workers may share "
                 f"{self.num_workers * max(1, self.global_batch // self.num_workers)}"
             )
-        if not 0 < self.keep_ratio <= 1:
-            raise ValueError(f"keep_ratio must be in (0, 1], got {self.keep_ratio}")
+        check_ranges(self, keep_ratio="in (0, 1]")
         for name in ("value_bits", "compensation_bits"):
             if (value := getattr(self, name)) not in (*range(1, 9), 16, 32):
                 raise ValueError(f"{name} must be 1 to 8, 16 or 32, got {value}")
-        if not self.link > 0:
-            raise ValueError(f"link must be above 0 Mbit/s, got {self.link}")
+        check_ranges(self, link="above 0 Mbit/s")
         if (self.skew > 0) + (self.dirichlet_alpha is not None) + self.by_subject > 1:
             raise ValueError("choose one of skew, dirichlet_alpha and by_subject")
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.randomness import uniform
+from edgegossip.core.ranges import check_range, check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,7 @@ class Faults:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.detection_time < math.inf:
-            raise ValueError(f"detection_time must be in [0, inf), got {self.detection_time}")
+        check_ranges(self, detection_time="in [0, inf)")
         for fault in self.script:
             _check(fault)
 
@@ -164,10 +164,10 @@ def _check(fault: Fault) -> None:
             0 <= fault.start <= fault.end and fault.start < math.inf
         ):
             raise ValueError(f"{fault} must start at a time >= 0, and end after that")
-        case Drop() if not 0 <= fault.probability <= 1:
-            raise ValueError(f"drop probability must be in [0, 1], got {fault.probability}")
-        case Delay() if not 0 <= fault.seconds < math.inf:
-            raise ValueError(f"delay must be in [0, inf) seconds, got {fault.seconds}")
+        case Drop():
+            check_range("drop probability", fault.probability, "in [0, 1]")
+        case Delay():
+            check_range("delay", fault.seconds, "in [0, inf) seconds")
 
 
 def applies(fault: Drop | Delay, now: Seconds, sender: Rank, receiver: Rank) -> bool:

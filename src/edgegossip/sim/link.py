@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.ranges import check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,7 @@ class Link:
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        if not 0 <= self.latency < math.inf:
-            raise ValueError(f"latency must be in [0, inf) seconds, got {self.latency}")
-        if not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be above 0 bytes/s, got {self.bandwidth}")
+        check_ranges(self, latency="in [0, inf) seconds", bandwidth="above 0 bytes/s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

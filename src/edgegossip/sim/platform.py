@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_ranges
 from edgegossip.machine.contention import Contention
 
 
@@ -143,15 +144,8 @@ class Platform:
     downlink: float = math.inf
 
     def __post_init__(self) -> None:
-        if not 0 < self.throughput < math.inf:
-            raise ValueError(
-                f"throughput must be above 0 samples/s and finite, got {self.throughput}"
-            )
-        if self.executors < 1:
-            raise ValueError(f"executors must be at least 1, got {self.executors}")
-        for name in ("uplink", "downlink"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0 bytes/s, got {getattr(self, name)}")
+        check_ranges(self, throughput="above 0 samples/s and finite", executors="at least 1")
+        check_ranges(self, uplink="above 0 bytes/s", downlink="above 0 bytes/s")
 
     @property
     def total_throughput(self) -> float:

@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from edgegossip.core.ranges import check_range
 from edgegossip.machine.allocation import keep_freed_memory
 
 T = TypeVar("T")
@@ -66,8 +67,7 @@ class ComputePool:
     def __init__(self, num_threads: int | None = None) -> None:
         if num_threads is None:
             num_threads = _num_cores()
-        if num_threads < 0:
-            raise ValueError(f"num_threads must be at least 0, got {num_threads}")
+        check_range("num_threads", num_threads, "at least 0")
         self.num_threads = num_threads
         if num_threads:
             keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)

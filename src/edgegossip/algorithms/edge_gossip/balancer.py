@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgegossip.core.errors import PlatformError
+from edgegossip.core.ranges import check_ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,12 +78,7 @@ class Balancer:
     max_failed_share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_throughput < np.inf:
-            raise ValueError(
-                f"min_throughput must be at least 0 and finite, got {self.min_throughput}"
-            )
-        if not 0 <= self.max_failed_share <= 1:
-            raise ValueError(f"max_failed_share must be in [0, 1], got {self.max_failed_share}")
+        check_ranges(self, min_throughput="at least 0 and finite", max_failed_share="in [0, 1]")
 
     def balance(self, throughputs: ArrayLike, num_samples: ArrayLike) -> Shares:
         """Compute everybody's share.

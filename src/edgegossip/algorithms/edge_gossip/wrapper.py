@@ -48,6 +48,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec
 
 
@@ -123,15 +124,14 @@ class EdgeGossip(Algorithm[BalancedState]):
     max_age: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_keep_ratio", "block_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
-        if not 0 <= self.correction <= 1:
-            raise ValueError(f"correction must be in [0, 1], got {self.correction}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"timeout must be positive or None, got {self.timeout}")
-        if self.max_age is not None and self.max_age < 1:
-            raise ValueError(f"max_age must be at least 1 or None, got {self.max_age}")
+        check_ranges(
+            self,
+            max_keep_ratio="in (0, 1]",
+            block_share="in (0, 1]",
+            correction="in [0, 1]",
+            timeout="above 0 or None",
+            max_age="at least 1 or None",
+        )
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {given!r}")

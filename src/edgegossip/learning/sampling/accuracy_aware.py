@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from edgegossip.core.ranges import check_ranges
 from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.loss import Loss, losses_of, to_model
 from edgegossip.learning.sampling.aggregated import AggregatedData
@@ -39,8 +40,7 @@ class AccuracyAware:
     look_share: float | None = 0.02
 
     def __post_init__(self) -> None:
-        if self.look_share is not None and not 0 < self.look_share <= 1:
-            raise ValueError(f"look_share must be in (0, 1] or None, got {self.look_share}")
+        check_ranges(self, look_share="in (0, 1] or None")
 
     def make_stream(
         self,

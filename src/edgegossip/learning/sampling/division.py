@@ -20,7 +20,8 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from torch import Tensor
 
 from edgegossip.core.randomness import generator
-from edgegossip.learning.sampling.reduction import MAX_SEED, require_at_least_one
+from edgegossip.core.ranges import check_ranges
+from edgegossip.learning.sampling.reduction import MAX_SEED
 
 
 class Division(Protocol):
@@ -53,7 +54,7 @@ class KMeans:
     flops_per_operation: ClassVar[float] = 100
 
     def __post_init__(self) -> None:
-        require_at_least_one(num_iterations=self.num_iterations)
+        check_ranges(self, num_iterations="at least 1")
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
         features = features - features.mean(dim=0)  # small numbers lose less in distances
@@ -170,7 +171,7 @@ class GaussianMixture:
     flops_per_operation: ClassVar[float] = 840
 
     def __post_init__(self) -> None:
-        require_at_least_one(num_iterations=self.num_iterations)
+        check_ranges(self, num_iterations="at least 1")
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
         mixture = SklearnMixture(

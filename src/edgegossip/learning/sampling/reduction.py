@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
+from edgegossip.core.ranges import check_ranges
+
 MAX_SEED = 2**32
 """scikit-learn takes seeds below it."""
 
@@ -58,7 +60,7 @@ class SingularValues:
     flops_per_operation: ClassVar[float] = 170
 
     def __post_init__(self) -> None:
-        require_at_least_one(num_features=self.num_features)
+        check_ranges(self, num_features="at least 1")
 
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         values: Tensor = torch.linalg.svdvals(_matrices(points))
@@ -114,15 +116,13 @@ class IncrementalSVD:
     flops_per_operation: ClassVar[float] = 93
 
     def __post_init__(self) -> None:
-        require_at_least_one(num_passes=self.num_passes, block_size=self.block_size)
-        if not 0 < self.attribute_share <= 1:
-            raise ValueError(f"attribute_share must be in (0, 1], got {self.attribute_share!r}")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be finite and > 0, got {self.lr!r}")
-        if not 0 <= self.regularization < math.inf:
-            raise ValueError(
-                f"regularization must be finite and >= 0, got {self.regularization!r}"
-            )
+        check_ranges(self, num_passes="at least 1", block_size="at least 1")
+        check_ranges(
+            self,
+            attribute_share="in (0, 1]",
+            lr="above 0 and finite",
+            regularization="at least 0 and finite",
+        )
 
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         attributes = points.flatten(1).numpy()
@@ -225,7 +225,7 @@ class Histogram:
     flops_per_operation: ClassVar[float] = 135
 
     def __post_init__(self) -> None:
-        require_at_least_one(num_features=self.num_features)
+        check_ranges(self, num_features="at least 1")
 
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         attributes = points.flatten(1)
@@ -259,7 +259,7 @@ class WholeDataSVD:
     flops_per_operation: ClassVar[float] = 40
 
     def __post_init__(self) -> None:
-        require_at_least_one(num_features=self.num_features)
+        check_ranges(self, num_features="at least 1")
 
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         attributes = points.flatten(1)
@@ -292,18 +292,6 @@ class PCA(WholeDataSVD):
     """
 
     is_centered = True
-
-
-def require_at_least_one(**counts: int) -> None:
-    """Refuse counts below 1 by their names.
-
-    >>> require_at_least_one(num_features=0)
-    Traceback (most recent call last):
-    ValueError: num_features must be at least 1, got 0
-    """
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count!r}")
 
 
 def _matrices(points: Tensor) -> Tensor:

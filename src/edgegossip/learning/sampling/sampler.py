@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from edgegossip.core.randomness import generator
+from edgegossip.core.ranges import check_range
 from edgegossip.learning.sampling.aggregated import AggregatedData
 from edgegossip.learning.sampling.selection import Candidates, Selection
 
@@ -109,8 +110,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
                 f"there are no samples to choose from, got num_samples={num_samples}; give "
                 "`aggregated`, or the length of the data set"
             )
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_range("batch_size", batch_size, "at least 1")
         if selection.needs_losses and aggregated is None:
             raise ValueError(
                 f"{selection} ranks by losses of aggregated points; give `aggregated`, or "
@@ -185,8 +185,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         Raises:
             ValueError: If `keep_ratio` is not in (0, 1].
         """
-        if not 0 < keep_ratio <= 1:
-            raise ValueError(f"keep_ratio must be in (0, 1], got {keep_ratio}")
+        check_range("keep_ratio", keep_ratio, "in (0, 1]")
         return self.at_least_two(keep_ratio * self.num_samples)
 
     def at_least_two(self, num_samples: float) -> int:

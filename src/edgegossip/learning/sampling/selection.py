@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.core.errors import unknown_name
+from edgegossip.core.ranges import check_ranges
 from edgegossip.learning.sampling.visits import (
     expected_visits,
     expected_visits_per_class,
@@ -153,8 +154,7 @@ class Sampled(Selection):
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        check_ranges(self, temperature="above 0")
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -186,8 +186,7 @@ class Importance(Selection):
     uniform_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 < self.uniform_share <= 1:
-            raise ValueError(f"uniform_share must be in (0, 1], got {self.uniform_share}")
+        check_ranges(self, uniform_share="in (0, 1]")
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -218,8 +217,7 @@ class Pruned(Selection):
     prune_ratio: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.prune_ratio < 1:
-            raise ValueError(f"prune_ratio must be in [0, 1), got {self.prune_ratio}")
+        check_ranges(self, prune_ratio="in [0, 1)")
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -294,11 +292,8 @@ class Focused(Selection):
     needs_sample_losses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("max_visits", "sharpness"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_points is not None and self.num_points < 1:
-            raise ValueError(f"num_points must be at least 1 or None, got {self.num_points}")
+        check_ranges(self, max_visits="at least 1", sharpness="at least 1")
+        check_ranges(self, num_points="at least 1 or None")
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator

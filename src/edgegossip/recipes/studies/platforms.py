@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from edgegossip.core.ranges import check_range
 from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
 
 
@@ -26,8 +27,7 @@ def imbalanced(
     >>> [round(platform.throughput) for platform in imbalanced(imbalance=16)]
     [1000, 640, 109, 62]
     """
-    if not 1 <= imbalance < math.inf:
-        raise ValueError(f"imbalance must be at least 1 and finite, got {imbalance}")
+    check_range("imbalance", imbalance, "at least 1 and finite")
     exponent = math.log(imbalance) / math.log(1 / min(UNEVEN_SPEEDS))
     speeds = [speed**exponent for speed in UNEVEN_SPEEDS]
     return uneven(num_workers, throughput, speeds)

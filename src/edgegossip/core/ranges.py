@@ -1,0 +1,60 @@
+"""Ranges of numbers, said once: the words that an error uses are those that are checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+
+_WORDS = re.compile(
+    r"(at least|above) ([\d.e-]+)\b|in ([\[(])([\d.e-]+), ([\d.e-]+|inf)([\])])"
+)
+
+
+def check_ranges(owner: object, **words: str) -> None:
+    """Check attributes of `owner`, each against its words; see `check_range`.
+
+    Raises:
+        ValueError: If one is out of its range.
+    """
+    for name, allowed in words.items():
+        check_range(name, getattr(owner, name), allowed)
+
+
+def check_range(name: str, value: float | None, words: str) -> None:
+    """Check that `value` is what `words` say.
+
+    >>> check_range("momentum", 0.9, "in [0, 1)")
+    >>> check_range("timeout", None, "above 0 or None")
+    >>> check_range("bandwidth", float("nan"), "above 0 bytes/s and finite")
+    Traceback (most recent call last):
+        ...
+    ValueError: bandwidth must be above 0 bytes/s and finite, got nan
+
+    Args:
+        name: Of the argument.
+        value: Any number.
+        words: "at least 1", "above 0" or "in [0, 1)", and behind it a unit, "and finite" and
+            "or None" where they apply.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    low, high = _limits(words)
+    is_within = words.endswith(" or None") if value is None else low <= value <= high
+    if not is_within:
+        raise ValueError(f"{name} must be {words}, got {value!r}")
+
+
+@cache
+def _limits(words: str) -> tuple[float, float]:
+    """The least and the largest number that there may be."""
+    match = _WORDS.match(words)
+    assert match is not None, words
+    bound, least, opening, low, high, closing = match.groups()
+    lowest, highest = float(least or low), float(high or math.inf)
+    if bound == "above" or opening == "(":
+        lowest = math.nextafter(lowest, math.inf)
+    if closing == ")" or " and finite" in words:
+        highest = math.nextafter(highest, 0.0)
+    return lowest, highest
