@@ -28,6 +28,6 @@ def test_what_is_within_passes_and_all_else_is_named(
     for value in inside:
         check_range("x", value, words)
     for value in outside:
-        with pytest.raises(ValueError, match="^x must be .*, got ") as caught:
+        with pytest.raises(ValueError, match=r"^x must be .*, got ") as caught:
             check_range("x", value, words)
         assert str(caught.value) == f"x must be {words}, got {value!r}"
