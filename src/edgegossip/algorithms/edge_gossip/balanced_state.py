@@ -150,4 +150,6 @@ class BalancedState(WorkerState):
     @property
     def seconds(self) -> Seconds:
         """What all own data would take; infinite where there is none, or no forecast yet."""
-        return self.epoch_cost / self.throughput or math.inf if self.throughput else math.inf
+        if not (self.epoch_cost and self.throughput):
+            return math.inf
+        return self.epoch_cost / self.throughput

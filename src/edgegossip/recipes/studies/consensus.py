@@ -149,13 +149,9 @@ def _simulated(algorithm: Algorithm[Any], targets: Tensor, lr: float) -> float |
 class Stays(QuadraticTrainer):
     """Goes to its target in the first step, and from then on stays where it is put."""
 
-    def __init__(self, target: Tensor) -> None:
-        super().__init__(target, lr=1.0)
-
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        result = super().train(request, progress)
-        object.__setattr__(self, "lr", 0.0)
-        return result
+        moving = QuadraticTrainer(self.target, lr=1.0 if progress == 0 else 0.0)
+        return moving.train(request, progress)
 
 
 class Unpacked(TopK):
