@@ -47,8 +47,12 @@ def skewed_digits(
     )
     # The time limit ends both; a round that can lose a message needs a timeout.
     algorithms: dict[str, eg.Algorithm[Any]] = {
-        "gossip": eg.Gossip(topology=eg.ring(num_workers), num_rounds=10**9, timeout=0.5),
-        "gosgd": eg.GoSGD(topology=eg.complete(num_workers), num_rounds=10**9, seed=seed),
+        "gossip": eg.Gossip(
+            topology=eg.ring(num_workers), num_rounds=eg.UNTIL_CUT_OFF, timeout=0.5
+        ),
+        "gosgd": eg.GoSGD(
+            topology=eg.complete(num_workers), num_rounds=eg.UNTIL_CUT_OFF, seed=seed
+        ),
     }
     return eg.Comparison(
         experiments={

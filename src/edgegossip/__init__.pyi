@@ -19,7 +19,7 @@ from .algorithms.sparse_push import SparsePush as SparsePush
 from .algorithms.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
-from .core.algorithm import Algorithm as Algorithm
+from .core.algorithm import UNTIL_CUT_OFF as UNTIL_CUT_OFF, Algorithm as Algorithm
 from .core.compression.compressor import Compressor as Compressor, Identity as Identity
 from .core.compression.per_layer import PerLayer as PerLayer
 from .core.compression.sparse import RandomK as RandomK, TopK as TopK

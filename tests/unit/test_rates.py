@@ -16,7 +16,7 @@ from tests.worker_threads import Crew
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.errors import Interrupted
 from edgegossip.core.protocol import Effect, Event, Rank, Seconds, Train, WorkerState
 from edgegossip.core.topology import complete
@@ -35,6 +35,7 @@ EVERYONE = complete(NUM_WORKERS)
 EDGE_GOSSIP = EdgeGossip(
     inner=EpochGossip(topology=EVERYONE, num_rounds=NUM_ROUNDS, timeout=5.0)
 )
+ENDLESS = EdgeGossip(inner=EpochGossip(topology=EVERYONE, num_rounds=UNTIL_CUT_OFF))
 GOSGD = GoSGD(topology=EVERYONE, num_rounds=50, exchange_probability=0.5)
 SPEEDS = (80.0, 40.0, 20.0, 10.0)
 PLANNED = {number: {LR * Cosine().factor(number / NUM_ROUNDS)} for number in range(NUM_ROUNDS)}
@@ -135,11 +136,12 @@ def test_hosts_of_which_one_is_8_times_as_fast_are_at_one_rate_in_one_round(
     require_one_rate_a_round(rates)
 
 
-def test_where_nobody_waits_rates_follow_the_time_of_the_run(
-    rates: Rates, tmp_path: Path
+@pytest.mark.parametrize("algorithm", [GOSGD, ENDLESS], ids=["nobody waits", "endless"])
+def test_where_rounds_say_nothing_rates_follow_the_time_of_the_run(
+    rates: Rates, tmp_path: Path, algorithm: Algorithm[Any]
 ) -> None:
     limit = 3.0
-    experiment = falling(GOSGD, max_seconds=limit)
+    experiment = falling(algorithm, max_seconds=limit)
     run(experiment, out=tmp_path, num_threads=0)
     assert {rank for rank, _, _ in rates.at} == {0, 1, 2, 3}
     for _, now, rate in rates.at:

@@ -14,6 +14,9 @@ from edgegossip.core.protocol import WORKER, Effect, Event, Rank, Role, Seconds,
 from edgegossip.core.schema import MessageSpec, lacks
 from edgegossip.core.topology import Topology
 
+UNTIL_CUT_OFF = 10**9
+"""The `num_rounds` of an algorithm that goes on until the run's time limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
@@ -36,8 +39,9 @@ class Traits:
         """Say how much of the run is over, in [0, 1], so that workers agree on it.
 
         Workers that wait for each other go by rounds, so all are at one value in one round,
-        whatever their speeds. Others go by time where the run has a limit, else by their own
-        rounds. Where there is neither, the value stays 0.
+        whatever their speeds. Others go by time where the run has a limit, and so do those
+        whose rounds are `UNTIL_CUT_OFF`; without a limit they go by their own rounds. Where
+        there is neither, the value stays 0.
 
         >>> Traits(num_rounds=8, is_synchronous=True).progress(round=2, now=99.0)
         0.25
@@ -49,7 +53,8 @@ class Traits:
             now: Seconds since the run began.
             max_seconds: When the run is cut off; infinite for never.
         """
-        if max_seconds < math.inf and not (self.is_synchronous and self.num_rounds):
+        goes_by_rounds = self.is_synchronous and 0 < (self.num_rounds or 0) < UNTIL_CUT_OFF
+        if max_seconds < math.inf and not goes_by_rounds:
             return min(1.0, now / max_seconds)
         return min(1.0, round / self.num_rounds) if self.num_rounds else 0.0
 

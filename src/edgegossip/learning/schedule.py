@@ -3,7 +3,9 @@
 A schedule says by what factor the optimizer's own rate is multiplied. It is a function of how
 much of the run is over (`Traits.progress`), not of a worker's own passes: under EdgeGossip the
 fastest worker makes many passes while the slowest makes one, and a worker that comes back would
-begin anew. In one round all workers of a synchronous algorithm train at one rate.
+begin anew. In one round all workers of a synchronous algorithm train at one rate, so give such
+an algorithm the rounds that it will make: if a time limit ends it earlier, the rate has not
+fallen all the way. Only with `UNTIL_CUT_OFF` it goes by time.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.ranges import check_range
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
@@ -27,9 +27,6 @@ from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.tasks import make_task
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
-
-UNTIL_CUT_OFF = 10**9
-"""Rounds of an algorithm that goes on until the time limit."""
 
 HOME_LINK = Link(latency=0.005, bandwidth=12.5e6)
 """100 Mbit/s and 5 ms, as on a good home or campus network."""

@@ -13,6 +13,7 @@ from typing import Any
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.algorithm import UNTIL_CUT_OFF
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.topology import complete
@@ -23,7 +24,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.task import Workload
-from edgegossip.recipes.baselines import HOME_LINK, UNTIL_CUT_OFF
+from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.studies.contest import (
