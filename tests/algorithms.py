@@ -8,6 +8,7 @@ import pytest
 
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.asynchronous import Asynchronous
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.diloco import DiLoCo
@@ -21,6 +22,8 @@ from edgegossip.algorithms.rounds import Synchronous
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.topology import (
     complete,
@@ -30,7 +33,7 @@ from edgegossip.core.topology import (
     ring,
 )
 
-AnyAlgorithm: TypeAlias = Synchronous[Any] | GoSGD | ADPSGD
+AnyAlgorithm: TypeAlias = Synchronous[Any] | Asynchronous[Any]
 
 NUM_WORKERS = 5
 NUM_ROUNDS = 6
@@ -84,6 +87,18 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""
+
+OVERSHOOTING = (ADPSGD, ChocoGossip, DiLoCo, PushSum, QuasiGlobalGossip)
+"""Those that may leave the box which targets and start span, if not far.
+
+Momentum leads out of it, and so do late steps and what compression has held back.
+"""
+
+PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
+    QuasiGlobalGossip: {"momentum": 0.0},
+    DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
+}
+"""With what one worker alone is plain SGD, where it is not with everything."""
 
 SYNCHRONOUS: dict[str, Synchronous[Any]] = {
     name: algorithm

@@ -53,5 +53,6 @@ from edgegossip.core.protocol import (
     WorkerState as WorkerState,
 )
 from edgegossip.core.randomness import uniform as uniform
+from edgegossip.core.ranges import check_range as check_range, check_ranges as check_ranges
 from edgegossip.core.schema import MessageSpec as MessageSpec, TensorSpec as TensorSpec
 from edgegossip.core.trainer import Trainer as Trainer, TrainingResult as TrainingResult
