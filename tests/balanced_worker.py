@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from tests.trained import trained_event
 
 from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -20,7 +21,6 @@ from edgegossip.core.protocol import (
     SetTimer,
     Started,
     Train,
-    Trained,
 )
 from edgegossip.core.topology import complete
 
@@ -59,14 +59,8 @@ class Worker:
         return self.on(Received(sender, message), now)
 
     def trains(self, train: Train, cost: float, now: float = 0.0) -> list[Effect]:
-        trained = Trained(
-            params=train.params + 1,
-            before=train.params,
-            num_samples=int(cost),
-            num_steps=1,
-            seconds=1.0,
-            loss=0.0,
-            cost=cost,
+        trained = trained_event(
+            train.params + 1, train.params, num_samples=int(cost), cost=cost
         )
         return self.on(trained, now)
 

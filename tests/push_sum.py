@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tests.trained import trained_event
 
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.protocol import Effect, Event, Message, Received, Send, Trained
+from edgegossip.core.protocol import Effect, Event, Message, Received, Send
 from edgegossip.core.topology import directed_ring
 
 # Worker 1 hears from 0 and sends to 2.
@@ -30,9 +31,7 @@ class Worker:
         before = self.state.estimate
         after = torch.full_like(before, value)
         return self.on(
-            Trained(
-                params=after, before=before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0
-            ),
+            trained_event(after, before),
             now,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tests.trained import trained_event
 from torch import Tensor
 
 from edgegossip.algorithms.gossip import Gossip
@@ -37,9 +38,7 @@ class Worker:
 
 def trained(value: float, before: Tensor) -> Trained:
     after = torch.full_like(before, value)
-    return Trained(
-        params=after, before=before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0
-    )
+    return trained_event(after, before)
 
 
 def heard(sender: int, round: int, value: float, kind: str = "params") -> Received:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.algorithms import MATCHINGS, NUM_ROUNDS, NUM_WORKERS
 from tests.observers import Silent
+from tests.trained import trained_event
 from tests.worlds import (
     EVEN,
     NUM_PARAMS,
@@ -274,14 +275,7 @@ def test_running_statistics_are_averaged_without_momentum() -> None:
 
 
 def trained(before: Tensor, after: Tensor) -> Trained:
-    return Trained(
-        params=after,
-        before=before,
-        num_samples=1,
-        num_steps=1,
-        seconds=1.0,
-        loss=0.0,
-    )
+    return trained_event(after, before)
 
 
 def test_flooding_takes_as_long_as_the_longest_way() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from tests.algorithms import NUM_ROUNDS, NUM_WORKERS, SYNCHRONOUS
+from tests.trained import trained_event
 from tests.worlds import INITIAL, NUM_PARAMS, Recorder, final_params, make_world, mix_only
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from edgegossip.core.protocol import (
     Started,
     Steps,
     Train,
-    Trained,
     WorkerLost,
 )
 from edgegossip.core.topology import Topology, complete, ring, star
@@ -30,9 +30,7 @@ def after_training() -> tuple[AllReduceState, list[Effect]]:
     state = ALGORITHM.init(0, torch.zeros(5))
     ALGORITHM.handle(state, Started(), 0.0)
     params = torch.arange(5.0)
-    event = Trained(
-        params=params, before=torch.zeros(5), num_samples=1, num_steps=1, seconds=1.0, loss=0.0
-    )
+    event = trained_event(params, torch.zeros(5))
     return state, ALGORITHM.handle(state, event, 0.0)
 
 

@@ -9,6 +9,7 @@ import torch
 from tests.effects import only
 from tests.largest import Largest
 from tests.push_sum import Worker, pushed, sends
+from tests.trained import trained_event
 from tests.worlds import mix_only
 
 from edgegossip.algorithms.difference_push import DifferencePush
@@ -24,7 +25,6 @@ from edgegossip.core.protocol import (
     Received,
     Send,
     Started,
-    Trained,
     WorkerJoined,
     WorkerLost,
 )
@@ -42,14 +42,7 @@ def test_error_memory_holds_what_was_not_offered() -> None:
     )
     worker = Worker(algorithm)
     worker.on(Started())
-    trained = Trained(
-        params=torch.tensor([4.0, 3.0]),
-        before=torch.zeros(2),
-        num_samples=1,
-        num_steps=1,
-        seconds=1.0,
-        loss=0.0,
-    )
+    trained = trained_event(torch.tensor([4.0, 3.0]), torch.zeros(2))
     send = only(Send, worker.on(trained))
     assert send.message.payload["values"].tolist() == [4.0]
     assert worker.state.error.tolist() == [0.0, 3.0]
@@ -78,14 +71,7 @@ def test_receivers_that_know_the_same_are_sent_one_payload() -> None:
     algorithm = DifferencePush(topology=star(4), num_rounds=3, compressor=Largest(1))
     state = algorithm.init(0, torch.zeros(2))
     algorithm.handle(state, Started(), 0.0)
-    trained = Trained(
-        params=torch.tensor([4.0, 3.0]),
-        before=torch.zeros(2),
-        num_samples=1,
-        num_steps=1,
-        seconds=1.0,
-        loss=0.0,
-    )
+    trained = trained_event(torch.tensor([4.0, 3.0]), torch.zeros(2))
     effects = algorithm.handle(state, trained, 0.0)
     messages = [effect.message for effect in effects if isinstance(effect, Send)]
     assert len({id(message.payload["values"]) for message in messages}) == 1
@@ -97,14 +83,7 @@ def test_replicas_begin_anew_with_a_session() -> None:
     state = algorithm.init(1, torch.zeros(2))
     algorithm.handle(state, Started(), 0.0)
     algorithm.handle(state, WorkerLost(2), 0.0)
-    trained = Trained(
-        params=torch.tensor([4.0, 3.0]),
-        before=torch.zeros(2),
-        num_samples=1,
-        num_steps=1,
-        seconds=1.0,
-        loss=0.0,
-    )
+    trained = trained_event(torch.tensor([4.0, 3.0]), torch.zeros(2))
     algorithm.handle(state, trained, 0.0)
     assert state.replicas.sent[0].tolist() == [4.0, 0.0]
     algorithm.handle(state, WorkerJoined(2), 1.0)

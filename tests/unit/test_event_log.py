@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.small_runs import small_disk
+from tests.trained import trained_event
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Message, Trained
@@ -26,14 +27,7 @@ def note(round: int = 0, kind: str = "note") -> Message:
 
 def trained(num_samples: int = 8, loss: float = 0.5) -> Trained:
     params = torch.zeros(1)
-    return Trained(
-        params=params,
-        before=params,
-        num_samples=num_samples,
-        num_steps=2,
-        seconds=1.0,
-        loss=loss,
-    )
+    return trained_event(params, params, num_samples=num_samples, num_steps=2, loss=loss)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

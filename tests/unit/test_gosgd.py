@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trained import trained_event
 
 from edgegossip.algorithms.gosgd import GoSGD, GoSGDState
 from edgegossip.core.protocol import (
@@ -31,14 +32,7 @@ def fresh(algorithm: GoSGD, rank: int = 0) -> GoSGDState:
 
 
 def trained(value: float) -> Trained:
-    return Trained(
-        params=torch.full((2,), value),
-        before=torch.zeros(2),
-        num_samples=1,
-        num_steps=1,
-        seconds=1.0,
-        loss=0.0,
-    )
+    return trained_event(torch.full((2,), value), torch.zeros(2))
 
 
 def push(sender: int, value: float, weight: float, round: int = 0) -> Received:

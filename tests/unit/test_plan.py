@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tests.effects import asked
+from tests.trained import trained_event
 
 from edgegossip.algorithms.edge_gossip.plan import TOLERANCE, EpochPlan
 from edgegossip.core.protocol import Epochs, Layout, Train, Trained
@@ -65,12 +66,11 @@ def carry_out(plan: EpochPlan, speed_at: Callable[[float], float]) -> Epoch:
         blocks.append(size)
         params = train.params + len(batches)
         plan.account(
-            Trained(
-                params=params,
-                before=train.params,
+            trained_event(
+                params,
+                train.params,
                 num_samples=size,
                 num_steps=len(batches),
-                seconds=1.0,
                 loss=2.0,
                 cost=cost,
             )
@@ -136,9 +136,9 @@ def test_a_small_deviation_is_let_be() -> None:
     plan = plan_of()
     first = plan.first()
     plan.account(
-        Trained(
-            params=first.params,
-            before=first.params,
+        trained_event(
+            first.params,
+            first.params,
             num_samples=60,
             num_steps=6,
             seconds=6.0,
@@ -196,9 +196,9 @@ def test_the_result_is_one_training_from_start_to_end() -> None:
     first = plan.first()
     middle, end = torch.ones(1), torch.full((1,), 2.0)
     plan.account(
-        Trained(
-            params=middle,
-            before=first.params,
+        trained_event(
+            middle,
+            first.params,
             num_samples=250,
             num_steps=25,
             seconds=25.0,
@@ -213,13 +213,12 @@ def test_the_result_is_one_training_from_start_to_end() -> None:
     assert asked(second) == (Epochs(0.25), 0.5)
     assert not second.begins_pass
     plan.account(
-        Trained(
-            params=end,
-            before=middle,
+        trained_event(
+            end,
+            middle,
             num_samples=250,
             num_steps=75,
             seconds=25.0,
-            loss=0.0,
             outputs={"a": end},
             cost=250.0,
         )
@@ -240,15 +239,7 @@ def test_a_correction_goes_beyond_the_trained_entries_but_not_beyond_statistics(
     before, after = torch.tensor([1.0, 1.0]), torch.tensor([3.0, 0.2])
     plan.train = replace(plan.train, params=before)
     plan.account(
-        Trained(
-            params=after,
-            before=before,
-            num_samples=500,
-            num_steps=50,
-            seconds=50.0,
-            loss=0.0,
-            cost=500.0,
-        )
+        trained_event(after, before, num_samples=500, num_steps=50, seconds=50.0, cost=500.0)
     )
     result = plan.result(50.0)
     # With the rest of them a running variance of 0.2, after 1.0, would be -0.2.
@@ -261,15 +252,7 @@ def test_the_correction_goes_by_what_was_done_whatever_was_forecast() -> None:
     plan = replace(plan_of(keep_ratio=0.01), mean_keep_ratio=0.75, correction=0.5)
     before, after = torch.zeros(1), torch.ones(1)
     plan.account(
-        Trained(
-            params=after,
-            before=before,
-            num_samples=900,
-            num_steps=90,
-            seconds=90.0,
-            loss=0.0,
-            cost=900.0,
-        )
+        trained_event(after, before, num_samples=900, num_steps=90, seconds=90.0, cost=900.0)
     )
     assert plan.result(90.0).params.item() == pytest.approx((0.75 / 0.9) ** 0.5)
 
@@ -279,13 +262,12 @@ def test_what_was_chosen_for_its_loss_is_not_corrected(focus: float) -> None:
     plan = replace(plan_of(0.5, block_share=1.0), mean_keep_ratio=0.75, correction=0.5)
     after = torch.ones(1)
     plan.account(
-        Trained(
-            params=after,
-            before=torch.zeros(1),
+        trained_event(
+            after,
+            torch.zeros(1),
             num_samples=500,
             num_steps=50,
             seconds=50.0,
-            loss=0.0,
             cost=500.0,
             metrics={"focus": focus},
         )
@@ -300,14 +282,8 @@ def test_the_look_counts_as_done_and_takes_from_the_samples() -> None:
     first = plan.first()
     # Of the 500 samples' worth that it may do, the look took 100.
     plan.account(
-        Trained(
-            params=first.params,
-            before=first.params,
-            num_samples=200,
-            num_steps=20,
-            seconds=30.0,
-            loss=0.0,
-            cost=300.0,
+        trained_event(
+            first.params, first.params, num_samples=200, num_steps=20, seconds=30.0, cost=300.0
         )
     )
     second = plan.next(10.0, 30.0)
@@ -315,14 +291,8 @@ def test_the_look_counts_as_done_and_takes_from_the_samples() -> None:
     assert asked(second) == (Epochs(0.25), 0.5)
     assert not second.begins_pass
     plan.account(
-        Trained(
-            params=first.params,
-            before=first.params,
-            num_samples=200,
-            num_steps=20,
-            seconds=20.0,
-            loss=0.0,
-            cost=200.0,
+        trained_event(
+            first.params, first.params, num_samples=200, num_steps=20, seconds=20.0, cost=200.0
         )
     )
     assert plan.is_done

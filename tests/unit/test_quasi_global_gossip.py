@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import MATCHINGS, NUM_WORKERS
+from tests.trained import trained_event
 from tests.worlds import INITIAL, TARGETS, UNEVEN, final_params, make_world
 from torch import Tensor
 
@@ -125,14 +126,7 @@ def test_running_statistics_have_no_momentum() -> None:
     for _ in range(8):
         before = state.params
         after = torch.tensor([before[0] + 1.0, 0.9 * before[1] + 0.1 * 0.05])
-        event = Trained(
-            params=after,
-            before=before,
-            num_samples=1,
-            num_steps=1,
-            seconds=1.0,
-            loss=0.0,
-        )
+        event = trained_event(after, before)
         algorithm.handle(state, event, 0.0)
         assert state.params[1] == after[1]
     assert state.params[0] > 8 * 1.0
@@ -143,14 +137,7 @@ def test_a_model_that_is_passed_on_untrained_is_not_moved_by_momentum() -> None:
     state = algorithm.init(0, torch.tensor([0.0, 1.0]))
     algorithm.handle(state, Started(layout=Layout(num_trained=1)), 0.0)
     for after in (torch.tensor([1.0, 0.1]), torch.tensor([2.0, 0.05])):
-        event = Trained(
-            params=after,
-            before=state.params,
-            num_samples=1,
-            num_steps=1,
-            seconds=1.0,
-            loss=0.0,
-        )
+        event = trained_event(after, state.params)
         algorithm.handle(state, event, 0.0)
     before = state.params
     algorithm.handle(
