@@ -11,6 +11,7 @@ import pytest
 from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank
 from edgegossip.net.outbox import Outbox
+from edgegossip.net.runtime import RealRuntime
 from edgegossip.net.transport import Transport
 
 
@@ -31,7 +32,7 @@ def test_a_frame_that_cannot_be_sent_is_told_and_the_next_is_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     transport = Failing()
-    outbox = Outbox(cast("Transport", transport), max_bytes=100)
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
     has_left = threading.Event()
     outbox.put(1, [b"one"])
     outbox.put(1, [b"t", b"wo"], has_left.set)

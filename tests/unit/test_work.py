@@ -18,25 +18,26 @@ from edgegossip.core.protocol import (
     Trained,
 )
 from edgegossip.core.trainer import TrainingResult
+from edgegossip.net.runtime import RealRuntime
 from edgegossip.net.work import Work
 
 SIZE = 10
 SETTING_UP, TRAINING = 100.0, 1.0
 
 
-class Clock:
+class StoppedClock(RealRuntime):
     """Stands still unless told otherwise."""
 
     now = 0.0
 
-    def __call__(self) -> Seconds:
+    def clock(self) -> Seconds:
         return self.now
 
 
 class SlowToSetUp(ManySamples):
     """Takes its time before it trains for the first time, and waits for leave to begin."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: StoppedClock) -> None:
         super().__init__(0, 0.1, SIZE)
         self.may_begin = threading.Event()
         self._clock = clock
@@ -67,7 +68,7 @@ class Noting:
 
 
 def test_a_host_is_not_kept_by_its_own_setting_up_and_a_forecast_does_not_count_it() -> None:
-    clock, forecaster = Clock(), Noting()
+    clock, forecaster = StoppedClock(), Noting()
     trainer = SlowToSetUp(clock)
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     work = Work(0, trainer, items, forecaster, None, clock)

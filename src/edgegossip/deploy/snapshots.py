@@ -13,7 +13,7 @@ from torch import Tensor
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.files import write_atomically
-from edgegossip.net.background import Background
+from edgegossip.net.runtime import BackgroundThread
 
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
@@ -48,7 +48,7 @@ class Snapshots:
         self._times = enumerate(schedule())
         self._next = next(self._times)
         self._num_bytes = 0
-        self._writer = Background("snapshots")
+        self._writer = BackgroundThread("snapshots")
         folder.mkdir(parents=True, exist_ok=True)
 
     def due(self, now: Seconds) -> Seconds:

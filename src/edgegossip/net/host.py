@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Generic
 
 from torch import Tensor
@@ -38,7 +36,8 @@ from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
 from edgegossip.net.post import ITEMS, Left, Post
-from edgegossip.net.status import Phase, new_life
+from edgegossip.net.runtime import Course, drive
+from edgegossip.net.status import Phase
 from edgegossip.net.transport import Transport
 from edgegossip.net.work import Completed, Judge, Work
 
@@ -98,13 +97,14 @@ class Host(Generic[State]):
         self._settings = settings
         self._observer = observer
         self._save = save
-        self._zero = settings.clock()
+        self._runtime = runtime = settings.runtime
+        self._zero = runtime.clock()
         self._kept_at: Seconds = 0.0
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._work = Work(rank, trainer, self._items, forecaster, evaluate, settings.clock)
+        self._items = runtime.inbox()
+        self._work = Work(rank, trainer, self._items, forecaster, evaluate, runtime)
         log_bytes = 0 if save is None else settings.max_log_bytes
         self.peers = Peers(
-            rank, num_workers, new_life(), max_log_bytes=log_bytes, ended=settings.ended
+            rank, num_workers, runtime.new_life(), max_log_bytes=log_bytes, ended=settings.ended
         )
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
@@ -123,7 +123,7 @@ class Host(Generic[State]):
     @property
     def now(self) -> Seconds:
         """Seconds since the run began."""
-        return self._settings.clock() - self._zero
+        return self._runtime.clock() - self._zero
 
     def stop(self) -> None:
         """Keep a checkpoint when the work under way is done, and leave; from any thread."""
@@ -138,13 +138,17 @@ class Host(Generic[State]):
             NetworkError: If the transport cannot be opened.
             Exception: Whatever training raises.
         """
+        return drive(self.course(), self._items, self._runtime.clock)
+
+    def course(self) -> Course[str]:
+        """Do all that `run` does except waiting, which is the driver's; see `Course`."""
         self.post.open()
         try:
-            self._meet()
+            yield from self._meet()
             if not self._should_stop:
                 self._begin()
             while (reason := self._why_end()) is None:
-                self._take_next(self._wake_at())
+                yield from self._take_next(self._wake_at())
             return reason
         finally:
             self.post.close()
@@ -152,12 +156,12 @@ class Host(Generic[State]):
 
     # Meeting and beginning.
 
-    def _meet(self) -> None:
+    def _meet(self) -> Course[None]:
         """Wait until everyone is here, or for as long as it is worth it."""
         peers, deadline = self.peers, self.now + self._settings.meet_seconds
         again = self.now + _AGAIN
         while not (peers.are_all_here or self._should_stop) and self.now < deadline:
-            self._take_next(min(deadline, again))
+            yield from self._take_next(min(deadline, again))
             if self.now >= again:
                 again = self.now + _AGAIN
                 self.post.tell_all(again=True)
@@ -176,8 +180,8 @@ class Host(Generic[State]):
             self.state = self._algorithm.init(self.rank, self.state.estimate)
             self._alarms, self._has_finished, self._pending = Alarms(), False, []
             self._work.forget_questions()
-            peers.live_anew(new_life())
-        now, began_at = self._settings.clock(), peers.began_at
+            peers.live_anew(self._runtime.new_life())
+        now, began_at = self._runtime.clock(), peers.began_at
         if peers.is_resumed:  # time stood still until the others were back
             self._zero = now - self._kept_at
         else:
@@ -202,11 +206,9 @@ class Host(Generic[State]):
 
     # The loop.
 
-    def _take_next(self, wake_at: Seconds) -> None:
+    def _take_next(self, wake_at: Seconds) -> Course[None]:
         """Wait for something to happen until `wake_at`, and account for it."""
-        item = None
-        with suppress(queue.Empty):
-            item = self._items.get(timeout=max(0.0, min(wake_at - self.now, 3600.0)))
+        item = yield self._zero + wake_at
         if isinstance(item, ITEMS):
             if self._should_stop:
                 return  # it will be sent again to whoever goes on from the checkpoint
@@ -235,7 +237,7 @@ class Host(Generic[State]):
         if self.now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
         if not self._should_stop:  # a checkpoint must not take who stopped before for lost
-            for event in self.peers.overdue(self._settings.clock()):
+            for event in self.peers.overdue(self._runtime.clock()):
                 self._handle(event)
             self._lose_patience()
         if (
@@ -378,5 +380,5 @@ class Host(Generic[State]):
         self._pending = list(checkpoint["pending"])
         self._alarms.load_state_dict(checkpoint["alarms"])
         self._kept_at = checkpoint["now"]
-        self._zero = self._settings.clock() - self._kept_at
+        self._zero = self._runtime.clock() - self._kept_at
         self.peers.load_state_dict(checkpoint["peers"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgegossip.core.protocol import Predicted, Rank, Seconds
 from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.net.runtime import RealRuntime, Runtime
 
 MIB = 2**20
 
@@ -47,7 +47,7 @@ class HostSettings:
             any case. None for a default: see `Holding`.
         max_log_bytes: Of messages that are kept for each worker, to send them again when a
             run is resumed.
-        clock: Seconds, never going back.
+        runtime: Clock, inbox and threads.
 
     Raises:
         ValueError: If a number is out of range.
@@ -62,7 +62,7 @@ class HostSettings:
     settle_seconds: Seconds = 2.0
     max_waiting_bytes: int | None = None
     max_log_bytes: int = 64 * MIB
-    clock: Callable[[], Seconds] = time.monotonic
+    runtime: Runtime = RealRuntime()
 
     def __post_init__(self) -> None:
         if len(self.run) != 8:

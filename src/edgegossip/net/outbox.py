@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.net.background import Background
+from edgegossip.net.runtime import Background, Runtime
 from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -20,12 +19,14 @@ class Outbox:
 
     Args:
         transport: Where it goes.
-        max_bytes: That may wait for one receiver; what would be more is not taken.
+        max_bytes: Limit of what waits for one receiver; what would exceed it is not taken.
+        runtime: Has the threads, one for each receiver.
     """
 
-    def __init__(self, transport: Transport, max_bytes: int) -> None:
+    def __init__(self, transport: Transport, max_bytes: int, runtime: Runtime) -> None:
         self._transport = transport
         self._max_bytes = max_bytes
+        self._runtime = runtime
         self._lock = threading.Lock()
         self._waiting: dict[Rank, int] = {}
         self._senders: dict[Rank, Background] = {}
@@ -54,28 +55,25 @@ class Outbox:
                 return False
             self._waiting[receiver] = waiting + num_bytes
         if receiver not in self._senders:
-            self._senders[receiver] = Background(f"send to {receiver}")
-        self._senders[receiver].submit(lambda: self._send(receiver, frame, num_bytes, done))
+            self._senders[receiver] = self._runtime.background(f"send to {receiver}")
+
+        def left(_: None) -> None:
+            with self._lock:
+                self._waiting[receiver] -= num_bytes
+            if done is not None:
+                done()
+
+        self._senders[receiver].submit(lambda: self._send(receiver, frame), left)
         return True
 
     def close(self, seconds: Seconds) -> None:
         """Send what waits, for at most so long."""
-        deadline = time.monotonic() + seconds
+        deadline = self._runtime.clock() + seconds
         for sender in self._senders.values():
-            sender.close(max(0.0, deadline - time.monotonic()))
+            sender.close(max(0.0, deadline - self._runtime.clock()))
 
-    def _send(
-        self,
-        receiver: Rank,
-        frame: Sequence[Buffer],
-        num_bytes: int,
-        done: Callable[[], None] | None,
-    ) -> None:
+    def _send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         try:
             self._transport.send(receiver, frame)
         except Exception:  # the thread sends what comes after, too
             _LOG.exception("could not send to %d", receiver)
-        with self._lock:
-            self._waiting[receiver] -= num_bytes
-        if done is not None:
-            done()

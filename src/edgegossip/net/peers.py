@@ -11,7 +11,8 @@ from typing import Any
 
 from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Event, Message, Rank, Seconds, WorkerJoined, WorkerLost
-from edgegossip.net.status import Life, Phase, WorkerStatus
+from edgegossip.net.runtime import Life
+from edgegossip.net.status import Phase, WorkerStatus
 from edgegossip.net.transport import Incarnation
 
 _GRACE: Seconds = 3.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from edgegossip.net.holding import Holding
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
+from edgegossip.net.runtime import Inbox
 from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
 from edgegossip.net.transport import Incarnation, Transport
 
@@ -93,7 +93,7 @@ class Post:
         algorithm: Algorithm[Any],
         params: Tensor,
         transport: Transport,
-        items: queue.SimpleQueue[Any],
+        items: Inbox,
         peers: Peers,
         settings: HostSettings,
     ) -> None:
@@ -104,7 +104,7 @@ class Post:
         self._transport = transport
         self._items = items
         self._run = settings.run
-        self._clock = settings.clock
+        self._clock = settings.runtime.clock
         schema = {**algorithm.schema(params), STATUS: spec(peers.num_workers)}
         self.admission = Admission(
             run=settings.run,
@@ -116,7 +116,8 @@ class Post:
         """When each of the others last said how it is."""
         largest = max(each.max_num_bytes for each in schema.values())
         self._holding = Holding(settings.max_waiting_bytes, largest)
-        self._outbox = Outbox(transport, max(self._holding.max_bytes, self._holding.share))
+        room = max(self._holding.max_bytes, self._holding.share)
+        self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()

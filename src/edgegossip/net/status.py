@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from edgegossip.core.protocol import Message, Seconds
 from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.net.runtime import Life
 
 STATUS = "net/status"
 MAX_ELAPSED: Seconds = 1e9
 """Thirty years: with any number of seconds, clocks would lose their fractions."""
-Life: TypeAlias = int
-"""Of a rank: drawn anew when it starts with nothing; a resumed worker goes on with its own."""
 
 
 class Phase(IntEnum):
@@ -93,13 +91,3 @@ def spec(num_workers: int) -> MessageSpec:
             "kept": range(2**63),
         },
     )
-
-
-def new_life() -> Life:
-    """Draw a life; never 0.
-
-    >>> 0 < new_life() < 2**63
-    True
-    """
-    # From the system: two workers of one seed must not draw alike.
-    return 1 + secrets.randbelow(2**63 - 1)

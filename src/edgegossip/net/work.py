@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +26,8 @@ from edgegossip.core.protocol import (
     Trained,
 )
 from edgegossip.core.trainer import Trainer
-from edgegossip.net.background import Background
 from edgegossip.net.host_settings import Forecaster
+from edgegossip.net.runtime import Background, Inbox, Runtime
 
 _LEAVE_OFF: Seconds = 10.0
 _QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
@@ -53,17 +52,17 @@ class Work:
         items: Where a `Completed` is put, for the host to pass to `take`.
         forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
         evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
-        clock: What the forecaster goes by.
+        runtime: Has the threads, and the clock that the forecaster goes by.
     """
 
     def __init__(
         self,
         rank: Rank,
         trainer: Trainer,
-        items: queue.SimpleQueue[Any],
+        items: Inbox,
         forecaster: Forecaster | None,
         evaluate: Judge | None,
-        clock: Callable[[], Seconds],
+        runtime: Runtime,
     ) -> None:
         self.is_busy = False  # training, or taking over data
         self._rank = rank
@@ -71,9 +70,10 @@ class Work:
         self._items = items
         self._forecaster = forecaster
         self._evaluate = evaluate
-        self._clock = clock
+        self._runtime = runtime
+        self._clock = runtime.clock
         self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
-        self._bench = Background(f"train {rank}")
+        self._bench = runtime.background(f"train {rank}")
         self._judge: Background | None = None
 
     def started(self, has_rejoined: bool, has_data: bool) -> Started:
@@ -140,7 +140,7 @@ class Work:
         evaluate = self._evaluate
         if evaluate is None:
             raise no_validation_data(self._rank)
-        self._judge = self._judge or Background(f"evaluate {self._rank}")
+        self._judge = self._judge or self._runtime.background(f"evaluate {self._rank}")
 
         def job() -> Callable[[Seconds], Event]:
             loss, accuracy = evaluate(effect.params)
@@ -190,14 +190,18 @@ class Work:
     def _beside(
         self, bench: Background, job: Callable[[], Callable[[Seconds], Event] | None]
     ) -> None:
-        def work() -> None:
+        def work() -> Completed | None:
             try:
-                if event := job():
-                    self._items.put(Completed(event))
+                event = job()
             except BaseException as error:  # whatever it is, the host must hear of it
-                self._items.put(Completed(error=error))
+                return Completed(error=error)
+            return Completed(event) if event else None
 
-        bench.submit(work)
+        bench.submit(work, self._note)
+
+    def _note(self, done: Completed | None) -> None:
+        if done is not None:
+            self._items.put(done)
 
     def close(self) -> None:
         """Leave off: a process must not end in the middle of a step."""

@@ -1,0 +1,122 @@
+"""What a host runs on: its clock, its inbox, and threads beside it.
+
+Everything but the host's own logic and the transport passes through a `Runtime`. Tests give the
+same code a virtual one: a run of minutes takes milliseconds, and one seed gives one trace.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from edgegossip.core.protocol import Seconds
+
+T = TypeVar("T")
+Life: TypeAlias = int
+"""One life of a rank, drawn when it starts with nothing; a resumed worker keeps its own."""
+Inbox: TypeAlias = "queue.SimpleQueue[Any]"
+Course: TypeAlias = Generator[Seconds, Any, T]
+"""Yields until when there is nothing to do, by `Runtime.clock`.
+
+It is sent the next item of the inbox, or None once that moment has come.
+"""
+_LONGEST_WAIT: Seconds = 3600.0
+"""In one call of the system, which takes no infinity."""
+
+
+class Background(Protocol):
+    """Runs jobs one after the other, beside the caller."""
+
+    def submit(self, job: Callable[[], T], done: Callable[[T], object] | None = None) -> None:
+        """Run `job` after those before it, then `done` with its result; neither may raise."""
+
+    def close(self, seconds: Seconds) -> None:
+        """Take no more jobs, and wait at most `seconds` for those that were submitted."""
+
+
+class Runtime(Protocol):
+    """The host's surroundings."""
+
+    def clock(self) -> Seconds:
+        """Seconds, never going back."""
+
+    def inbox(self) -> Inbox:
+        """An empty inbox."""
+
+    def background(self, name: str) -> Background:
+        """A new `Background`; `name` is for people."""
+
+    def new_life(self) -> Life:
+        """Draw a life in 1..2**63 - 1 that no other worker has."""
+
+
+def drive(course: Course[T], inbox: Inbox, clock: Callable[[], Seconds]) -> T:
+    """Do what `course` does, and wait where it asks to; returns what it returns."""
+    item = None
+    with closing(course):
+        while True:
+            try:
+                until = course.send(item)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            item = None
+            with suppress(queue.Empty):
+                item = inbox.get(timeout=min(max(0.0, until - clock()), _LONGEST_WAIT))
+
+
+class BackgroundThread:
+    """A `Background` that is a thread, and does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], T], done: Callable[[T], object] | None = None) -> None:
+        """See `Background`."""
+
+        def run() -> None:
+            result = job()
+            if done is not None:
+                done(result)
+
+        self._jobs.put(run)
+
+    def close(self, seconds: Seconds) -> None:
+        """See `Background`."""
+        self._jobs.put(None)
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class RealRuntime:
+    """The `Runtime` of a process: the machine's clock, and threads.
+
+    >>> 0 < RealRuntime().new_life() < 2**63
+    True
+    """
+
+    def clock(self) -> Seconds:
+        """See `Runtime`."""
+        return time.monotonic()
+
+    def inbox(self) -> Inbox:
+        """See `Runtime`."""
+        return queue.SimpleQueue()
+
+    def background(self, name: str) -> Background:
+        """See `Runtime`."""
+        return BackgroundThread(name)
+
+    def new_life(self) -> Life:
+        """See `Runtime`."""
+        # Drawn from the system: two workers of one seed must not draw alike.
+        return 1 + secrets.randbelow(2**63 - 1)
