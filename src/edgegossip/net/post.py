@@ -260,13 +260,18 @@ class Post:
         return {f"worker {sender}: {reason}": n for (sender, reason), n in dropped}
 
     @property
+    def num_bytes_held(self) -> int:
+        """Memory of the messages that arrived and are still in use."""
+        return self._holding.num_bytes
+
+    @property
     def is_over(self) -> bool:
         """Everyone who is there has finished, and nothing is under way."""
         peers = self.peers
         return (
             self.phase == Phase.FINISHED
             and self._outbox.is_empty
-            and peers.have_all_finished
+            and not peers.unfinished
             and peers.is_nothing_under_way
         )
 
