@@ -176,8 +176,9 @@ class Host(Generic[State]):
         """Start, go on from the checkpoint, or rejoin those who have begun."""
         peers = self.peers
         has_rejoined = peers.must_rejoin
-        if has_rejoined and peers.is_resumed:
-            # What it knows is too old; its parameters are better than the initial ones.
+        if has_rejoined:
+            # What it knows is too old; its parameters are better than the initial ones. Some
+            # may have begun with the life that it had until now, and wait for what it sends.
             self.state = self._algorithm.init(self.rank, self.state.estimate)
             self._alarms, self._pending = Alarms(), []
             self._ending.has_finished = False

@@ -70,6 +70,7 @@ class Peer:
         is_lost: The algorithm was told so, or will be when it starts.
         heard_at: When the last message of the algorithm came.
         num_gaps: How many statuses in a row told of more messages than have come.
+        has_lost_some: A message has come, and one before it has not.
     """
 
     log: SentLog
@@ -86,6 +87,7 @@ class Peer:
     is_lost: bool = False
     heard_at: Seconds = 0.0
     num_gaps: int = 0
+    has_lost_some: bool = False
 
     def turn_to(self, life: Life) -> None:
         """Number messages anew if this is another life."""
@@ -96,6 +98,7 @@ class Peer:
     def count_anew(self) -> None:
         """Nothing was sent, or received, yet."""
         self.sent = self.received = self.kept = self.num_gaps = 0
+        self.has_lost_some = False
         self.log = SentLog(max_bytes=self.log.max_bytes)
 
 
@@ -177,7 +180,7 @@ class Peers:
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
-        peer.is_lost = True
+        peer.is_lost, peer.has_lost_some = True, False
         return [WorkerLost(rank)]
 
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
@@ -211,7 +214,8 @@ class Peers:
         Messages and statuses arrive in the order sent. The first status of one that is resumed
         comes before what it sends again.
         """
-        return [rank for rank in self.active if self[rank].num_gaps > 1]
+        peers = {rank: self[rank] for rank in self.active}
+        return [rank for rank, p in peers.items() if p.has_lost_some or p.num_gaps > 1]
 
     # Beginning.
 
@@ -356,6 +360,7 @@ class Peers:
                     peer.sent,
                     peer.received,
                     peer.is_lost,
+                    peer.has_lost_some,
                     list(peer.log.entries),
                 ]
                 for rank, peer in self
@@ -370,10 +375,15 @@ class Peers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
         self.life, self.is_resumed = state["life"], True
-        for rank, (known_life, life, sent, received, is_lost, log) in state["peers"].items():
+        for rank, kept in state["peers"].items():
+            known_life, life, sent, received, is_lost, has_lost_some, log = kept
             peer = self[rank]
             peer.turn_to(life)
-            peer.known_life, peer.is_lost = known_life, is_lost
+            peer.known_life, peer.is_lost, peer.has_lost_some = (
+                known_life,
+                is_lost,
+                has_lost_some,
+            )
             peer.sent, peer.received, peer.kept = sent, received, received
             for number, message in log:
                 peer.log.add(number, message)

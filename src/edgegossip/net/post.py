@@ -187,6 +187,7 @@ class Post:
         if envelope.number <= peer.received:
             return []  # sent again by one that was resumed
         if number := envelope.number - peer.received - 1:
+            peer.has_lost_some = True
             detail = "it never arrived, or was refused"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
