@@ -130,7 +130,7 @@ def draw_world(seed: int, name: str | None = None) -> World:
     draw = random.Random(seed)
     name = name or [*ALL][seed % len(ALL)]
     slowest = draw.choice([1, 2, 8])
-    step_seconds = tuple(0.05 * slowest ** draw.random() for _ in range(NUM_WORKERS))
+    step_seconds = tuple(0.15 * slowest ** draw.random() for _ in range(NUM_WORKERS))
     bad = draw.random()
     wire = Wire(
         latency=(0.001, draw.choice([0.005, 0.05, 0.3])),
@@ -145,7 +145,7 @@ def draw_world(seed: int, name: str | None = None) -> World:
     return World(
         seed=seed,
         name=name,
-        algorithm=_longer(ALL[name], draw.randint(2, 4)),
+        algorithm=longer(ALL[name], draw.randint(1, 2)),
         step_seconds=step_seconds,
         start_at=draw_starts(draw),
         wire=wire,
@@ -158,12 +158,12 @@ def draw_world(seed: int, name: str | None = None) -> World:
     )
 
 
-def _longer(algorithm: Algorithm[Any], factor: int) -> Algorithm[Any]:
+def longer(algorithm: Algorithm[Any], factor: int) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
-        return replace(algorithm, inner=_longer(algorithm.inner, factor))
+        return replace(algorithm, inner=longer(algorithm.inner, factor))
     varied: Any = algorithm
-    longer: Algorithm[Any] = replace(varied, num_rounds=factor * varied.num_rounds)
-    return longer
+    found: Algorithm[Any] = replace(varied, num_rounds=factor * varied.num_rounds)
+    return found
 
 
 def draw_starts(draw: random.Random) -> tuple[Seconds, ...]:
@@ -463,6 +463,15 @@ def require_progress(run: Run) -> None:
                     f"worker {rank} stood still from {before:.2f} to {after:.2f} s: "
                     f"{after - before:.2f} s, allowed {allowed:.2f}"
                 )
+
+
+def longest_pause(run: Run, ranks: Sequence[Rank], after: Seconds) -> Seconds:
+    """The longest time that one of `ranks` stood still, counted from `after` on."""
+    return max(
+        max(0.0, end - max(start, after))
+        for rank in ranks
+        for start, end in pairwise(run.watcher.moments[rank])
+    )
 
 
 def require_joining(run: Run) -> None:
