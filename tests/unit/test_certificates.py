@@ -61,10 +61,12 @@ def test_a_worker_can_listen_and_connect_but_not_sign(folder: Path) -> None:
 
 def test_names_and_addresses_of_the_machine_are_in_the_certificate(folder: Path) -> None:
     [path] = issue(folder, [1], ["pi.local", "10.0.0.3", "fe80::1", "bücher.example"])
-    extension = load_certificate(path).extensions
+    certificate = load_certificate(path)
+    extension = certificate.extensions
     names = extension.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [
         "worker-1",
+        f"{certificate.serial_number:x}.edgegossip",
         "pi.local",
         "xn--bcher-kva.example",
     ]

@@ -38,6 +38,7 @@ def test_folder_and_days_can_be_chosen() -> None:
         "ca-key.pem",
         "worker-0.pem",
         "worker-0-key.pem",
+        "issued.pem",
     }
 
 
@@ -50,8 +51,8 @@ def test_what_exists_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "certs needs one of: init, issue"),
-        (["--out", "x"], "certs needs one of: init, issue"),
+        ([], "certs needs one of: init, issue, revoke, list"),
+        (["--out", "x"], "certs needs one of: init, issue, revoke, list"),
         (["isseu"], "unknown command of certs 'isseu'.*did you mean 'issue'"),
         (["init", "--days", "0"], "days must be in 1"),
         (["issue"], "certs issue needs a worker: --rank R"),

@@ -13,7 +13,7 @@ import pytest
 from edgegossip.core.errors import NetworkError
 from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.tls import TLS, load_tls, require_tls, zenoh_security
+from edgegossip.net.tls import TLS, load_tls, require_tls
 
 NOW = datetime.now(UTC)
 
@@ -41,7 +41,7 @@ def copy_of_authority(folder: Path, name: str) -> Path:
 def test_files_of_the_right_worker_are_accepted_without_a_word(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    end = TLS.from_folder(folder, 1).check(1)
+    end = TLS.from_folder(folder, 1).check(1).identity.end
     assert abs(end - NOW - timedelta(days=365)) < timedelta(hours=1)
     assert caplog.records == []
 
@@ -165,17 +165,3 @@ def test_files_are_looked_at_before_anything_is_opened(folder: Path) -> None:
     assert load_tls(None, 1) is None
     with pytest.raises(NetworkError, match=r"worker-7\.pem is not there.*issue --rank 7"):
         load_tls(folder, 7)
-
-
-# What zenoh is told.
-
-
-def test_zenoh_finds_the_files_from_any_working_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    tls = zenoh_security(TLS.from_folder(Path(), 1), "r", 2)["transport/link/tls"]
-    assert isinstance(tls, dict)
-    assert {value for value in tls.values() if isinstance(value, str)} == {
-        str(folder.resolve() / name) for name in ("ca.pem", "worker-1.pem", "worker-1-key.pem")
-    }
