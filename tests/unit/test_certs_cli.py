@@ -42,6 +42,31 @@ def test_folder_and_days_can_be_chosen() -> None:
     }
 
 
+def test_certificates_are_taken_back_and_others_put_in_their_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    certs_command(["init"])
+    certs_command(["issue", "--rank", "0", "--rank", "1", "--router"])
+    certs_command(["revoke", "--rank", "1", "--router"])
+    certs_command(["issue", "--rank", "1", "--run", "night", "--replace"])
+    TLS.from_folder(Path("certs"), 1).check(1, ["night"])
+    capsys.readouterr()
+    assert certs_command(["list"]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    names = [(name, state) for name, _, state, *_ in table]
+    assert names == [
+        ("worker-0", "until"),
+        ("worker-1", "revoked"),
+        ("edgegossip-router", "revoked"),
+        ("worker-1@night", "until"),
+    ]
+    serial = table[-1][1]
+    assert certs_command(["revoke", "--serial", serial.upper()]) == 0
+    printed = capsys.readouterr().out
+    assert f"{serial}: revoked" in printed
+    assert "revoked.pem: for every machine" in printed
+
+
 def test_what_exists_is_a_failure() -> None:
     certs_command(["init"])
     with pytest.raises(NetworkError, match=r"ca\.pem exists and is left as it is"):
@@ -57,6 +82,12 @@ def test_what_exists_is_a_failure() -> None:
         (["init", "--days", "0"], "days must be in 1"),
         (["issue"], "certs issue needs a worker: --rank R"),
         (["issue", "--rank", "-1"], "ranks must be different and at least 0"),
+        (["issue", "--rank", "0", "--run", "a b"], "run must have 1 to 40 letters, digits"),
+        (["revoke"], "certs revoke needs --rank R, --router or --serial NUMBER"),
+        (
+            ["revoke", "--serial", "x"],
+            "a serial number has 1 to 40 hexadecimal digits, got 'x'",
+        ),
         (["issue", "--rank", "0", "--host", "tls/pi:1"], "host must be a name or"),
     ],
     ids=" ".join,

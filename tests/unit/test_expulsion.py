@@ -78,18 +78,19 @@ class Machines:
         incarnation: Incarnation | None = None,
     ) -> Member:
         """Worker `rank`, which calls those of lower rank, or given ones, or a router."""
-        listen: tuple[str, ...] = (self.endpoints[rank],)
         if isinstance(connect, str):
-            listen, called = (), (connect,)
+            address = Address(connect=(connect,))
         else:
-            called = tuple(
-                self.endpoints[r] for r in (range(rank) if connect is None else connect)
+            called = range(rank) if connect is None else connect
+            address = Address(
+                listen=(self.endpoints[rank],),
+                connect=tuple(self.endpoints[other] for other in called),
             )
         transport = ZenohTransport(
             run=run,
             rank=rank,
             num_workers=NUM_WORKERS,
-            address=Address(listen=listen, connect=called),
+            address=address,
             incarnation=100 + rank if incarnation is None else incarnation,
             security=TLS.from_folder(folder or self.folder(rank), rank, banned),
         )
@@ -98,8 +99,7 @@ class Machines:
 
     def open_all(self, connect: str | None = None) -> list[Member]:
         members = [self.open(rank, connect) for rank in range(NUM_WORKERS)]
-        for member in members:
-            member.settle(*({*range(NUM_WORKERS)} - {member.rank}))
+        meet(*members)
         return members
 
     def router(self, run_names: Sequence[str] = ()) -> str:
@@ -134,6 +134,12 @@ def machines(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch)
     return Machines(tmp_path, opened)
 
 
+def meet(*members: Member) -> None:
+    """Wait until all of `members` see each other, and nobody else."""
+    for member in members:
+        member.settle(*(other.rank for other in members if other is not member))
+
+
 def exchange(a: Member, b: Member) -> None:
     """Send both ways, and wait until it has arrived."""
     for sender, receiver in ((a, b), (b, a)):
@@ -166,7 +172,7 @@ def test_a_revoked_worker_is_out_and_the_others_exchange(
     third.settle()
     assert time.monotonic() - begin < 2
     wait_for_renewals(caplog, 2)
-    first.settle(1), second.settle(0)
+    meet(first, second)
     exchange(first, second)
     # It has called all the time.
     assert third.events.is_empty
@@ -186,7 +192,7 @@ def test_a_revoked_certificate_gets_no_link_whoever_calls(
     assert is_refused(machines.endpoints[0], old, 2)
     # Later, and yet there is a link.
     second = machines.open(1)
-    first.settle(1), second.settle(0)
+    meet(first, second)
     exchange(first, second)
     assert called.session.info.links() == calling.session.info.links() == []
 
@@ -200,8 +206,7 @@ def test_a_certificate_in_the_place_of_a_revoked_one_is_good(
     new = give(machines.authority, tmp_path / "new", 2)
     first, second = machines.open(0), machines.open(1)
     third = machines.open(2, folder=new)
-    for member, others in ((first, (1, 2)), (second, (0, 2)), (third, (0, 1))):
-        member.settle(*others)
+    meet(first, second, third)
     exchange(first, third)
     assert is_refused(machines.endpoints[0], old, 2)
 
@@ -213,7 +218,8 @@ def test_who_has_not_the_list_yet_brings_nobody_back(
     machines.revoke(2, tell=[0])
     wait_for_renewals(caplog, 1)
     # Worker 1 tells the others about each other.
-    first.settle(1), second.settle(0, 2), third.settle(1)
+    for member, others in ((first, [1]), (second, [0, 2]), (third, [1])):
+        member.settle(*others)
     exchange(first, second)
     exchange(second, third)
     third.transport.send(0, [b"through 1"])
@@ -225,16 +231,19 @@ def test_one_without_the_authority_bans_a_certificate(machines: Machines) -> Non
     first = machines.open(0, banned=[banned])
     assert is_refused(machines.endpoints[0], machines.folder(2), 2)
     second, third = machines.open(1), machines.open(2)
-    first.settle(1), second.settle(0, 2), third.settle(1)
+    for member, others in ((first, [1]), (second, [0, 2]), (third, [1])):
+        member.settle(*others)
     exchange(first, second)
 
 
+@pytest.mark.slow
 def test_a_router_expels_too(machines: Machines, caplog: pytest.LogCaptureFixture) -> None:
     endpoint = machines.router()
     first, second, third = machines.open_all(endpoint)
     machines.revoke(2, tell=[None])
     wait_for_renewals(caplog, 1)
-    first.settle(1), second.settle(0), third.settle()
+    meet(first, second)
+    third.settle()
     exchange(first, second)
     assert is_refused(endpoint, machines.folder(2), 2)
 
@@ -244,7 +253,7 @@ def test_a_damaged_list_lets_nobody_back_in(
 ) -> None:
     machines.revoke(2, tell=[0])
     first, second = machines.open(0), machines.open(1)
-    first.settle(1), second.settle(0)
+    meet(first, second)
     (machines.folder(0) / "revoked.pem").write_text("damaged")
     wait_until(lambda: "what was revoked before stays so" in caplog.text)
     assert is_refused(machines.endpoints[0], machines.folder(2), 2)
@@ -261,24 +270,23 @@ def test_a_new_certificate_is_shown_by_a_running_worker(
     issue(machines.authority, [1], days=9, replace=True)
     give(machines.authority, machines.folder(1), 1)
     wait_for_renewals(caplog, 1)
-    for member, others in ((first, (1, 2)), (second, (0, 2)), (third, (0, 1))):
-        member.settle(*others)
+    meet(first, second, third)
     exchange(first, second)
     exchange(second, third)
     # The old one can be revoked now.
     revoke(machines.authority, serials=[issued(machines.authority)[1].serial_number])
     tell_revoked(machines.authority, *(machines.folder(rank) for rank in range(NUM_WORKERS)))
     wait_for_renewals(caplog, 4)
-    for member, others in ((first, (1, 2)), (second, (0, 2)), (third, (0, 1))):
-        member.settle(*others)
+    meet(first, second, third)
     exchange(first, second)
     assert caplog.text.count("this is worker-1 until") == 2
 
 
+@pytest.mark.slow
 def test_a_new_authority_takes_over_in_three_steps(
     machines: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second, _ = machines.open_all()
+    first, second, third = machines.open_all()
     new = tmp_path / "new"
     make_authority(new)
     issue(new, range(NUM_WORKERS))
@@ -296,7 +304,7 @@ def test_a_new_authority_takes_over_in_three_steps(
             # One after the other: all can talk to all at any time.
             renewals += 1
             wait_for_renewals(caplog, renewals)
-            first.settle(1, 2), second.settle(0, 2)
+            meet(first, second, third)
             exchange(first, second)
     issue(machines.authority, [2], replace=True)
     old = give(machines.authority, tmp_path / "old", 2)
@@ -304,6 +312,7 @@ def test_a_new_authority_takes_over_in_three_steps(
     assert is_refused(machines.endpoints[0], old, 2)
 
 
+@pytest.mark.slow
 def test_a_frame_under_way_arrives_before_links_are_opened_anew(machines: Machines) -> None:
     first, second, _ = machines.open_all()
     issue(machines.authority, [1], replace=True)
@@ -330,7 +339,7 @@ def test_a_certificate_of_a_run_is_good_in_it_beside_others(
     bound = bind(machines, 1, "night", tmp_path / "bound")
     first = machines.open(0, run=f"night:{RUN}")
     second = machines.open(1, run=f"night:{RUN}", folder=bound)
-    first.settle(1), second.settle(0)
+    meet(first, second)
     exchange(first, second)
 
 
@@ -342,7 +351,7 @@ def test_a_certificate_of_another_run_gets_nothing_through(
     with pytest.raises(NetworkError, match="good only in runs named 'night'"):
         machines.open(2, run=run, folder=bound)
     first, second = machines.open(0, run=run), machines.open(1, run=run)
-    first.settle(1), second.settle(0)
+    meet(first, second)
     impostor = Worker(bound, 2, *machines.endpoints[:2], run=run, is_careful=False)
     opened.callback(impostor.session.close)
     for member in (first, second):
@@ -359,6 +368,7 @@ def test_a_certificate_of_another_run_gets_nothing_through(
     assert {*impostor.alive} == {"/alive/2/7"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("known", "is_passed"), [(["night"], True), ([], False)])
 def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
     machines: Machines,
@@ -373,7 +383,7 @@ def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
     first = machines.open(0, endpoint, f"night:{RUN}")
     second = machines.open(1, endpoint, f"night:{RUN}", folder=bound)
     if is_passed:
-        first.settle(1), second.settle(0)
+        meet(first, second)
         exchange(first, second)
     else:
         wait_until(lambda: "nothing passes: a link from 'worker-1@night'" in caplog.text)
@@ -382,7 +392,7 @@ def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
     impostor = Worker(bound, 1, endpoint, run=f"day:{RUN}", is_careful=False)
     opened.callback(impostor.session.close)
     own = machines.open(0, endpoint, f"day:{RUN}")
-    day.settle(0), own.settle(2)
+    meet(day, own)
     impostor.watch("**")
     impostor.send(2, b"garbage")
     exchange(day, own)
@@ -390,6 +400,7 @@ def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
     assert 1 not in day.here
 
 
+@pytest.mark.slow
 def test_a_bound_router_serves_its_run_only(machines: Machines, tmp_path: Path) -> None:
     issue(machines.authority, [None], run_name="night", replace=True)
     give(machines.authority, machines.folder(None), None)
@@ -397,7 +408,7 @@ def test_a_bound_router_serves_its_run_only(machines: Machines, tmp_path: Path) 
         machines.router()
     endpoint = machines.router(["night"])
     ends = [machines.open(rank, endpoint, f"night:{RUN}") for rank in range(2)]
-    ends[0].settle(1), ends[1].settle(0)
+    meet(*ends)
     exchange(*ends)
     first = machines.open(0, endpoint, f"day:{RUN}")
     kind, _, reason = first.events.next()

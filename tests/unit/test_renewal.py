@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.certificate_folders import give, put, tell_revoked
@@ -88,12 +89,8 @@ def test_a_certificate_is_used_when_its_time_has_come(
     give(authority, folder, 1)
     assert watching.look() is None
 
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:
-            return NOW + timedelta(days=2)
-
-    monkeypatch.setattr("edgegossip.net.tls.datetime", Later)
+    later = SimpleNamespace(now=lambda _: NOW + timedelta(days=2))
+    monkeypatch.setattr("edgegossip.net.tls.datetime", later)
     after = watching.look()
     assert after is not None
     assert after.identity.holder == issued(authority)[-1]
