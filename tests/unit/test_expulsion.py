@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.certificate_folders import give, put, tell_revoked
+from tests.small_runs import small_run
 from tests.transports import Recorder, free_ports
 from tests.unit.test_access_control import RUN, Worker, wait_until
+from tests.worker_threads import Crew
 
+from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
+from edgegossip.core.topology import ring
+from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, issued, load_certificate, make_authority
 from edgegossip.net.probe import probe
@@ -23,6 +33,7 @@ from edgegossip.net.router import Router
 from edgegossip.net.tls import TLS
 from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.sim.platform import Platform
 
 NUM_WORKERS = 3
 REFUSED = "it refuses our certificate"
@@ -68,7 +79,7 @@ class Machines:
         folder = self._folder / str(rank)
         return folder if folder.exists() else give(self.authority, folder, rank)
 
-    def open(
+    def transport(
         self,
         rank: Rank,
         connect: Sequence[Rank] | str | None = None,
@@ -76,8 +87,8 @@ class Machines:
         banned: Sequence[int] = (),
         folder: Path | None = None,
         incarnation: Incarnation | None = None,
-    ) -> Member:
-        """Worker `rank`, which calls those of lower rank, or given ones, or a router."""
+    ) -> ZenohTransport:
+        """Worker `rank`'s, which calls those of lower rank, or given ones, or a router."""
         if isinstance(connect, str):
             address = Address(connect=(connect,))
         else:
@@ -95,7 +106,11 @@ class Machines:
             security=TLS.from_folder(folder or self.folder(rank), rank, banned),
         )
         self._opened.callback(transport.close)
-        return Member(rank, transport)
+        return transport
+
+    def open(self, rank: Rank, *where: Any, **how: Any) -> Member:  # noqa: ANN401
+        """As `transport`, which it opens."""
+        return Member(rank, self.transport(rank, *where, **how))
 
     def open_all(self, connect: str | None = None) -> list[Member]:
         members = [self.open(rank, connect) for rank in range(NUM_WORKERS)]
@@ -258,6 +273,66 @@ def test_a_damaged_list_lets_nobody_back_in(
     wait_until(lambda: "what was revoked before stays so" in caplog.text)
     assert is_refused(machines.endpoints[0], machines.folder(2), 2)
     exchange(first, second)
+
+
+def test_a_tls_session_from_before_is_not_taken_up_again(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    machines.open(0)
+    host, _, port = machines.endpoints[0].removeprefix("tls/").rpartition(":")
+    tls = TLS.from_folder(machines.folder(2), 2)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(tls.ca)
+    context.load_cert_chain(tls.certificate, tls.key)
+
+    def call(session: ssl.SSLSession | None) -> tuple[bool | None, ssl.SSLSession | None]:
+        plain = socket.create_connection((host, int(port)))
+        with context.wrap_socket(plain, server_hostname=host, session=session) as encrypted:
+            encrypted.settimeout(0.1)
+            with suppress(TimeoutError):  # it is content
+                encrypted.recv(1)
+            return encrypted.session_reused, encrypted.session
+
+    _, session = call(None)
+    is_reused, session = call(session)
+    assert is_reused
+    machines.revoke(2, tell=[0])
+    wait_for_renewals(caplog, 1)
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_UNKNOWN"):
+        call(session)
+
+
+def sent_to(crew: Crew, rank: Rank) -> list[Rank]:
+    """To whom worker `rank` has sent, one after another."""
+    log = crew.folder(rank) / "events.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    # The last one may be under way.
+    events = [json.loads(line) for line in lines if line.endswith("}")]
+    return [to for each in events if each["type"] == "sent" for to in each["receivers"]]
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_the_revoked_and_with_the_renewed(
+    machines: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gossip = Gossip(topology=ring(NUM_WORKERS), num_rounds=10**6)
+    platforms = (Platform(throughput=100.0),) * NUM_WORKERS
+    experiment = replace(small_run(), algorithm=gossip, platforms=platforms)
+    crew = Crew(tmp_path / "run")
+    crew.network = machines  # type: ignore[assignment]
+    settings = WorkerSettings(meet_seconds=20, max_seconds=3)
+    crew.start(experiment, *range(NUM_WORKERS), settings=settings)
+    wait_until(lambda: sent_to(crew, 2), 30)
+    issue(machines.authority, [1], replace=True)
+    give(machines.authority, machines.folder(1), 1)
+    wait_for_renewals(caplog, 1)
+    machines.revoke(2, tell=[0, 1])
+    wait_for_renewals(caplog, 3)
+    assert crew.join(*range(NUM_WORKERS)) == ["time limit"] * NUM_WORKERS
+    assert {*sent_to(crew, 0)[-50:]} == {1}
+    assert {*sent_to(crew, 1)[-50:]} == {0}
+    assert {*sent_to(crew, 0)} == {1, 2}  # before
 
 
 # New certificates.
