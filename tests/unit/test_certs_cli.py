@@ -63,8 +63,18 @@ def test_certificates_are_taken_back_and_others_put_in_their_place(
     serial = table[-1][1]
     assert certs_command(["revoke", "--serial", serial.upper()]) == 0
     printed = capsys.readouterr().out
-    assert f"{serial}: revoked" in printed
+    assert f"{serial}: revoked\n" in printed
+    assert "not issued here" not in printed
     assert "revoked.pem: for every machine" in printed
+
+
+def test_a_certificate_that_was_not_issued_here_is_revoked_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    certs_command(["init"])
+    certs_command(["revoke", "--serial", "BE:EF"])
+    printed = capsys.readouterr().out
+    assert "not issued here, so refused only if it has the name beef.edgegossip" in printed
 
 
 def test_what_exists_is_a_failure() -> None:

@@ -185,7 +185,7 @@ def test_a_revoked_worker_is_out_and_the_others_exchange(
     begin = time.monotonic()
     machines.revoke(2, tell=[0, 1])
     third.settle()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 5
     wait_for_renewals(caplog, 2)
     meet(first, second)
     exchange(first, second)

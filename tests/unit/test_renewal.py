@@ -29,7 +29,7 @@ def authority(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(authority: Path, tmp_path: Path) -> Path:
-    """What is on the machine of worker 1."""
+    """The machine of worker 1."""
     return give(authority, tmp_path / "one", 1)
 
 
@@ -38,7 +38,7 @@ def watch(folder: Path) -> CertificateWatch:
 
 
 def looks(watch: CertificateWatch, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log says after several looks, which find nothing to use."""
+    """Messages in the log after several looks, which find nothing to use."""
     assert [watch.look() for _ in range(6)] == [None] * 6
     return caplog.messages
 
@@ -134,6 +134,19 @@ def test_the_last_good_list_stays_in_force(
     assert message.startswith("what was revoked before stays so, and nothing else: ")
     assert reason in message
     assert watching.current is before
+
+
+def test_warnings_are_not_repeated_while_a_list_is_damaged(
+    authority: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watching = watch(folder)
+    (folder / "worker-1-key.pem").chmod(0o640)
+    list_path(folder).write_text("damaged")
+    assert len(looks(watching, caplog)) == 1
+    issue(authority, [1], days=3, replace=True)
+    give(authority, folder, 1)
+    assert watching.look() is not None
+    assert "expires on" in caplog.messages[-1]
 
 
 def test_a_new_certificate_is_used_beside_a_damaged_list_and_a_list_beside_a_damaged_one(

@@ -45,7 +45,7 @@ def serial(folder: Path, rank: int) -> int:
 
 
 def read(folder: Path, *others: Path, in_force: Revocations | None = None) -> Revocations:
-    """What the list in `folder` says to somebody who trusts its authority, and `others`."""
+    """The list in `folder`, for somebody who trusts its authority and those of `others`."""
     path = list_path(folder)
     authorities = [load_certificate(each / "ca.pem") for each in (folder, *others)]
     return parse_lists(path.read_bytes() if path.exists() else b"", path, authorities, in_force)

@@ -17,6 +17,7 @@ from edgegossip.net.certificates import (
     issued,
     make_authority,
     parse_serial,
+    serial_name,
 )
 from edgegossip.net.revocation import list_path, revoke, revoked_serials
 
@@ -104,8 +105,14 @@ class Revoke:
         if not (self.rank or self.router or self.serial):
             raise UsageError("certs revoke needs --rank R, --router or --serial NUMBER")
         holders = (*self.rank, None) if self.router else self.rank
+        known = {each.serial_number for each in issued(self.out)}
         for serial in revoke(self.out, holders, [parse_serial(each) for each in self.serial]):
             print(f"{serial:x}: revoked")
+            if serial not in known:
+                print(
+                    "  not issued here, so refused only if it has the name "
+                    f"{serial_name(serial)}"
+                )
         print(
             f"{list_path(self.out)}: for every machine, beside ca.pem; running workers see it"
         )

@@ -151,9 +151,12 @@ def _network(options: Doctor) -> Iterator[Finding]:
     if options.tls is not None:
         tls = TLS.from_folder(options.tls, options.rank)
         try:
-            identity = tls.check(options.rank).identity
+            credentials = tls.check(options.rank)
+            identity, revocations = credentials.identity, credentials.revocations.values()
             name = common_name(identity.holder.subject)
+            revoked = sum(len(each.serials) for each in revocations)
             detail = f"{tls.certificate} is {name}'s until {identity.end:%Y-%m-%d}"
+            detail += f"; {revoked} others are revoked"
             yield Finding("TLS", "ok", detail, was_asked_for=True)
         except NetworkError as error:
             yield Finding("TLS", "failed", str(error), was_asked_for=True)

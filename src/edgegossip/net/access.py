@@ -1,4 +1,4 @@
-"""What zenoh lets through on each link: what belongs to the rank in a certificate."""
+"""Access control on each link: nothing passes but what belongs to the rank in a certificate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Rule: TypeAlias = dict[str, object]
 
 
 class _Keys(NamedTuple):
-    """Parts of keys, of runs: whose messages pass, and whose signs of life."""
+    """The runs, as parts of keys, whose messages pass, and whose signs of life."""
 
     data_runs: tuple[str, ...]
     alive_runs: tuple[str, ...]
@@ -75,8 +75,8 @@ def zenoh_security(
         run: Name of the run in the keys, or "*" for all of a router: messages go to
             `edgegossip/RUN/data/RECEIVER/SENDER`, tokens are `edgegossip/RUN/alive/RANK/N`.
         num_workers: Of the run.
-        run_names: Of a router: names of runs whose bound certificates count. A worker has one
-            run only.
+        run_names: Names of runs whose bound certificates count, for a router. A worker has
+            one run only.
 
     Returns:
         By the key in zenoh's configuration, what to insert there.

@@ -71,6 +71,8 @@ class CertificateWatch:
         if after == before:
             return None
         self.current = after
+        if after.identity != before.identity:
+            self.tls.warn(after.identity)
         if after.is_revoked:
             _LOG.error("%s has been revoked; others close their links", self.tls.certificate)
         return after

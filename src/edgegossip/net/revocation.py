@@ -42,7 +42,7 @@ _MOST_BYTES = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """What one authority has revoked.
+    """Certificates that one authority has revoked.
 
     Args:
         number: Of its list, which grows from one to the next; 0 if it has none.
@@ -58,7 +58,7 @@ Revocations: TypeAlias = Mapping[bytes, Revoked]
 
 
 def authority_id(authority: x509.Certificate) -> bytes:
-    """What is the same in all certificates of an authority: its name and its key."""
+    """Name and key of an authority, which are the same in all its certificates."""
     key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return authority.subject.public_bytes() + key
 

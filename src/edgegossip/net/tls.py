@@ -41,7 +41,7 @@ _SOON = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class IdentityFiles:
-    """What the files of a worker or router say: contents that were found good.
+    """Contents of the files of a worker or router, which were found good.
 
     Args:
         ca: Certificates of the authorities, in PEM.
@@ -69,7 +69,7 @@ class IdentityFiles:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """By what a worker or router shows who it is, and knows others.
+    """Means by which a worker or router shows who it is, and knows others.
 
     Args:
         identity: Contents of its files.
@@ -159,6 +159,7 @@ class TLS:
                 revoked ones was not made by an authority in `ca`.
         """
         identity = self.identity(rank, run_names)
+        self.warn(identity)
         credentials = Credentials(identity, self.revocations(identity), self.banned)
         if credentials.is_revoked:
             raise NetworkError(
@@ -169,7 +170,7 @@ class TLS:
         return credentials
 
     def contents(self) -> list[bytes | None]:
-        """What is in the files, whatever it is; None for those that cannot be read."""
+        """Contents of the files, good or not; None for those that cannot be read."""
         contents: list[bytes | None] = []
         for path in (self.ca, self.certificate, self.key, self.revoked):
             try:
@@ -208,7 +209,6 @@ class TLS:
             raise NetworkError(
                 f"{self.key} is not the key of {self.certificate}; copy both from one place"
             )
-        self._warn(end, now)
         return identity
 
     def revocations(
@@ -255,7 +255,8 @@ class TLS:
                 "one authority"
             )
 
-    def _warn(self, end: datetime, now: datetime) -> None:
+    def warn(self, identity: IdentityFiles) -> None:
+        """Log what is not wrong and yet is not good; see `check`."""
         if self.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             _LOG.warning(
                 "other users of this machine may read %s, and then take its place; "
@@ -263,11 +264,11 @@ class TLS:
                 self.key,
                 self.key,
             )
-        if end - now < _SOON:
+        if identity.end - datetime.now(UTC) < _SOON:
             _LOG.warning(
                 "%s expires on %s, and links close then; put another in its place before",
                 self.certificate,
-                _moment(end),
+                _moment(identity.end),
             )
 
 
