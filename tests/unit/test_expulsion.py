@@ -439,8 +439,8 @@ def test_a_certificate_of_another_run_gets_nothing_through(
     first.transport.send(2, [b"secret"])
     exchange(first, second)
     exchange(first, second)
-    assert {payload for _, payload in impostor.received} == {b"forged"}  # its own
-    assert {*impostor.alive} == {"/alive/2/7"}
+    assert {payload for _, payload in impostor.received} <= {b"forged"}  # its own
+    assert {*impostor.alive} <= {"/alive/2/7"}
 
 
 @pytest.mark.slow
@@ -471,7 +471,7 @@ def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
     impostor.watch("**")
     impostor.send(2, b"garbage")
     exchange(day, own)
-    assert {payload for _, payload in impostor.received} == {b"garbage"}  # its own
+    assert {payload for _, payload in impostor.received} <= {b"garbage"}  # its own
     assert 1 not in day.here
 
 

@@ -150,7 +150,8 @@ class RenewedSession:
         session, self._session = self._session, None
         if session is None:
             return
-        self._leave()
+        with suppress(zenoh.ZError):
+            self._leave()
         with suppress(zenoh.ZError):  # a link is stuck, and goes with the process
             session.close()  # type: ignore[no-untyped-call]
 

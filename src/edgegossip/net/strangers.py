@@ -41,7 +41,7 @@ def report_strangers(
         session: That of a worker.
         run: Its run's name in the keys.
         num_workers: Of the run.
-        holders: Of certificates that take part, by their common names.
+        holders: Ranks of the certificates that take part, by common name.
         refused: Called once for each stranger.
     """
     report_links(session, holders, lambda reason: refused(None, reason))
@@ -70,7 +70,7 @@ def report_links(
 
     Args:
         session: That of a worker or a router.
-        holders: Of certificates that take part, by their common names.
+        holders: Ranks of the certificates that take part, by common name.
         refused: Told what was wrong.
     """
     num_workers = len({rank for rank in holders.values() if rank is not None})

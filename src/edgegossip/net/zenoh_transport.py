@@ -122,15 +122,14 @@ class ZenohTransport:
             f"{self._prefix}/data/{self.rank}/{rank}": peer
             for rank, peer in self._peers.items()
         }
-        session = RenewedSession(
+        self._session = RenewedSession(
             self._open_session,
             enter=self._enter,
             leave=self._leave,
             lost=self._lose,
             watch=watch,
         )
-        session.open()
-        self._session = session
+        self._session.open()
 
     def _open_session(self, credentials: Credentials | None) -> zenoh.Session:
         settings = self._settings
