@@ -237,8 +237,6 @@ def test_who_has_not_the_list_yet_brings_nobody_back(
         member.settle(*others)
     exchange(first, second)
     exchange(second, third)
-    third.transport.send(0, [b"through 1"])
-    assert first.events.is_empty
 
 
 def test_one_without_the_authority_bans_a_certificate(machines: Machines) -> None:
