@@ -18,10 +18,11 @@ import zenoh
 
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
+from edgegossip.net.access import known_holders, zenoh_security
 from edgegossip.net.certificates import issue, make_authority
 from edgegossip.net.probe import probe
 from edgegossip.net.strangers import report_strangers
-from edgegossip.net.tls import TLS, zenoh_security
+from edgegossip.net.tls import TLS
 
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"
@@ -54,6 +55,7 @@ class Worker:
         run: Name of its run.
         is_careful: Whether it has access control itself; whoever means harm has not.
         zenoh_id: Of its session; by default random.
+        mode: Of its session.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class Worker:
         run: str = RUN,
         is_careful: bool = True,
         zenoh_id: object = None,
+        mode: str = "peer",
     ) -> None:
         self.rank, self.prefix = rank, f"edgegossip/{run}"
         self.endpoint = f"tls/127.0.0.1:{free_port()}"
-        security = zenoh_security(TLS.from_folder(folder, rank), run, NUM_WORKERS)
+        security = zenoh_security(TLS.from_folder(folder, rank).check(rank), run, NUM_WORKERS)
         if not is_careful:
             del security["access_control"]
         config = zenoh.Config()
@@ -75,7 +78,7 @@ class Worker:
             security["id"] = str(zenoh_id)
         for key, value in {
             **security,
-            "mode": "peer",
+            "mode": mode,
             "scouting/multicast/enabled": False,
             "scouting/delay": 0,
             # Off where another machine takes part; it would keep impostors out by chance.
@@ -283,7 +286,11 @@ def test_strangers_with_a_good_certificate_are_reported_once_and_have_no_part(
 ) -> None:
     reports: list[tuple[Rank | None, str]] = []
     report_strangers(
-        pair[0].session, RUN, NUM_WORKERS, lambda rank, reason: reports.append((rank, reason))
+        pair[0].session,
+        RUN,
+        NUM_WORKERS,
+        known_holders(NUM_WORKERS, [RUN]),
+        lambda rank, reason: reports.append((rank, reason)),
     )
     stranger = Worker(folder, rank, pair[0].endpoint, run=run, is_careful=False)
     opened.callback(stranger.session.close)
@@ -306,11 +313,12 @@ LISTENER = """
 import json, sys, zenoh
 from pathlib import Path
 from edgegossip.net.strangers import log_refused_connections
-from edgegossip.net.tls import TLS, zenoh_security
+from edgegossip.net.access import zenoh_security
+from edgegossip.net.tls import TLS
 folder, port = Path(sys.argv[1]), sys.argv[2]
 log_refused_connections()
 config = zenoh.Config()
-settings = zenoh_security(TLS.from_folder(folder, 0), "r", 3) | {
+settings = zenoh_security(TLS.from_folder(folder, 0).check(0), "r", 3) | {
     "mode": "peer", "scouting/multicast/enabled": False,
     "listen/endpoints": ["tls/127.0.0.1:" + port],
 }

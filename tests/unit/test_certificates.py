@@ -18,6 +18,7 @@ from edgegossip.net.certificates import (
     holder_paths,
     is_pair,
     issue,
+    issued,
     load_certificate,
     load_key,
     make_authority,
@@ -61,10 +62,12 @@ def test_a_worker_can_listen_and_connect_but_not_sign(folder: Path) -> None:
 
 def test_names_and_addresses_of_the_machine_are_in_the_certificate(folder: Path) -> None:
     [path] = issue(folder, [1], ["pi.local", "10.0.0.3", "fe80::1", "bücher.example"])
-    extension = load_certificate(path).extensions
+    certificate = load_certificate(path)
+    extension = certificate.extensions
     names = extension.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [
         "worker-1",
+        f"{certificate.serial_number:x}.edgegossip",
         "pi.local",
         "xn--bcher-kva.example",
     ]
@@ -113,6 +116,37 @@ def test_nothing_is_overwritten_and_nothing_made_by_halves(folder: Path) -> None
     assert contents(folder) == {k: v for k, v in before.items() if k != "worker-1.pem"}
 
 
+def test_a_certificate_takes_the_place_of_an_earlier_one_only_if_it_is_to(folder: Path) -> None:
+    issue(folder, [1])
+    first = load_certificate(folder / "worker-1.pem")
+    issue(folder, [0, 1], replace=True)
+    second = load_certificate(folder / "worker-1.pem")
+    assert is_pair(second, load_key(folder / "worker-1-key.pem"))
+    assert first.public_key() != second.public_key()
+    assert [each.serial_number for each in issued(folder)][::2] == [
+        first.serial_number,
+        second.serial_number,
+    ]
+
+
+def test_a_certificate_can_be_bound_to_runs_of_a_name(folder: Path) -> None:
+    issue(folder, [1], run_name="night")
+    issue(folder, [None], run_name="n" * 40)
+    names = [
+        common_name(load_certificate(folder / name).subject)
+        for name in ("worker-1.pem", "router.pem")
+    ]
+    assert names == ["worker-1@night", "edgegossip-router@" + "n" * 40]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a@b", "a/b", "a:b", "*", "n" * 41])
+def test_names_of_runs_that_keys_and_certificates_cannot_have_are_refused(
+    folder: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match="run must have 1 to 40 letters, digits"):
+        issue(folder, [1], run_name=name)
+
+
 def test_without_an_authority_nothing_is_issued(tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match=r"has no authority.*certs init --out"):
         issue(tmp_path, [0])
@@ -140,7 +174,11 @@ def test_ranks_are_different_and_not_negative(folder: Path, ranks: list[int]) ->
         issue(folder, ranks)
 
 
-@pytest.mark.parametrize("host", ["", "tls/pi:7447", "pi:7447", "my pi", "10.0.0.1/8"])
+# TLS refuses certificates with the last five once it compares names: when one is revoked.
+@pytest.mark.parametrize(
+    "host",
+    ["", "tls/pi:7447", "pi:7447", "my pi", "10.0.0.1/8", "pi.", "-pi", "pi-", "1.2.3", "p..i"],
+)
 def test_a_host_is_a_name_or_an_address(folder: Path, host: str) -> None:
     with pytest.raises(ValueError, match="host must be a name or an IP address"):
         issue(folder, [0], [host])

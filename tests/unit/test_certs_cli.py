@@ -38,7 +38,43 @@ def test_folder_and_days_can_be_chosen() -> None:
         "ca-key.pem",
         "worker-0.pem",
         "worker-0-key.pem",
+        "issued.pem",
     }
+
+
+def test_certificates_are_taken_back_and_others_put_in_their_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    certs_command(["init"])
+    certs_command(["issue", "--rank", "0", "--rank", "1", "--router"])
+    certs_command(["revoke", "--rank", "1", "--router"])
+    certs_command(["issue", "--rank", "1", "--run", "night", "--replace"])
+    TLS.from_folder(Path("certs"), 1).check(1, ["night"])
+    capsys.readouterr()
+    assert certs_command(["list"]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    names = [(name, state) for name, _, state, *_ in table]
+    assert names == [
+        ("worker-0", "until"),
+        ("worker-1", "revoked"),
+        ("edgegossip-router", "revoked"),
+        ("worker-1@night", "until"),
+    ]
+    serial = table[-1][1]
+    assert certs_command(["revoke", "--serial", serial.upper()]) == 0
+    printed = capsys.readouterr().out
+    assert f"{serial}: revoked\n" in printed
+    assert "not issued here" not in printed
+    assert "revoked.pem: for every machine" in printed
+
+
+def test_a_certificate_that_was_not_issued_here_is_revoked_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    certs_command(["init"])
+    certs_command(["revoke", "--serial", "BE:EF"])
+    printed = capsys.readouterr().out
+    assert "not issued here, so refused only if it has the name beef.edgegossip" in printed
 
 
 def test_what_exists_is_a_failure() -> None:
@@ -50,12 +86,18 @@ def test_what_exists_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "certs needs one of: init, issue"),
-        (["--out", "x"], "certs needs one of: init, issue"),
+        ([], "certs needs one of: init, issue, revoke, list"),
+        (["--out", "x"], "certs needs one of: init, issue, revoke, list"),
         (["isseu"], "unknown command of certs 'isseu'.*did you mean 'issue'"),
         (["init", "--days", "0"], "days must be in 1"),
         (["issue"], "certs issue needs a worker: --rank R"),
         (["issue", "--rank", "-1"], "ranks must be different and at least 0"),
+        (["issue", "--rank", "0", "--run", "a b"], "run must have 1 to 40 letters, digits"),
+        (["revoke"], "certs revoke needs --rank R, --router or --serial NUMBER"),
+        (
+            ["revoke", "--serial", "x"],
+            "a serial number has 1 to 40 hexadecimal digits, got 'x'",
+        ),
         (["issue", "--rank", "0", "--host", "tls/pi:1"], "host must be a name or"),
     ],
     ids=" ".join,

@@ -173,7 +173,7 @@ def test_a_routers_files_are_looked_at(
     assert "router.pem is not there" in " ".join(lines(capsys)["TLS"])
     issue(tmp_path, [None])
     assert doctor_command(command) == 0
-    assert "router.pem is a router's until" in " ".join(lines(capsys)["TLS"])
+    assert "router.pem is edgegossip-router's until" in " ".join(lines(capsys)["TLS"])
 
 
 # Probes.

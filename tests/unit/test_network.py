@@ -19,11 +19,12 @@ from edgegossip.core.protocol import Rank
 from edgegossip.core.topology import complete
 from edgegossip.deploy import join as network
 from edgegossip.deploy.join import Connection, join
-from edgegossip.deploy.worker import WorkerSettings, take_part
+from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
 from edgegossip.learning.learner import Learner
 from edgegossip.machine.counters import Counters
 from edgegossip.machine.monitor import Monitor
 from edgegossip.net.address import Address
+from edgegossip.net.certificates import issue, make_authority
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.zenoh_transport import ZenohTransport
 
@@ -82,8 +83,31 @@ def test_a_worker_has_the_lease_and_the_threads_of_its_options(
 
 
 @pytest.mark.parametrize(
+    ("name", "in_keys"), [("", ""), ("night", "night:"), ("my night", "")], ids=repr
+)
+def test_the_name_of_a_run_is_where_certificates_are_compared_with_it(
+    joined: Joined, tmp_path: Path, name: str, in_keys: str
+) -> None:
+    settings = WorkerSettings(name=name)
+    join(EXPERIMENT, 0, out=tmp_path, connection=Connection(address=ALONE), settings=settings)
+    assert joined.transport._run == in_keys + run_id(EXPERIMENT, name).hex()
+
+
+def test_a_worker_accepts_no_certificate_that_it_is_told_to_ban(
+    joined: Joined, tmp_path: Path
+) -> None:
+    make_authority(tmp_path / "certs")
+    issue(tmp_path / "certs", [0], run_name="night")
+    options = ["--tls", str(tmp_path / "certs"), "--ban", "BEEF", "--ban", "c0:de"]
+    network = ["--listen", "tls/127.0.0.1:0", "--name", "night", "--out", str(tmp_path / "0")]
+    assert main(["worker", "quickstart", "--rank", "0", *options, *network]) == 0
+    assert joined.transport._security.banned == {0xBEEF, 0xC0DE}
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--ban", "worker-1"], "a serial number has 1 to 40 hexadecimal digits"),
         (["--threads", "0"], "threads must be at least 1, got 0"),
         (["--lease", "0"], "lease must be from 0.1 to 3600 seconds, got 0.0"),
         (["--lease", "nan"], "lease must be from 0.1 to 3600 seconds, got nan"),

@@ -17,7 +17,7 @@ from edgegossip.cli.router_command import router_command
 from edgegossip.core.errors import NetworkError
 from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.router import open_router
+from edgegossip.net.router import Router
 from edgegossip.net.tls import TLS
 from edgegossip.net.zenoh_transport import ZenohTransport
 
@@ -44,7 +44,7 @@ def router(
     endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
     address = Address(listen=(endpoint,), connect=connect)
     security = TLS.from_folder(folder, None)
-    opened.enter_context(open_router(address, num_workers=num_workers, security=security))
+    opened.enter_context(Router(address, num_workers=num_workers, security=security))
     return endpoint
 
 
@@ -108,15 +108,16 @@ def test_a_router_says_whom_it_has_no_place_for(
 
 @pytest.mark.slow
 def test_a_workers_certificate_makes_no_router(folder: Path, opened: ExitStack) -> None:
-    endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
-    address, security = Address(listen=(endpoint,)), TLS.from_folder(folder, 2)
-    opened.enter_context(open_router(address, num_workers=NUM_WORKERS, security=security))
+    impostor = Worker(folder, 2, is_careful=False, mode="router")
+    opened.callback(impostor.session.close)
+    endpoint = impostor.endpoint
     a = client(folder, opened, 0, endpoint)
     client(folder, opened, 1, endpoint)
     # It could say anything of worker 1, if it were believed.
-    own = Worker(folder, 2, endpoint)
-    opened.callback(own.session.close)
-    assert a.events.next() == ("appeared", 2, 7)
+    wait_until(lambda: "/alive/1/101" in impostor.alive)
+    impostor.session.liveliness().declare_token(f"{impostor.prefix}/alive/2/8")
+    told = a.events.until(("appeared", 2, 8))
+    assert {rank for _, rank, _ in told} == {2}
 
 
 @pytest.mark.slow
@@ -168,4 +169,4 @@ def test_bad_arguments_are_refused(
     address: Address, num_workers: int, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        open_router(address, num_workers=num_workers)
+        Router(address, num_workers=num_workers)

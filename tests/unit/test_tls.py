@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import shutil
 from dataclasses import replace
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from edgegossip.core.errors import NetworkError
+from edgegossip.net.access import zenoh_security
 from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.tls import TLS, load_tls, require_tls, zenoh_security
+from edgegossip.net.tls import TLS, load_tls, require_tls
 
 NOW = datetime.now(UTC)
 
@@ -41,7 +43,7 @@ def copy_of_authority(folder: Path, name: str) -> Path:
 def test_files_of_the_right_worker_are_accepted_without_a_word(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    end = TLS.from_folder(folder, 1).check(1)
+    end = TLS.from_folder(folder, 1).check(1).identity.end
     assert abs(end - NOW - timedelta(days=365)) < timedelta(hours=1)
     assert caplog.records == []
 
@@ -163,19 +165,36 @@ def test_without_certificates_no_endpoint_can_be_encrypted() -> None:
 def test_files_are_looked_at_before_anything_is_opened(folder: Path) -> None:
     assert load_tls(folder, 1) == load_tls(str(folder), 1) == TLS.from_folder(folder, 1)
     assert load_tls(None, 1) is None
+    assert load_tls(folder, 1, ban=["be:ef"]) == TLS.from_folder(folder, 1, [0xBEEF])
     with pytest.raises(NetworkError, match=r"worker-7\.pem is not there.*issue --rank 7"):
         load_tls(folder, 7)
+
+
+def test_a_ban_needs_certificates_and_a_number(folder: Path) -> None:
+    with pytest.raises(NetworkError, match=r"--ban is about certificates, so it needs --tls"):
+        load_tls(None, 1, ban=["beef"])
+    with pytest.raises(ValueError, match="a serial number has 1 to 40 hexadecimal digits"):
+        load_tls(folder, 1, ban=["worker-2"])
 
 
 # What zenoh is told.
 
 
-def test_zenoh_finds_the_files_from_any_working_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    tls = zenoh_security(TLS.from_folder(Path(), 1), "r", 2)["transport/link/tls"]
-    assert isinstance(tls, dict)
-    assert {value for value in tls.values() if isinstance(value, str)} == {
-        str(folder.resolve() / name) for name in ("ca.pem", "worker-1.pem", "worker-1-key.pem")
+def test_zenoh_is_given_what_was_checked_though_files_change(folder: Path) -> None:
+    tls = TLS.from_folder(folder, 1)
+    credentials, banning = tls.check(1), replace(tls, banned=frozenset([7])).check(1)
+    files = [(folder / name).read_bytes() for name in ("worker-1.pem", "worker-1-key.pem")]
+    for path in folder.iterdir():
+        path.write_text("damaged")
+    settings = zenoh_security(credentials, "r", 2)["transport/link/tls"]
+    assert isinstance(settings, dict)
+    given = {
+        base64.b64decode(value) for key, value in settings.items() if key.endswith("_base64")
     }
+    assert given == {credentials.identity.ca, *files}
+    assert banning.anchors() != credentials.anchors() == credentials.identity.ca
+
+
+def test_a_key_is_in_no_message(folder: Path) -> None:
+    credentials = TLS.from_folder(folder, 1).check(1)
+    assert "PRIVATE" not in repr(credentials)

@@ -1,14 +1,25 @@
-"""The command that makes certificates."""
+"""The command that makes certificates, and takes them back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from edgegossip.core.errors import UsageError, unknown_name
-from edgegossip.net.certificates import authority_paths, holder_paths, issue, make_authority
+from edgegossip.net.certificates import (
+    authority_paths,
+    common_name,
+    holder_paths,
+    issue,
+    issued,
+    make_authority,
+    parse_serial,
+    serial_name,
+)
+from edgegossip.net.revocation import list_path, revoke, revoked_serials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +47,9 @@ class Issue:
     Args:
         rank: Of a worker; say it again for more of them.
         router: Make one for routers. Whoever has it can be any worker.
+        run_name: Good only in runs of this name (worker --name); by default in all.
+        replace: Put them in the place of earlier ones, which stay valid until they expire or
+            are revoked. A running worker goes on with the new ones.
         host: Name or IP address of the worker's machine, for other programs that compare it;
             say it again for more of them.
         out: Folder of the authority, and for the new files.
@@ -44,6 +58,8 @@ class Issue:
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
     router: bool = False
+    run_name: Annotated[str | None, tyro.conf.arg(name="run")] = None
+    replace: bool = False
     host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     out: Path = Path("certs")
     days: int = 365
@@ -54,20 +70,88 @@ class Issue:
                 "certs issue needs a worker: --rank R, once or more often; or --router"
             )
         holders = (*self.rank, None) if self.router else self.rank
-        issue(self.out, holders, self.host, days=self.days)
+        issue(
+            self.out,
+            holders,
+            self.host,
+            run_name=self.run_name,
+            replace=self.replace,
+            days=self.days,
+        )
         for rank in holders:
             certificate, key = holder_paths(self.out, rank)
             whose = "routers" if rank is None else f"worker {rank}"
             print(f"{certificate}, {key}: for the machine of {whose}, with ca.pem")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Revoke:
+    """Put certificates on the authority's list of those that are good no more.
+
+    Args:
+        rank: Of a worker, all of whose certificates so far are revoked; say it again for more.
+        router: Revoke all of routers.
+        serial: Number of a single certificate, from edgegossip certs list; say it again for
+            more of them.
+        out: Folder of the authority, and for the list, revoked.pem.
+    """
+
+    rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
+    router: bool = False
+    serial: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    out: Path = Path("certs")
+
+    def run(self) -> None:
+        if not (self.rank or self.router or self.serial):
+            raise UsageError("certs revoke needs --rank R, --router or --serial NUMBER")
+        holders = (*self.rank, None) if self.router else self.rank
+        known = {each.serial_number for each in issued(self.out)}
+        for serial in revoke(self.out, holders, [parse_serial(each) for each in self.serial]):
+            print(f"{serial:x}: revoked")
+            if serial not in known:
+                print(
+                    "  not issued here, so refused only if it has the name "
+                    f"{serial_name(serial)}"
+                )
+        print(
+            f"{list_path(self.out)}: for every machine, beside ca.pem; running workers see it"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """Show the certificates that the authority has issued.
+
+    Args:
+        out: Folder of the authority.
+    """
+
+    out: Path = Path("certs")
+
+    def run(self) -> None:
+        revoked = revoked_serials(self.out)
+        for each in issued(self.out):
+            name, serial = common_name(each.subject), each.serial_number
+            state = (
+                "revoked" if serial in revoked else f"until {each.not_valid_after_utc:%Y-%m-%d}"
+            )
+            print(f"{name:24} {serial:40x} {state}")
+
+
 USAGE = """\
 usage: edgegossip certs init [OPTIONS]            an authority, once for all workers
        edgegossip certs issue --rank R [OPTIONS]  a worker's key and certificate
        edgegossip certs issue --router [OPTIONS]  the routers'
+       edgegossip certs revoke --rank R           they are good no more
+       edgegossip certs list                      what there is
        edgegossip certs init --help               every option; the same for issue
 """
-_COMMANDS: dict[str, type[Init | Issue]] = {"init": Init, "issue": Issue}
+_COMMANDS: dict[str, type[Init | Issue | Revoke | List]] = {
+    "init": Init,
+    "issue": Issue,
+    "revoke": Revoke,
+    "list": List,
+}
 
 
 def certs_command(arguments: list[str]) -> int:
@@ -76,7 +160,9 @@ def certs_command(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError("certs needs one of: init, issue; for example: edgegossip certs init")
+        raise UsageError(
+            f"certs needs one of: {', '.join(_COMMANDS)}; for example: edgegossip certs init"
+        )
     name, *rest = arguments
     if name not in _COMMANDS:
         raise UsageError(unknown_name("command of certs", name, _COMMANDS))

@@ -141,6 +141,7 @@ def _redis(url: str | None) -> Finding:
 
 def _network(options: Doctor) -> Iterator[Finding]:
     try:
+        from edgegossip.net.certificates import common_name
         from edgegossip.net.probe import probe
         from edgegossip.net.tls import TLS
     except ImportError as error:
@@ -150,9 +151,12 @@ def _network(options: Doctor) -> Iterator[Finding]:
     if options.tls is not None:
         tls = TLS.from_folder(options.tls, options.rank)
         try:
-            end = tls.check(options.rank)
-            whose = "a router's" if options.router else f"worker {options.rank}'s"
-            detail = f"{tls.certificate} is {whose} until {end:%Y-%m-%d}"
+            credentials = tls.check(options.rank)
+            identity, revocations = credentials.identity, credentials.revocations.values()
+            name = common_name(identity.holder.subject)
+            revoked = sum(len(each.serials) for each in revocations)
+            detail = f"{tls.certificate} is {name}'s until {identity.end:%Y-%m-%d}"
+            detail += f"; {revoked} others are revoked"
             yield Finding("TLS", "ok", detail, was_asked_for=True)
         except NetworkError as error:
             yield Finding("TLS", "failed", str(error), was_asked_for=True)

@@ -25,7 +25,7 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
   edgegossip router                 join workers that cannot call each other
   edgegossip gather RECIPE --out DIR  measure and draw what workers left in DIR/workers/R
-  edgegossip certs init|issue       certificates, needed outside this machine
+  edgegossip certs init|issue|...   certificates, needed outside this machine
   edgegossip profile RECIPE         how fast this machine is under load, for EdgeGossip
   edgegossip doctor                 what this machine can do, and whom it reaches
 

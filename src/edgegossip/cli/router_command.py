@@ -12,7 +12,7 @@ import tyro
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.net.address import Address
-from edgegossip.net.router import open_router
+from edgegossip.net.router import Router
 from edgegossip.net.tls import load_tls, require_tls
 from edgegossip.net.zenoh_transport import LEASE
 
@@ -24,7 +24,12 @@ class RouterOptions:
     Args:
         listen: Where workers reach it, e.g. tls/0.0.0.0:7447.
         connect: Other routers, e.g. tls/server:7447.
-        tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`.
+        tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`. Files that
+            are replaced there, and revoked.pem, count at once.
+        ban: Serial number of a certificate that is not accepted, besides those in revoked.pem;
+            say it again for more of them.
+        run: Name of a run that has certificates of its own (certs issue --run); say it again
+            for more of them.
         insecure: Do without TLS outside this machine: anybody can read and join.
         num_workers: As many as the largest run has.
         lease: Of links, in seconds; as long as that of the workers.
@@ -33,6 +38,8 @@ class RouterOptions:
     listen: tuple[str, ...]
     connect: tuple[str, ...] = ()
     tls: Path | None = None
+    ban: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    run: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     insecure: bool = False
     num_workers: int = 64
     lease: Seconds = LEASE
@@ -43,13 +50,17 @@ def router_command(arguments: list[str]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     options = tyro.cli(RouterOptions, prog="edgegossip router", args=arguments)
     address = Address(listen=options.listen, connect=options.connect)
-    tls = load_tls(options.tls, None)
+    tls = load_tls(options.tls, None, options.run, options.ban)
     require_tls(address, tls, insecure=options.insecure)
     stop = threading.Event()
     with (
         on_stop_signal(stop.set),
-        open_router(
-            address, num_workers=options.num_workers, security=tls, lease=options.lease
+        Router(
+            address,
+            num_workers=options.num_workers,
+            security=tls,
+            run_names=options.run,
+            lease=options.lease,
         ),
     ):
         print(f"router: listening at {', '.join(options.listen)}; Ctrl+C ends it", flush=True)

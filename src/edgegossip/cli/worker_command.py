@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
 from edgegossip.cli.commands import default_folder, print_table, repeatable, without
 from edgegossip.cli.options import argument_names
 from edgegossip.cli.recipe import parse_recipe, pick
@@ -37,11 +39,15 @@ class WorkerOptions:
         listen: Where others reach this worker, e.g. tls/0.0.0.0:7447.
         connect: Where to reach others, or a zenoh router, e.g. tls/server:7447.
         multicast: Find the others in the local network, besides.
-        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`.
+        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Files that
+            are replaced there, and revoked.pem, count at once.
+        ban: Serial number of a certificate that is not accepted, besides those in revoked.pem;
+            say it again for more of them.
         insecure: Do without TLS outside this machine: anybody can read and join.
         lease: Seconds after which a link is given up that is silent, or on which a piece of
             256 kB does not leave; longer for slow links.
-        name: Of the run, if several of the same settings are under way at once.
+        name: Of the run, if several of the same settings are under way at once, or if its
+            workers have certificates for runs of this name only.
         meet_seconds: How long to wait for all workers before beginning without some.
         ended: Ranks that have come to their ends before, and are not waited for.
         max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
@@ -61,6 +67,7 @@ class WorkerOptions:
     connect: tuple[str, ...] = ()
     multicast: bool = False
     tls: Path | None = None
+    ban: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     insecure: bool = False
     lease: Seconds = LEASE
     name: str = ""
@@ -120,6 +127,7 @@ def worker_command(arguments: list[str]) -> int:
                 listen=options.listen, connect=options.connect, multicast=options.multicast
             ),
             tls=options.tls,
+            ban=options.ban,
             insecure=options.insecure,
             lease=options.lease,
         ),

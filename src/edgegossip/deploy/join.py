@@ -18,7 +18,9 @@ from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.profiling import TimedTraining
 from edgegossip.machine.telemetry import Journal, open_telemetry
+from edgegossip.net.access import bound_name
 from edgegossip.net.address import Address
+from edgegossip.net.certificates import RUN_NAME, parse_serial
 from edgegossip.net.tls import load_tls
 from edgegossip.net.zenoh_transport import LEASE, ZenohTransport, require_lease
 
@@ -30,20 +32,24 @@ class Connection:
     Args:
         address: Where it listens, and where the others do.
         tls: Folder with ca.pem and this rank's certificate and key; None for none.
+        ban: Serial numbers, in hex, of certificates that are not accepted.
         insecure: Do without TLS outside this machine.
         lease: See `ZenohTransport`; slow links need a longer one.
 
     Raises:
-        ValueError: If `lease` is out of range.
+        ValueError: If `lease` is out of range, or something in `ban` is no serial number.
     """
 
     address: Address
     tls: Path | str | None = None
+    ban: tuple[str, ...] = ()
     insecure: bool = False
     lease: Seconds = LEASE
 
     def __post_init__(self) -> None:
         require_lease(self.lease)
+        for serial in self.ban:
+            parse_serial(serial)
 
 
 def join(
@@ -80,11 +86,12 @@ def join(
         RunFolderError: If `out` cannot be written, or holds something else.
         TrainingError: If a loss is not finite.
     """
-    tls = load_tls(connection.tls, rank)
-    keep_freed_memory()
     run = run_id(experiment, settings.name).hex()
+    keys = _name_in_keys(run, settings.name)
+    tls = load_tls(connection.tls, rank, [bound_name(keys)], connection.ban)
+    keep_freed_memory()
     transport = ZenohTransport(
-        run=run,
+        run=keys,
         rank=rank,
         num_workers=experiment.num_workers,
         address=connection.address,
@@ -111,6 +118,11 @@ def join(
             recipe=recipe,
             command=command,
         )
+
+
+def _name_in_keys(run: str, name: str) -> str:
+    """By which certificates that are bound to runs called `name` are good in this one."""
+    return f"{name}:{run}" if RUN_NAME.fullmatch(name) else run
 
 
 def seconds_per_sample(

@@ -37,17 +37,56 @@ _PURPOSES = x509.ExtendedKeyUsage(
     [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 )
 
+RUN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+"""Names of runs that a certificate can be bound to; a common name has at most 64 letters."""
+
+_LABEL = r"[A-Za-z0-9_](?:[\w-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?:{_LABEL}\.)*(?!\d+$){_LABEL}", re.ASCII)
+_ISSUED = "issued.pem"
+
 Lifetime: TypeAlias = tuple[datetime, datetime]
 
 
-def holder_name(rank: Rank | None) -> str:
+def holder_name(rank: Rank | None, run_name: str | None = None) -> str:
     """The common name of a certificate, which access control goes by: a worker's or a router's.
 
     >>> holder_name(3), holder_name(None)
     ('worker-3', 'edgegossip-router')
+    >>> holder_name(3, "night")  # good only in runs of this name
+    'worker-3@night'
     """
     # Not a name that an authority could have given to any machine.
-    return "edgegossip-router" if rank is None else f"worker-{rank}"
+    holder = "edgegossip-router" if rank is None else f"worker-{rank}"
+    return holder if run_name is None else f"{holder}@{run_name}"
+
+
+def serial_name(serial: int) -> str:
+    """The DNS name in a certificate that no other one of its authority has.
+
+    TLS compares names with those that an authority may not vouch for; see `revocation`.
+
+    >>> serial_name(0xBEEF)
+    'beef.edgegossip'
+    """
+    return f"{serial:x}.edgegossip"
+
+
+def parse_serial(text: str) -> int:
+    """A serial number in hex, as `edgegossip certs list` and openssl write it.
+
+    >>> parse_serial("BE:EF")
+    48879
+
+    Raises:
+        ValueError: If it is not one.
+    """
+    digits = text.replace(":", "")
+    if not re.fullmatch(r"[0-9A-Fa-f]{1,40}", digits):
+        raise ValueError(
+            f"a serial number has 1 to 40 hexadecimal digits, got {text!r}; see: edgegossip "
+            "certs list, or openssl x509 -noout -serial -in CERTIFICATE"
+        )
+    return int(digits, 16)
 
 
 def authority_paths(folder: Path) -> tuple[Path, Path]:
@@ -85,6 +124,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     name = _name(f"edgegossip authority {secrets.token_hex(4)}")
     certificate = (
         _builder(name, name, key, key, lifetime)
+        .serial_number(x509.random_serial_number())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -98,6 +138,8 @@ def issue(
     ranks: Sequence[Rank | None],
     hosts: Sequence[str] = (),
     *,
+    run_name: str | None = None,
+    replace: bool = False,
     days: int = 365,
     begin: datetime | None = None,
 ) -> list[Path]:
@@ -108,6 +150,9 @@ def issue(
         ranks: The workers, at least one; None for routers, who can speak for any worker.
         hosts: Names and addresses of their machine, for programs that compare these; workers
             compare ranks.
+        run_name: Only in runs of this name are they good; None for all runs.
+        replace: Take the place of earlier files, which stay valid until they expire or are
+            revoked.
         days: How long a certificate is valid, at least 1; at most as long as the authority.
         begin: From when on; by default now.
 
@@ -115,29 +160,58 @@ def issue(
         The paths of the certificates.
 
     Raises:
-        NetworkError: If `folder` has no authority, has one of the files, or cannot be written
-            to. All files are looked for before the first is made.
+        NetworkError: If `folder` has no authority, has one of the files and they are not to be
+            replaced, or cannot be written to. All files are looked for before the first is
+            made.
+        ValueError: If an argument is out of range.
     """
     if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
         raise ValueError(f"ranks must be different and at least 0, got {list(ranks)}")
+    if run_name is not None and not RUN_NAME.fullmatch(run_name):
+        raise ValueError(
+            f"run must have 1 to 40 letters, digits and '_.-', which access control can "
+            f"compare, got {run_name!r}"
+        )
     begin, end = _lifetime(days, begin)
     names = [_alternative_name(host) for host in hosts]
     paths = [holder_paths(folder, rank) for rank in ranks]
-    authority, authority_key = _load_authority(folder)
-    _refuse_to_overwrite(path for pair in paths for path in pair)
+    authority, authority_key = load_authority(folder)
+    if not replace:
+        _refuse_to_overwrite(path for pair in paths for path in pair)
     lifetime = begin, min(end, authority.not_valid_after_utc)
     for rank, pair in zip(ranks, paths, strict=True):
         key = ec.generate_private_key(ec.SECP256R1())
-        name = holder_name(rank)
+        subject, serial = _name(holder_name(rank, run_name)), x509.random_serial_number()
+        own_names = [x509.DNSName(each) for each in (holder_name(rank), serial_name(serial))]
         builder = (
-            _builder(_name(name), authority.subject, key, authority_key, lifetime)
+            _builder(subject, authority.subject, key, authority_key, lifetime)
+            .serial_number(serial)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
         )
-        for extension in (_PURPOSES, x509.SubjectAlternativeName([x509.DNSName(name), *names])):
+        for extension in (_PURPOSES, x509.SubjectAlternativeName([*own_names, *names])):
             builder = builder.add_extension(extension, critical=False)
-        _write_pair(pair, builder.sign(authority_key, hashes.SHA256()), key)
+        certificate = builder.sign(authority_key, hashes.SHA256())
+        # First, so that none is in use that the authority does not know of.
+        _remember(folder, certificate)
+        _write_pair(pair, certificate, key)
     return [certificate for certificate, _ in paths]
+
+
+def issued(folder: Path) -> list[x509.Certificate]:
+    """All certificates that the authority in `folder` has issued, the oldest first.
+
+    Raises:
+        NetworkError: If the file that lists them is damaged.
+    """
+    path = folder / _ISSUED
+    return load_certificates(path) if path.exists() else []
+
+
+def _remember(folder: Path, certificate: x509.Certificate) -> None:
+    path = folder / _ISSUED
+    known = read_file(path) if path.exists() else b""
+    write_file(path, known + certificate.public_bytes(Encoding.PEM), mode=0o644)
 
 
 def load_certificate(path: Path) -> x509.Certificate:
@@ -151,8 +225,17 @@ def load_certificates(path: Path) -> list[x509.Certificate]:
     Raises:
         NetworkError: If it is not there, or has none.
     """
+    return parse_certificates(read_file(path), path)
+
+
+def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
+    """The certificates in PEM that `content` of the file `path` has, at least one.
+
+    Raises:
+        NetworkError: If it has none.
+    """
     try:
-        return x509.load_pem_x509_certificates(_read(path))
+        return x509.load_pem_x509_certificates(content)
     except ValueError:
         raise NetworkError(f"{path} is not a certificate in PEM; make it again") from None
 
@@ -169,8 +252,17 @@ def load_key(path: Path) -> PrivateKeyTypes:
     Raises:
         NetworkError: If it is not there, or is not one, or needs a password.
     """
+    return parse_key(read_file(path), path)
+
+
+def parse_key(content: bytes, path: Path) -> PrivateKeyTypes:
+    """The private key in PEM that is the `content` of the file `path`.
+
+    Raises:
+        NetworkError: If it is not one, or needs a password.
+    """
     try:
-        return load_pem_private_key(_read(path), password=None)
+        return load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise NetworkError(
             f"{path} is not a private key in PEM without a password; make it again"
@@ -186,7 +278,12 @@ def is_pair(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
     return public == certified
 
 
-def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The authority in `folder`, its certificate and its key.
+
+    Raises:
+        NetworkError: If `folder` has none, or one that has expired.
+    """
     certificate_path, key_path = authority_paths(folder)
     if not (certificate_path.exists() and key_path.exists()):
         raise NetworkError(
@@ -223,7 +320,8 @@ def _alternative_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     with suppress(UnicodeError):
         name = host.encode("idna").decode()
-        if re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        # As TLS demands: it refuses a certificate that has any other, once one is revoked.
+        if _HOST.fullmatch(name):
             return x509.DNSName(name)
     raise ValueError(f"host must be a name or an IP address, without a port, got {host!r}")
 
@@ -242,7 +340,6 @@ def _builder(
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(own)
-        .serial_number(x509.random_serial_number())
         .not_valid_before(lifetime[0])
         .not_valid_after(lifetime[1])
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(own), critical=False)
@@ -278,11 +375,16 @@ def _write_pair(
     certificate_path, key_path = paths
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     # The key first: who finds a certificate finds its key too.
-    _write(key_path, pem, mode=0o600)
-    _write(certificate_path, certificate.public_bytes(Encoding.PEM), mode=0o644)
+    write_file(key_path, pem, mode=0o600)
+    write_file(certificate_path, certificate.public_bytes(Encoding.PEM), mode=0o644)
 
 
-def _write(path: Path, content: bytes, *, mode: int) -> None:
+def write_file(path: Path, content: bytes, *, mode: int) -> None:
+    """Write `path` whole, or leave it as it was.
+
+    Raises:
+        NetworkError: If that cannot be done.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content, mode=mode)
@@ -290,7 +392,12 @@ def _write(path: Path, content: bytes, *, mode: int) -> None:
         raise NetworkError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """All of `path`.
+
+    Raises:
+        NetworkError: If it cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

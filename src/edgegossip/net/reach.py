@@ -16,7 +16,8 @@ class Reach:
         self._links: dict[tuple[str, str, str], bool] = {}
 
     def follow(self, session: zenoh.Session) -> None:
-        """Begin; until `session` is closed."""
+        """Begin; until `session` is closed, or another is followed."""
+        self._links = {}
         # At once, not by a thread of its own: a link is known before messages come over it.
         linked = zenoh.handlers.Callback(self._linked, indirect=False)
         session.info.declare_link_events_listener(linked, history=True)

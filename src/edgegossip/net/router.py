@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from types import TracebackType
 
 import zenoh
 
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_range
+from edgegossip.net.access import known_holders, zenoh_security
 from edgegossip.net.address import Address
+from edgegossip.net.renewal import CertificateWatch, RenewedSession
 from edgegossip.net.strangers import log_refused_connections, report_links
-from edgegossip.net.tls import TLS, zenoh_security
+from edgegossip.net.tls import TLS, Credentials
 from edgegossip.net.zenoh_transport import LEASE, open_session, session_settings
 
 _LOG = logging.getLogger("edgegossip.net")
 
 
-def open_router(
-    address: Address,
-    *,
-    num_workers: int = 64,
-    security: TLS | None = None,
-    lease: Seconds = LEASE,
-) -> zenoh.Session:
-    """Open a zenoh router, which passes messages on until its session is closed.
+class Router:
+    """A zenoh router, which passes messages on from when it is made until it is closed.
 
     Workers of any run may connect to it, and other routers. With certificates it holds each
     worker to its own rank, as workers do among themselves. Workers believe it whom a message
@@ -34,7 +32,10 @@ def open_router(
         address: Where to listen, and other routers to call.
         num_workers: As many as the largest run has; of others nothing is passed on where there
             is `security`.
-        security: The files of routers.
+        security: The files of routers. When they change, or a certificate is revoked, all links
+            are closed, and opened anew.
+        run_names: Names of runs that it passes on besides for workers whose certificates are
+            bound to these.
         lease: As in `ZenohTransport`.
 
     Raises:
@@ -42,16 +43,56 @@ def open_router(
         ValueError: If `num_workers` is below 1, `lease` out of range, or there is nowhere to
             listen.
     """
-    check_range("num_workers", num_workers, "at least 1")
-    if not address.listen:
-        raise ValueError("a router must listen; give an endpoint, such as tls/0.0.0.0:7447")
-    settings = session_settings(address, lease, is_secure=security is not None)
-    settings["mode"] = "router"
-    if security is not None:
-        settings |= zenoh_security(security, "*", num_workers)
-        log_refused_connections()
-    session = open_session(settings, address, num_workers)
-    report_links(
-        session, num_workers, lambda reason: _LOG.warning("nothing passes: %s", reason)
-    )
-    return session
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        num_workers: int = 64,
+        security: TLS | None = None,
+        run_names: Sequence[str] = (),
+        lease: Seconds = LEASE,
+    ) -> None:
+        check_range("num_workers", num_workers, "at least 1")
+        if not address.listen:
+            raise ValueError("a router must listen; give an endpoint, such as tls/0.0.0.0:7447")
+        self._address = address
+        self._num_workers = num_workers
+        self._run_names = run_names
+        self._settings = session_settings(address, lease, is_secure=security is not None)
+        self._settings["mode"] = "router"
+        watch = None
+        if security is not None:
+            log_refused_connections()
+            watch = CertificateWatch(security, None, run_names)
+        self._session = RenewedSession(self._open_session, enter=self._enter, watch=watch)
+        self._session.open()
+
+    def __enter__(self) -> Router:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Pass on nothing more."""
+        self._session.close()
+
+    def _open_session(self, credentials: Credentials | None) -> zenoh.Session:
+        settings = self._settings
+        if credentials is not None:
+            settings = settings | zenoh_security(
+                credentials, "*", self._num_workers, self._run_names
+            )
+        return open_session(settings, self._address, self._num_workers)
+
+    def _enter(self, session: zenoh.Session) -> None:
+        holders = known_holders(self._num_workers, self._run_names)
+        report_links(
+            session, holders, lambda reason: _LOG.warning("nothing passes: %s", reason)
+        )

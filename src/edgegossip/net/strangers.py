@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import zenoh
 
 from edgegossip.core.protocol import Rank
-from edgegossip.net.certificates import holder_name
 
 Refused: TypeAlias = Callable[[Rank | None, str], None]
 """Told of a stranger, by the rank it claims, if any; may be called from any thread."""
@@ -28,7 +27,11 @@ def log_refused_connections() -> None:
 
 
 def report_strangers(
-    session: zenoh.Session, run: str, num_workers: int, refused: Refused
+    session: zenoh.Session,
+    run: str,
+    num_workers: int,
+    holders: Mapping[str, Rank | None],
+    refused: Refused,
 ) -> None:
     """Call `refused` for links of those who are no workers of the run, and for other runs.
 
@@ -38,9 +41,10 @@ def report_strangers(
         session: That of a worker.
         run: Its run's name in the keys.
         num_workers: Of the run.
+        holders: Ranks of the certificates that take part, by common name.
         refused: Called once for each stranger.
     """
-    report_links(session, num_workers, lambda reason: refused(None, reason))
+    report_links(session, holders, lambda reason: refused(None, reason))
     report = _once(refused)
 
     def appeared(sample: zenoh.Sample) -> None:
@@ -57,7 +61,7 @@ def report_strangers(
 
 
 def report_links(
-    session: zenoh.Session, num_workers: int, refused: Callable[[str], None]
+    session: zenoh.Session, holders: Mapping[str, Rank | None], refused: Callable[[str], None]
 ) -> None:
     """Call `refused` for links of those who are neither workers nor routers, once for each.
 
@@ -66,10 +70,10 @@ def report_links(
 
     Args:
         session: That of a worker or a router.
-        num_workers: Of the run.
+        holders: Ranks of the certificates that take part, by common name.
         refused: Told what was wrong.
     """
-    known = {holder_name(rank) for rank in (*range(num_workers), None)}
+    num_workers = len({rank for rank in holders.values() if rank is not None})
     names: dict[str, str] = {}
     report = _once(lambda _, reason: refused(reason))
 
@@ -79,7 +83,9 @@ def report_links(
             names.pop(session_id, None)
         elif name is None:
             return
-        elif name not in known:
+        elif name not in holders and "@" in name:
+            report(None, f"a link from {name[:80]!r}, which is good in other runs only")
+        elif name not in holders:
             report(None, f"a link from {name[:80]!r}, which is none of {num_workers} workers")
         elif names.setdefault(session_id, name) != name:
             report(None, f"a link from {name!r} in a session of {names[session_id]!r}")

@@ -1,15 +1,17 @@
-"""Who may take part outside of one machine, and as whom: mutual TLS and access control."""
+"""Who may take part outside of one machine, and as whom: the files of mutual TLS."""
 
 from __future__ import annotations
 
 import logging
 import stat
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
@@ -20,9 +22,17 @@ from edgegossip.net.certificates import (
     holder_name,
     holder_paths,
     is_pair,
-    load_certificate,
-    load_certificates,
-    load_key,
+    parse_certificates,
+    parse_key,
+    parse_serial,
+    read_file,
+)
+from edgegossip.net.revocation import (
+    Revocations,
+    authority_id,
+    constrain,
+    list_path,
+    parse_lists,
 )
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -30,41 +40,150 @@ _SOON = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
+class IdentityFiles:
+    """Contents of the files of a worker or router, which were found good.
+
+    Args:
+        ca: Certificates of the authorities, in PEM.
+        certificate: Its own, in PEM.
+        key: Its private key, in PEM.
+    """
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @property
+    def authorities(self) -> list[x509.Certificate]:
+        return x509.load_pem_x509_certificates(self.ca)
+
+    @property
+    def holder(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificates(self.certificate)[0]
+
+    @property
+    def end(self) -> datetime:
+        """Until when its certificate is valid."""
+        return self.holder.not_valid_after_utc
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Means by which a worker or router shows who it is, and knows others.
+
+    Args:
+        identity: Contents of its files.
+        revocations: What the authorities have revoked.
+        banned: Serial numbers that it does not accept of its own accord.
+    """
+
+    identity: IdentityFiles
+    revocations: Revocations
+    banned: frozenset[int] = frozenset()
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether its own certificate is on a list."""
+        holder = self.identity.holder
+        return any(
+            holder.serial_number in self._revoked(authority) and _has_signed(authority, holder)
+            for authority in self.identity.authorities
+        )
+
+    def _revoked(self, authority: x509.Certificate) -> frozenset[int]:
+        revoked = self.revocations.get(authority_id(authority))
+        return revoked.serials if revoked else frozenset()
+
+    def anchors(self) -> bytes:
+        """The authorities in PEM, as far as they are to be believed.
+
+        Raises:
+            NetworkError: If more is revoked than TLS can be told of.
+        """
+        anchors = []
+        for authority in self.identity.authorities:
+            constrained = constrain(authority, self.banned | self._revoked(authority))
+            anchors.append(constrained.public_bytes(Encoding.PEM))
+        return b"".join(anchors)
+
+
+@dataclass(frozen=True, slots=True)
 class TLS:
     """The files by which a worker or router shows who it is, and knows others; all in PEM.
 
     Args:
-        ca: Certificate of the authority that has signed those of all workers.
+        ca: Certificate of the authority that has signed those of all workers; while one takes
+            the place of another, of both.
         certificate: Its own.
         key: Its private key, without a password.
+        revoked: The authorities' lists of revoked certificates, if that file exists.
+        banned: Serial numbers of other certificates that it shall not accept.
     """
 
     ca: Path
     certificate: Path
     key: Path
+    revoked: Path | None = None
+    banned: frozenset[int] = frozenset()
 
     @classmethod
-    def from_folder(cls, folder: Path | str, rank: Rank | None) -> TLS:
+    def from_folder(
+        cls, folder: Path | str, rank: Rank | None, banned: Iterable[int] = ()
+    ) -> TLS:
         """The files of worker `rank`, or of routers, where `edgegossip certs` puts them.
 
         >>> TLS.from_folder("certs", 2).certificate.as_posix()
         'certs/worker-2.pem'
         """
         folder = Path(folder)
-        return cls(authority_paths(folder)[0], *holder_paths(folder, rank))
+        return cls(
+            authority_paths(folder)[0],
+            *holder_paths(folder, rank),
+            list_path(folder),
+            frozenset(banned),
+        )
 
-    def check(self, rank: Rank | None) -> datetime:
+    def check(self, rank: Rank | None, run_names: Collection[str] | None = None) -> Credentials:
         """Find out before the start what would otherwise be a link that never comes up.
 
         Warns of a key that others can read, and of a certificate that soon expires.
 
-        Returns:
-            Until when the certificate is valid.
+        Args:
+            rank: Whose certificate it should be; None for routers.
+            run_names: Names of runs that the certificate may be bound to; None for any.
 
         Raises:
             NetworkError: If a file is missing or damaged, the certificate is not that of
-                worker `rank` or of routers, not valid now or not signed by `ca`, or has
-                another key.
+                worker `rank` or of routers, is bound to other runs, is revoked, not valid now
+                or not signed by an authority in `ca`, or has another key; or if the list of
+                revoked ones was not made by an authority in `ca`.
+        """
+        identity = self.identity(rank, run_names)
+        self.warn(identity)
+        credentials = Credentials(identity, self.revocations(identity), self.banned)
+        if credentials.is_revoked:
+            raise NetworkError(
+                f"{self.certificate} has been revoked, and no other worker accepts it; issue "
+                "another"
+            )
+        credentials.anchors()
+        return credentials
+
+    def contents(self) -> list[bytes | None]:
+        """Contents of the files, good or not; None for those that cannot be read."""
+        contents: list[bytes | None] = []
+        for path in (self.ca, self.certificate, self.key, self.revoked):
+            try:
+                contents.append(None if path is None else path.read_bytes())
+            except OSError:
+                contents.append(None)
+        return contents
+
+    def identity(self, rank: Rank | None, run_names: Collection[str] | None) -> IdentityFiles:
+        """Read who this is; see `check`.
+
+        Raises:
+            NetworkError: As there.
         """
         for path in (self.ca, self.certificate, self.key):
             if not path.exists():
@@ -73,8 +192,11 @@ class TLS:
                     f"{path} is not there; make it where the authority is (edgegossip certs "
                     f"issue {which}) and copy it, with ca.pem, to this machine"
                 )
-        certificate = load_certificate(self.certificate)
-        self._check_name(certificate, rank)
+        identity = IdentityFiles(
+            *(read_file(path) for path in (self.ca, self.certificate, self.key))
+        )
+        certificate = parse_certificates(identity.certificate, self.certificate)[0]
+        self._check_name(certificate, rank, run_names)
         begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         now = datetime.now(UTC)
         if not begin <= now <= end:
@@ -82,24 +204,49 @@ class TLS:
                 f"{self.certificate} is valid from {_moment(begin)} to {_moment(end)}, and it "
                 f"is {_moment(now)} here; set the clock, or issue another"
             )
-        self._check_signature(certificate)
-        if not is_pair(certificate, load_key(self.key)):
+        self._check_signature(certificate, parse_certificates(identity.ca, self.ca))
+        if not is_pair(certificate, parse_key(identity.key, self.key)):
             raise NetworkError(
                 f"{self.key} is not the key of {self.certificate}; copy both from one place"
             )
-        self._warn(end, now)
-        return end
+        return identity
 
-    def _check_name(self, certificate: x509.Certificate, rank: Rank | None) -> None:
+    def revocations(
+        self, identity: IdentityFiles, in_force: Revocations | None = None
+    ) -> Revocations:
+        """Read what the authorities have revoked; see `parse_lists`.
+
+        Raises:
+            NetworkError: As there.
+        """
+        if self.revoked is None:
+            return {}
+        content = read_file(self.revoked) if self.revoked.exists() else b""
+        return parse_lists(content, self.revoked, identity.authorities, in_force)
+
+    def _check_name(
+        self,
+        certificate: x509.Certificate,
+        rank: Rank | None,
+        run_names: Collection[str] | None,
+    ) -> None:
         name = common_name(certificate.subject)
-        if name != holder_name(rank):
+        holder, _, run_name = name.partition("@")
+        if holder != holder_name(rank):
             raise NetworkError(
                 f"{self.certificate} is of {name!r} and not of {holder_name(rank)!r}; give "
                 "its own certificate, or another --rank"
             )
+        if run_name and run_names is not None and run_name not in run_names:
+            option = "--run" if rank is None else "--name"
+            raise NetworkError(
+                f"{self.certificate} is good only in runs named {run_name!r}; say {option} "
+                f"{run_name}, or give another certificate"
+            )
 
-    def _check_signature(self, certificate: x509.Certificate) -> None:
-        authorities = load_certificates(self.ca)
+    def _check_signature(
+        self, certificate: x509.Certificate, authorities: Sequence[x509.Certificate]
+    ) -> None:
         if not any(_has_signed(authority, certificate) for authority in authorities):
             names = " or ".join(repr(common_name(each.subject)) for each in authorities)
             raise NetworkError(
@@ -108,7 +255,8 @@ class TLS:
                 "one authority"
             )
 
-    def _warn(self, end: datetime, now: datetime) -> None:
+    def warn(self, identity: IdentityFiles) -> None:
+        """Log what is not wrong and yet is not good; see `check`."""
         if self.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             _LOG.warning(
                 "other users of this machine may read %s, and then take its place; "
@@ -116,9 +264,11 @@ class TLS:
                 self.key,
                 self.key,
             )
-        if end - now < _SOON:
+        if identity.end - datetime.now(UTC) < _SOON:
             _LOG.warning(
-                "%s expires on %s, and links close then", self.certificate, _moment(end)
+                "%s expires on %s, and links close then; put another in its place before",
+                self.certificate,
+                _moment(identity.end),
             )
 
 
@@ -134,20 +284,31 @@ def _moment(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
-def load_tls(folder: Path | str | None, rank: Rank | None) -> TLS | None:
+def load_tls(
+    folder: Path | str | None,
+    rank: Rank | None,
+    run_names: Collection[str] = (),
+    ban: Iterable[str] = (),
+) -> TLS | None:
     """The files of worker `rank`, or of routers, found good; see `require_tls`.
 
     Args:
         folder: Of the files; None for none.
         rank: The worker; None for a router.
+        run_names: Names of runs that its certificate may be bound to.
+        ban: Serial numbers, in hex, of certificates that it shall not accept.
 
     Raises:
-        NetworkError: As `TLS.check` says.
+        NetworkError: As `TLS.check` says; or if there is something in `ban` without `folder`.
+        ValueError: If something in `ban` is no serial number.
     """
+    banned = [parse_serial(each) for each in ban]
     if folder is None:
+        if banned:
+            raise NetworkError("--ban is about certificates, so it needs --tls FOLDER")
         return None
-    tls = TLS.from_folder(folder, rank)
-    tls.check(rank)
+    tls = TLS.from_folder(folder, rank, banned)
+    tls.check(rank, run_names)
     return tls
 
 
@@ -184,97 +345,3 @@ def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
             "trust"
         )
     _LOG.warning("nothing is encrypted and nobody is asked who they are: %s", where)
-
-
-def zenoh_security(tls: TLS, run: str, num_workers: int) -> dict[str, object]:
-    """Settings of a zenoh session by which a worker speaks for its own rank only.
-
-    Zenoh checks this on every link, at both of its ends, by the common name in the other's
-    certificate: worker R can send what comes from R, is told of the inbox of R, is sent what
-    goes to R, and is alive as R. Everything else is dropped. A router passes on what workers
-    say, so it may speak for all; to each worker it, too, holds to this.
-
-    So names of machines are not compared, which certificates would otherwise have to list,
-    with all addresses that discovery may find: an impostor with another worker's certificate
-    gets nothing that is not for that other worker, wherever it sits.
-
-    Args:
-        tls: The files of this worker or router.
-        run: Name of the run in the keys, or "*" for all of a router: messages go to
-            `edgegossip/RUN/data/RECEIVER/SENDER`, tokens are `edgegossip/RUN/alive/RANK/N`.
-        num_workers: Of the run.
-
-    Returns:
-        By the key in zenoh's configuration, what to insert there.
-    """
-    certificate, key = str(tls.certificate.resolve()), str(tls.key.resolve())
-    return {
-        # Discovery could otherwise lead to a plain link.
-        "transport/link/protocols": ["tls"],
-        # A second link of a session has the rights of the first. With more than one allowed,
-        # zenoh makes sure that it is the same session, by a key of its own; with one, whoever
-        # takes the id of a session that was called could join its link.
-        "transport/unicast/max_links": 2,
-        "transport/link/tls": {
-            "root_ca_certificate": str(tls.ca.resolve()),
-            "enable_mtls": True,
-            "listen_certificate": certificate,
-            "listen_private_key": key,
-            "connect_certificate": certificate,
-            "connect_private_key": key,
-            "verify_name_on_connect": False,
-            "close_link_on_expiration": True,
-        },
-        "access_control": _access_control(run, num_workers),
-    }
-
-
-def _access_control(run: str, num_workers: int) -> dict[str, object]:
-    data = f"edgegossip/{run}/data"
-    # Tokens of other runs may be seen, so that somebody can say that they are there.
-    alive = "edgegossip/*/alive"
-    both = ["ingress", "egress"]
-    watch = ["declare_liveliness_subscriber", "liveliness_query"]
-    rules = [
-        _allow("watch", both, watch, f"{alive}/**"),
-        _allow("alive", ["egress"], ["liveliness_token"], f"{alive}/*/*"),
-        _allow("inbox", ["egress"], ["declare_subscriber"], f"{data}/*/*"),
-    ]
-    common = [rule["id"] for rule in rules]
-    own: dict[Rank | None, list[dict[str, object]]] = {
-        None: [
-            _allow("alive routed", ["ingress"], ["liveliness_token"], f"{alive}/*/*"),
-            _allow("inbox routed", ["ingress"], ["declare_subscriber"], f"{data}/*/*"),
-            _allow("routed", both, ["put"], f"{data}/*/*"),
-        ]
-    }
-    for rank in range(num_workers):
-        own[rank] = [
-            _allow(f"alive {rank}", ["ingress"], ["liveliness_token"], f"{alive}/{rank}/*"),
-            _allow(f"inbox {rank}", ["ingress"], ["declare_subscriber"], f"{data}/{rank}/*"),
-            _allow(f"from {rank}", ["ingress"], ["put"], f"{data}/*/{rank}"),
-            _allow(f"to {rank}", ["egress"], ["put"], f"{data}/{rank}/*"),
-        ]
-    subjects, policies = [], []
-    for holder, more in own.items():
-        rules += more
-        name = holder_name(holder)
-        subjects.append({"id": name, "cert_common_names": [name]})
-        policies.append({"subjects": [name], "rules": [*common, *(r["id"] for r in more)]})
-    return {
-        "enabled": True,
-        "default_permission": "deny",
-        "rules": rules,
-        "subjects": subjects,
-        "policies": policies,
-    }
-
-
-def _allow(name: str, flows: list[str], messages: list[str], keys: str) -> dict[str, object]:
-    return {
-        "id": name,
-        "permission": "allow",
-        "flows": flows,
-        "messages": messages,
-        "key_exprs": [keys],
-    }

@@ -17,11 +17,13 @@ import zenoh
 from edgegossip.core.codec import Buffer
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
 from edgegossip.net.reach import Reach
+from edgegossip.net.renewal import CertificateWatch, RenewedSession
 from edgegossip.net.strangers import log_refused_connections, report_strangers
-from edgegossip.net.tls import TLS, require_tls, zenoh_security
+from edgegossip.net.tls import TLS, Credentials, require_tls
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 LEASE: Seconds = 1.5
@@ -32,7 +34,7 @@ _MAX_ALIVE = 64
 
 # What a worker sends to one that leaves, after all else.
 _FAREWELL = b""
-_RUN = re.compile(r"[A-Za-z0-9_.-]+")
+_RUN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
@@ -41,10 +43,12 @@ class ZenohTransport:
 
     Messages of S to R are published as `edgegossip/RUN/data/R/S`; while S can be reached, its
     liveliness token `edgegossip/RUN/alive/S/INCARNATION` says so. Access control holds every
-    worker to its own rank in both.
+    worker to its own rank in both. When certificates change, or one is revoked, it closes all
+    links and opens them anew; those that are there disappear for a moment.
 
     Args:
-        run: Its name; letters, digits and `_.-`.
+        run: Its name; letters, digits and `_.-`, in one part or two with a colon between. A
+            certificate may be bound to the first.
         rank: The own.
         num_workers: In the run.
         address: Where to listen and whom to call.
@@ -77,7 +81,9 @@ class ZenohTransport:
         lease: Seconds = LEASE,
     ) -> None:
         if not _RUN.fullmatch(run):
-            raise ValueError(f"run may have letters, digits and '_.-' only, got {run!r}")
+            raise ValueError(
+                f"run may have letters, digits and '_.-' only, and one colon, got {run!r}"
+            )
         if not 0 <= rank < num_workers:
             raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")
         require_tls(address, security, insecure=insecure)
@@ -86,14 +92,12 @@ class ZenohTransport:
         self._prefix = f"edgegossip/{run}"
         self._run = run
         self._num_workers = num_workers
-        self._is_secure = security is not None
+        self._security = security
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
         self._lease = lease
-        self._settings = session_settings(address, lease, is_secure=self._is_secure)
-        if security is not None:
-            self._settings |= zenoh_security(security, run, num_workers)
-        self._session: zenoh.Session | None = None
+        self._settings = session_settings(address, lease, is_secure=security is not None)
+        self._session: RenewedSession | None = None
         self._reach = Reach()
         self._peers: dict[Rank, _Peer] = {}
 
@@ -104,13 +108,13 @@ class ZenohTransport:
 
     def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
         """See `Transport`."""
-        if self._is_secure:
+        watch = None
+        if self._security is not None:
             log_refused_connections()
+            watch = CertificateWatch(self._security, self.rank, [bound_name(self._run)])
         elif os.environ.get("RUST_LOG"):
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
-        self._session = session = open_session(self._settings, self._address, self._num_workers)
         self._listener = listener
-        self._reach.follow(session)
         self._peers = {
             rank: _Peer(rank, listener, max_bytes, self._reach) for rank in self._others
         }
@@ -118,12 +122,30 @@ class ZenohTransport:
             f"{self._prefix}/data/{self.rank}/{rank}": peer
             for rank, peer in self._peers.items()
         }
+        self._session = RenewedSession(
+            self._open_session,
+            enter=self._enter,
+            leave=self._leave,
+            lost=self._lose,
+            watch=watch,
+        )
+        self._session.open()
+
+    def _open_session(self, credentials: Credentials | None) -> zenoh.Session:
+        settings = self._settings
+        if credentials is not None:
+            settings = settings | zenoh_security(credentials, self._run, self._num_workers)
+        return open_session(settings, self._address, self._num_workers)
+
+    def _enter(self, session: zenoh.Session) -> None:
+        self._reach.follow(session)
         for rank, peer in self._peers.items():
             peer.publisher = session.declare_publisher(
                 f"{self._prefix}/data/{rank}/{self.rank}",
                 congestion_control=zenoh.CongestionControl.BLOCK,
                 reliability=zenoh.Reliability.RELIABLE,
             )
+            peer.return_to_life()
         # In this order: whoever sees the token can send.
         session.declare_subscriber(
             f"{self._prefix}/data/{self.rank}/*", _direct(self._take_sample)
@@ -135,7 +157,8 @@ class ZenohTransport:
         self._token = liveliness.declare_token(
             f"{self._prefix}/alive/{self.rank}/{self.incarnation}"
         )
-        report_strangers(session, self._run, self._num_workers, listener.refused)
+        holders = known_holders(self._num_workers, [bound_name(self._run)])
+        report_strangers(session, self._run, self._num_workers, holders, self._listener.refused)
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         """See `Transport`."""
@@ -144,18 +167,21 @@ class ZenohTransport:
     def close(self) -> None:
         """See `Transport`."""
         session, self._session = self._session, None
-        if session is None:
-            return
+        if session is not None:
+            session.close()
+
+    def _leave(self) -> None:
+        """Deliver what was sent, and let the others know that this is all."""
         deadline = time.monotonic() + self._lease
-        reached = [peer for peer in self._peers.values() if peer.leave()]
-        for peer in reached:
-            peer.await_silence(deadline)
+        reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
         self._token.undeclare()  # type: ignore[no-untyped-call]
         # A socket that is closed before all is read from it takes with it what was sent.
         for peer in reached:
             peer.await_farewell(deadline)
-        with suppress(zenoh.ZError):  # a link is stuck, and goes with the process
-            session.close()  # type: ignore[no-untyped-call]
+
+    def _lose(self) -> None:
+        for peer in self._peers.values():
+            peer.lose()
 
     # What zenoh says, from its threads.
 
@@ -206,6 +232,7 @@ class _Peer:
         # Held while the listener is told, so that it is told one thing after the other.
         self._telling = threading.Lock()
         self._is_closing = False
+        self._left: Incarnation | None = None
         self._has_answered = threading.Event()
         self._answer: threading.Thread | None = None
 
@@ -251,17 +278,29 @@ class _Peer:
         answer.start()
         self._answer = answer  # once it runs: `close` may be about to join it
 
-    def leave(self) -> bool:
-        """Send nothing more; say whether the peer is there."""
+    def leave(self, deadline: Seconds) -> bool:
+        """Send nothing after the frame under way; say whether the peer is there."""
+        has_silence = self._sending.acquire(timeout=_until(deadline))
         with self._telling:
             self._is_closing = True
-            incarnation, self.incarnation = self.incarnation, None
-            return incarnation is not None
-
-    def await_silence(self, deadline: Seconds) -> None:
-        """Wait until no other thread sends any more."""
-        if self._sending.acquire(timeout=_until(deadline)):
+            self._has_answered.clear()
+            self._left, self.incarnation = self.incarnation, None
+        if has_silence:
             self._sending.release()
+        return self._left is not None
+
+    def lose(self) -> None:
+        """Tell the listener, once we have left, that the peer is gone."""
+        with self._telling:
+            self._alive = []
+            if self._left is not None:
+                self._listener.disappeared(self._rank, self._left)
+
+    def return_to_life(self) -> None:
+        """Send again, when the peer appears."""
+        with self._telling:
+            self._assembler.reset()
+            self._is_closing = False
 
     def await_farewell(self, deadline: Seconds) -> None:
         """Wait until the peer has read all, which it says when it sees that we leave."""

@@ -1,0 +1,166 @@
+"""Access control on each link: nothing passes but what belongs to the rank in a certificate."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from edgegossip.core.protocol import Rank
+from edgegossip.net.certificates import holder_name
+from edgegossip.net.tls import Credentials
+
+_Rule: TypeAlias = dict[str, object]
+
+
+class _Keys(NamedTuple):
+    """The runs, as parts of keys, whose messages pass, and whose signs of life."""
+
+    data_runs: tuple[str, ...]
+    alive_runs: tuple[str, ...]
+
+    def data(self, rest: str) -> list[str]:
+        return [f"edgegossip/{run}/data/{rest}" for run in self.data_runs]
+
+    def alive(self, rest: str) -> list[str]:
+        return [f"edgegossip/{run}/alive/{rest}" for run in self.alive_runs]
+
+
+def bound_name(run: str) -> str:
+    """The name in the keys of a run that certificates can be bound to.
+
+    >>> bound_name("night:0123456789abcdef"), bound_name("mine")
+    ('night', 'mine')
+    """
+    return run.partition(":")[0]
+
+
+def known_holders(num_workers: int, run_names: Sequence[str]) -> dict[str, Rank | None]:
+    """Common names of the certificates that take part, and whose they are; None is a router.
+
+    Args:
+        num_workers: Of the run.
+        run_names: Names of runs whose bound certificates count besides those for all runs.
+    """
+    return {
+        holder_name(rank, name): rank
+        for rank in (*range(num_workers), None)
+        for name in (None, *run_names)
+    }
+
+
+def zenoh_security(
+    credentials: Credentials,
+    run: str,
+    num_workers: int,
+    run_names: Sequence[str] | None = None,
+) -> dict[str, object]:
+    """Settings of a zenoh session by which a worker speaks for its own rank only.
+
+    Zenoh checks this on every link, at both of its ends, by the common name in the other's
+    certificate: worker R can send what comes from R, is told of the inbox of R, is sent what
+    goes to R, and is alive as R. Everything else is dropped. A router passes on what workers
+    say, so it may speak for all; to each worker it, too, holds to this.
+
+    So names of machines are not compared, which certificates would otherwise have to list,
+    with all addresses that discovery may find: an impostor with another worker's certificate
+    gets nothing that is not for that other worker, wherever it sits.
+
+    Certificates that are bound to a run have another common name, which is a stranger's in
+    all other runs. Files are handed over by their contents: those that were found good, though
+    they may be replaced meanwhile.
+
+    Args:
+        credentials: Of this worker or router.
+        run: Name of the run in the keys, or "*" for all of a router: messages go to
+            `edgegossip/RUN/data/RECEIVER/SENDER`, tokens are `edgegossip/RUN/alive/RANK/N`.
+        num_workers: Of the run.
+        run_names: Names of runs whose bound certificates count, for a router. A worker has
+            one run only.
+
+    Returns:
+        By the key in zenoh's configuration, what to insert there.
+    """
+    identity = credentials.identity
+    certificate, key = _base64(identity.certificate), _base64(identity.key)
+    # Tokens of other runs may be seen, so that somebody can say that they are there.
+    runs: dict[str | None, _Keys] = {None: _Keys((run,), ("*",))}
+    for name in [bound_name(run)] if run_names is None else run_names:
+        named = (name, f"{name}:$*")
+        runs[name] = _Keys((run,) if run_names is None else named, named)
+    return {
+        # Discovery could otherwise lead to a plain link.
+        "transport/link/protocols": ["tls"],
+        # A second link of a session has the rights of the first. With more than one allowed,
+        # zenoh makes sure that it is the same session, by a key of its own; with one, whoever
+        # takes the id of a session that was called could join its link.
+        "transport/unicast/max_links": 2,
+        "transport/link/tls": {
+            "root_ca_certificate_base64": _base64(credentials.anchors()),
+            "enable_mtls": True,
+            "listen_certificate_base64": certificate,
+            "listen_private_key_base64": key,
+            "connect_certificate_base64": certificate,
+            "connect_private_key_base64": key,
+            "verify_name_on_connect": False,
+            "close_link_on_expiration": True,
+        },
+        "access_control": _access_control(runs, num_workers),
+    }
+
+
+def _access_control(runs: Mapping[str | None, _Keys], num_workers: int) -> dict[str, object]:
+    rules, subjects, policies = [], [], []
+    for run_name, keys in runs.items():
+        common = _common_rules(run_name, keys)
+        rules += common
+        for rank in (*range(num_workers), None):
+            name = holder_name(rank, run_name)
+            own = _own_rules(name, "*" if rank is None else str(rank), keys)
+            rules += own
+            subjects.append({"id": name, "cert_common_names": [name]})
+            policies.append(
+                {"subjects": [name], "rules": [rule["id"] for rule in (*common, *own)]}
+            )
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": subjects,
+        "policies": policies,
+    }
+
+
+def _common_rules(run_name: str | None, keys: _Keys) -> list[_Rule]:
+    both = ["ingress", "egress"]
+    watch = ["declare_liveliness_subscriber", "liveliness_query"]
+    # Not the name of a holder, so that rules of the two are never taken for each other.
+    where = "any run" if run_name is None else f"run {run_name}"
+    return [
+        _allow(f"watch in {where}", both, watch, ["edgegossip/*/alive/**"]),
+        _allow(f"alive in {where}", ["egress"], ["liveliness_token"], keys.alive("*/*")),
+        _allow(f"inbox in {where}", ["egress"], ["declare_subscriber"], keys.data("*/*")),
+    ]
+
+
+def _own_rules(name: str, rank: str, keys: _Keys) -> list[_Rule]:
+    return [
+        _allow(f"alive {name}", ["ingress"], ["liveliness_token"], keys.alive(f"{rank}/*")),
+        _allow(f"inbox {name}", ["ingress"], ["declare_subscriber"], keys.data(f"{rank}/*")),
+        _allow(f"from {name}", ["ingress"], ["put"], keys.data(f"*/{rank}")),
+        _allow(f"to {name}", ["egress"], ["put"], keys.data(f"{rank}/*")),
+    ]
+
+
+def _allow(name: str, flows: list[str], messages: list[str], keys: list[str]) -> _Rule:
+    return {
+        "id": name,
+        "permission": "allow",
+        "flows": flows,
+        "messages": messages,
+        "key_exprs": keys,
+    }
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

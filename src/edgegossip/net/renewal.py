@@ -1,0 +1,199 @@
+"""Certificates that change while a worker or router runs: sessions are opened anew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+import zenoh
+from cryptography.exceptions import UnsupportedAlgorithm
+
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.certificates import common_name
+from edgegossip.net.tls import TLS, Credentials
+
+_LOG = logging.getLogger("edgegossip.net")
+_LOOK: Seconds = 1.0
+_COMPLAIN = 3
+_T = TypeVar("_T")
+
+
+class CertificateWatch:
+    """Knows when the files of a worker or router say something new, and something good.
+
+    What is damaged, or not to be believed, changes nothing: the last good certificates stay in
+    use, and the last good list of revoked ones in force. The log says so.
+
+    Args:
+        tls: The files.
+        rank: Whose; None for routers.
+        run_names: Names of runs that the certificate may be bound to.
+
+    Raises:
+        NetworkError: If they are not good now, as `TLS.check` says.
+    """
+
+    def __init__(self, tls: TLS, rank: Rank | None, run_names: Collection[str]) -> None:
+        self.tls = tls
+        self._rank = rank
+        self._run_names = run_names
+        self._contents = tls.contents()
+        self.current = tls.check(rank, run_names)
+        # How often in a row the same contents were no good, by what became of it.
+        self._failures: Counter[str] = Counter()
+
+    def look(self) -> Credentials | None:
+        """Read the files if they have changed; what is to be used from now on, if it is new."""
+        contents = self.tls.contents()
+        if contents != self._contents:
+            self._failures.clear()
+        elif not self._failures:
+            return None
+        self._contents = contents
+        before = self.current
+        identity = self._try(
+            "the certificates in use stay so",
+            lambda: self.tls.identity(self._rank, self._run_names),
+            before.identity,
+        )
+        after = self._try(
+            "what was revoked before stays so, and nothing else",
+            lambda: self._with_revocations(replace(before, identity=identity)),
+            replace(before, identity=identity),
+        )
+        if after == before:
+            return None
+        self.current = after
+        if after.identity != before.identity:
+            self.tls.warn(after.identity)
+        if after.is_revoked:
+            _LOG.error("%s has been revoked; others close their links", self.tls.certificate)
+        return after
+
+    def _with_revocations(self, credentials: Credentials) -> Credentials:
+        revocations = self.tls.revocations(credentials.identity, credentials.revocations)
+        credentials = replace(credentials, revocations=revocations)
+        credentials.anchors()  # are not too many
+        return credentials
+
+    def _try(self, consequence: str, read: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            result = read()
+        except (NetworkError, OSError, ValueError, UnsupportedAlgorithm) as error:
+            self._failures[consequence] += 1
+            # Not at once: somebody may be about to put one file after the other into place.
+            if self._failures[consequence] == _COMPLAIN:
+                _LOG.error("%s: %s", consequence, error)
+            return otherwise
+        del self._failures[consequence]
+        return result
+
+
+class RenewedSession:
+    """A zenoh session that is closed, and opened with new rules, when certificates change.
+
+    Zenoh knows no other way: it goes by what it was given when it began to listen.
+
+    Args:
+        open_session: Opens one with given credentials; tried until it can be done.
+        enter: Called with each session when it is open.
+        leave: Called before each is closed.
+        lost: Called after one was closed that another one follows.
+        watch: Knows of changes; None where there are no certificates.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[Credentials | None], zenoh.Session],
+        *,
+        enter: Callable[[zenoh.Session], None],
+        leave: Callable[[], None] = lambda: None,
+        lost: Callable[[], None] = lambda: None,
+        watch: CertificateWatch | None,
+    ) -> None:
+        self._open = open_session
+        self._enter = enter
+        self._leave = leave
+        self._lost = lost
+        self._watch = watch
+        self._session: zenoh.Session | None = None
+        self._is_over = threading.Event()
+        # Held while a session begins or ends.
+        self._changing = threading.Lock()
+        self._thread = threading.Thread(target=self._follow, name="certificates", daemon=True)
+
+    def open(self) -> None:
+        """Open the first session.
+
+        Raises:
+            NetworkError: If that cannot be done.
+        """
+        self._session = self._open(None if self._watch is None else self._watch.current)
+        self._enter(self._session)
+        if self._watch is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Close the session for good; nothing if it is closed."""
+        self._is_over.set()
+        with self._changing:
+            self._end()
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        with suppress(zenoh.ZError):
+            self._leave()
+        with suppress(zenoh.ZError):  # a link is stuck, and goes with the process
+            session.close()  # type: ignore[no-untyped-call]
+
+    def _follow(self) -> None:
+        assert self._watch is not None
+        while not self._is_over.wait(_LOOK):
+            credentials = self._watch.look()
+            if credentials is not None:
+                self._renew(credentials)
+
+    def _renew(self, credentials: Credentials) -> None:
+        begin = time.monotonic()
+        with self._changing:
+            if self._is_over.is_set():
+                return
+            self._end()
+            self._lost()
+        session = self._open_at_last(credentials)
+        with self._changing:
+            if session is None or self._is_over.is_set():
+                if session is not None:
+                    session.close()  # type: ignore[no-untyped-call]
+                return
+            self._session = session
+            self._enter(session)
+        _LOG.warning(
+            "certificates have changed: this is %s until %s, %d are revoked; "
+            "all links were closed, and can be opened anew after %.1f s",
+            common_name(credentials.identity.holder.subject),
+            f"{credentials.identity.end:%Y-%m-%d %H:%M} UTC",
+            sum(len(each.serials) for each in credentials.revocations.values()),
+            time.monotonic() - begin,
+        )
+
+    def _open_at_last(self, credentials: Credentials) -> zenoh.Session | None:
+        complained = False
+        while not self._is_over.is_set():
+            try:
+                return self._open(credentials)
+            except NetworkError as error:
+                if not complained:
+                    _LOG.error("no new links after certificates have changed: %s", error)
+                complained = True
+                self._is_over.wait(_LOOK)
+        return None

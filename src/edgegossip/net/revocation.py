@@ -1,0 +1,273 @@
+"""Certificates that are good no more: the authority's list, and how TLS comes to obey it.
+
+Zenoh 1.10 reads no revocation lists (eclipse-zenoh/zenoh#2749 would), and its access control
+knows common names only, which the old and the new certificate of a worker share. But its TLS
+obeys the name constraints of the authorities that it is given, on calls and on being called.
+So each certificate has a DNS name made of its serial number, and an authority goes to zenoh
+with those names excluded that it has revoked. A handshake with such a certificate fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Rank
+from edgegossip.net.certificates import (
+    common_name,
+    holder_name,
+    issued,
+    load_authority,
+    read_file,
+    serial_name,
+    write_file,
+)
+
+_LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+
+# Zenoh's TLS reads no longer certificates; this is for about a thousand that are revoked.
+_MOST_BYTES = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Certificates that one authority has revoked.
+
+    Args:
+        number: Of its list, which grows from one to the next; 0 if it has none.
+        serials: Of the certificates.
+    """
+
+    number: int
+    serials: frozenset[int]
+
+
+Revocations: TypeAlias = Mapping[bytes, Revoked]
+"""By the id of the authority."""
+
+
+def authority_id(authority: x509.Certificate) -> bytes:
+    """Name and key of an authority, which are the same in all its certificates."""
+    key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return authority.subject.public_bytes() + key
+
+
+def list_path(folder: Path) -> Path:
+    """Where `folder` has the list of revoked certificates."""
+    return folder / "revoked.pem"
+
+
+def revoke(
+    folder: Path, ranks: Sequence[Rank | None] = (), serials: Sequence[int] = ()
+) -> list[int]:
+    """Put certificates on the list of the authority in `folder`.
+
+    Certificates on it that have expired are taken off, as no one accepts them anyway.
+
+    Args:
+        folder: That of the authority.
+        ranks: Workers, or None for routers, all of whose certificates are revoked.
+        serials: Of single certificates.
+
+    Returns:
+        The serial numbers on the list that were not on it before.
+
+    Raises:
+        NetworkError: If `folder` has no authority, a damaged list, or no certificate of one
+            of `ranks`; or if the list grows too long.
+    """
+    authority, key = load_authority(folder)
+    before = _on_list(folder, authority)
+    known = issued(folder)
+    new = {*serials, *(serial for rank in ranks for serial in _serials(folder, known, rank))}
+    now = datetime.now(UTC)
+    expired = {each.serial_number for each in known if each.not_valid_after_utc < now}
+    after = Revoked(before.number + 1, (before.serials | new) - expired)
+    constrain(authority, after.serials)  # fits into what TLS reads
+    write_file(list_path(folder), _sign(after, authority, key), mode=0o644)
+    return sorted(after.serials - before.serials)
+
+
+def revoked_serials(folder: Path) -> frozenset[int]:
+    """Serial numbers that the authority in `folder` has revoked.
+
+    Raises:
+        NetworkError: If `folder` has no authority, or a damaged list.
+    """
+    return _on_list(folder, load_authority(folder)[0]).serials
+
+
+def parse_lists(
+    content: bytes,
+    path: Path,
+    authorities: Collection[x509.Certificate],
+    in_force: Revocations | None = None,
+) -> Revocations:
+    """Read the lists in PEM that `content` of the file `path` has, and check who made them.
+
+    Lists do not expire: a certificate that was revoked once does not become good by waiting.
+
+    Args:
+        content: Of the file; empty if it is not there.
+        path: Of the file.
+        authorities: That may have signed them.
+        in_force: Lists that these must not fall behind.
+
+    Raises:
+        NetworkError: If something in it is not a list that one of `authorities` has signed, or
+            there is none as new as the one `in_force`.
+    """
+    lists: dict[bytes, Revoked] = {}
+    pieces = _LIST.findall(content)
+    if content and len(pieces) != max(1, content.count(b"-----BEGIN")):
+        raise NetworkError(f"{path} is not a list of revoked certificates in PEM; copy it anew")
+    for piece in pieces:
+        authority, revoked = _parse_list(piece, path, authorities)
+        earlier = lists.get(authority)
+        if earlier is None or earlier.number < revoked.number:
+            lists[authority] = revoked
+    for authority, name in {
+        authority_id(a): common_name(a.subject) for a in authorities
+    }.items():
+        now, earlier = lists.get(authority), (in_force or {}).get(authority)
+        if earlier is not None and (now is None or now.number < earlier.number):
+            given = "no list" if now is None else f"list {now.number}"
+            raise NetworkError(
+                f"{path} has {given} of {name!r}, whose list {earlier.number} is in force; "
+                "copy the newest one"
+            )
+    return lists
+
+
+def constrain(authority: x509.Certificate, serials: Iterable[int]) -> x509.Certificate:
+    """`authority` as TLS shall know it: not vouching for certificates with these numbers.
+
+    Its name and key are the same. Nobody looks at the signature of what is trusted, so it
+    has the signature of a key that is thrown away.
+
+    Raises:
+        NetworkError: If there are more `serials` than TLS can be told of.
+    """
+    excluded: list[x509.GeneralName] = [x509.DNSName(serial_name(each)) for each in serials]
+    permitted = None
+    if not excluded:
+        return authority
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(authority.subject)
+        .issuer_name(authority.subject)
+        .public_key(authority.public_key())
+        .serial_number(authority.serial_number)
+        .not_valid_before(authority.not_valid_before_utc)
+        .not_valid_after(authority.not_valid_after_utc)
+    )
+    for extension in authority.extensions:
+        if isinstance(extension.value, x509.NameConstraints):
+            permitted = extension.value.permitted_subtrees
+            excluded += extension.value.excluded_subtrees or []
+        else:
+            builder = builder.add_extension(extension.value, extension.critical)
+    constraints = x509.NameConstraints(permitted, excluded)
+    constrained = builder.add_extension(constraints, critical=True).sign(key, hashes.SHA256())
+    if len(constrained.public_bytes(Encoding.DER)) > _MOST_BYTES:
+        raise NetworkError(
+            f"{len(excluded)} certificates of {common_name(authority.subject)!r} are too many "
+            "to revoke; make a new authority, and certificates for those who stay"
+        )
+    return constrained
+
+
+def _on_list(folder: Path, authority: x509.Certificate) -> Revoked:
+    path = list_path(folder)
+    content = read_file(path) if path.exists() else b""
+    lists = parse_lists(content, path, [authority])
+    return lists.get(authority_id(authority), Revoked(0, frozenset()))
+
+
+def _serials(
+    folder: Path, known: Sequence[x509.Certificate], rank: Rank | None
+) -> Iterable[int]:
+    whose = holder_name(rank)
+    found = [
+        each.serial_number
+        for each in known
+        # Also those that are good in some runs only.
+        if common_name(each.subject).partition("@")[0] == whose
+    ]
+    if not found:
+        raise NetworkError(
+            f"{folder} knows no certificate of {whose!r}; say its --serial, which is in the "
+            "certificate (edgegossip certs list)"
+        )
+    return found
+
+
+def _sign(
+    revoked: Revoked, authority: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> bytes:
+    now = datetime.now(UTC)
+    key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.subject)
+        .last_update(now)
+        .next_update(authority.not_valid_after_utc)  # X.509 wants one
+        .add_extension(x509.CRLNumber(revoked.number), critical=False)
+        .add_extension(key_id, critical=False)
+    )
+    for serial in sorted(revoked.serials):
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+        builder = builder.add_revoked_certificate(entry.build())
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def _parse_list(
+    piece: bytes, path: Path, authorities: Collection[x509.Certificate]
+) -> tuple[bytes, Revoked]:
+    try:
+        parsed = x509.load_pem_x509_crl(piece)
+        serials = frozenset(entry.serial_number for entry in parsed)
+        numbers = [
+            e.value.crl_number for e in parsed.extensions if isinstance(e.value, x509.CRLNumber)
+        ]
+        is_whole = not any(extension.critical for extension in parsed.extensions)
+    except (ValueError, x509.DuplicateExtension) as error:
+        raise NetworkError(
+            f"{path} is damaged ({error}); copy the list of revoked certificates anew"
+        ) from None
+    for authority in authorities:
+        if _has_made(authority, parsed):
+            break
+    else:
+        raise NetworkError(
+            f"{path} has a list of {common_name(parsed.issuer)!r} that no authority in ca.pem "
+            "has signed; copy the list that the authority made"
+        )
+    if not is_whole:
+        raise NetworkError(
+            f"{path} has a list that stands for a part of the revoked certificates only; give "
+            "the whole list"
+        )
+    return authority_id(authority), Revoked(max(numbers, default=0), serials)
+
+
+def _has_made(authority: x509.Certificate, revoked: x509.CertificateRevocationList) -> bool:
+    key = authority.public_key()
+    if authority.subject != revoked.issuer:
+        return False
+    try:
+        return revoked.is_signature_valid(key)  # type: ignore[arg-type]  # others: TypeError
+    except (InvalidSignature, TypeError, ValueError):
+        return False
