@@ -119,7 +119,9 @@ class World:
         """Workers that something happens to; one side of a partition."""
         late = {rank for rank, at in enumerate(self.start_at) if at > 0}
         hit = {rank for each in self.disturbances for rank in each.ranks}
-        return late | hit | ({self.liar} if self.liar is not None else set())
+        # One that began alone waits for the others: what it says of the run nobody confirms.
+        alone = set(range(NUM_WORKERS)) if len(late) == NUM_WORKERS - 1 else set()
+        return late | hit | alone | ({self.liar} if self.liar is not None else set())
 
 
 KINDS = ("pause", "cut", "one way cut", "partition", "kill", "stop all")
