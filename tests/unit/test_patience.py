@@ -70,3 +70,17 @@ def test_who_waits_looks_about_ten_times_in_slack() -> None:
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="factor"):
         Patience(**wrong)
+
+
+def test_a_neighbor_that_is_always_just_in_time_stretches_no_deadline_for_ever() -> (
+    None
+):
+    patience, now = after_a_round(2.0), 0.0
+    for _ in range(20):
+        patience.watch(True, now)
+        now += patience.deadline - 0.1
+        patience.watch(False, now)
+        patience.next_round()
+    assert patience.deadline == 600.0
+    patience.worked(1000.0)  # its own training is no lie
+    assert patience.deadline == 3001.0
