@@ -319,7 +319,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         answers, state.catch_up = state.catch_up, None
         if answers:
             reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
-            furthest = sorted(reached.values())[-_enough(len(answers))]
+            enough = min(self._quorum(state), len(answers))
+            furthest = sorted(reached.values())[-enough]
             giver = min(j for j in answers if reached[j] == furthest)
             self.catch_up_with(state, answers[giver].payload)
             self._go_to(state, furthest)
@@ -339,9 +340,11 @@ class Synchronous(Algorithm[S], Generic[S]):
             for j, message in state.ahead.items()
             if self._is_far(state.exchange, self.exchange_of(message))
         }
+        return len(state.ahead) >= self._quorum(state)
+
+    def _quorum(self, state: S) -> int:
         neighbors = self.topology.all_in_neighbors(state.rank)
-        reachable = [j for j in neighbors if j not in state.lost]
-        return len(state.ahead) >= _enough(len(reachable))
+        return _enough(sum(j not in state.lost for j in neighbors))
 
     def _skip(self, state: S, now: Seconds) -> list[Effect]:
         """Go on where the others are, as if it had just come back."""
