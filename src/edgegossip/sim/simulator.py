@@ -13,7 +13,7 @@ from torch import Tensor
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import LocalProtocolError, no_validation_data, waits_for_ever
 from edgegossip.core.metrics import staleness
-from edgegossip.core.observer import Observer, Unobserved
+from edgegossip.core.observer import UNOBSERVED, Observer
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -120,7 +120,7 @@ class Simulator(Generic[State]):
         self._faults = faults or Faults()
         self._network = Network(links or Links(), self._faults, platforms, wire=wire)
         self._pool = pool or ComputePool(0)
-        self._observer = observer or Unobserved()
+        self._observer = observer or UNOBSERVED
         self._evaluate_params = evaluate
         self._evaluation_cost = evaluation_cost
         self._max_seconds = max_seconds
