@@ -275,14 +275,9 @@ class Simulator(Generic[State]):
     def _send(self, rank: Rank, effect: Send) -> None:
         record = self._records[rank]
         delivery = self._network.send(self.now, record, rank, effect, self._order)
-        self._observer.sent(
-            self.now,
-            rank,
-            delivery.receiver,
-            delivery.message,
-            delivery.num_bytes,
-            (delivery.start, delivery.end),
-        )
+        receiver, message = delivery.receiver, delivery.message
+        uplink = (delivery.start, delivery.end)
+        self._observer.sent(self.now, rank, receiver, message, delivery.num_bytes, uplink)
         if delivery.is_dropped:
             self._lose(delivery, "dropped")
             # Messages are told apart by their serial, also those that never arrive.
