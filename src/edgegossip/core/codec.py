@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Message
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -112,9 +111,7 @@ def num_bytes(message: Message) -> int:
     >>> num_bytes(message) == sum(len(part) for part in encode(message))
     True
     """
-    length = len(_variable(message))
-    header = _header_num_bytes(message.kind, length, _forms(message))
-    return header + payload_num_bytes(message.payload)
+    return _num_bytes(message.kind, len(_variable(message)), _forms(message))
 
 
 # Writing.
@@ -179,8 +176,9 @@ def _around_variable(kind: str, forms: tuple[_Form, ...]) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=4096)
-def _header_num_bytes(kind: str, length: int, forms: tuple[_Form, ...]) -> int:
-    return len(_header(kind, "0" * length, forms))
+def _num_bytes(kind: str, length: int, forms: tuple[_Form, ...]) -> int:
+    tensors = sum(shape.numel() * dtype.itemsize for _, dtype, shape in forms)
+    return len(_header(kind, "0" * length, forms)) + tensors
 
 
 # Reading.

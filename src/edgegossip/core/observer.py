@@ -8,10 +8,14 @@ from edgegossip.core.protocol import Message, Rank, Seconds, Trained
 
 
 class Observer(Protocol):
-    """Sees what happens, in order of time, and changes nothing."""
+    """Sees what happens, in order of time, and changes nothing.
+
+    One that derives from it may leave out what it has no use for.
+    """
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         """Worker `rank` trained from `start` to `now`."""
+        return
 
     def sent(
         self,
@@ -23,26 +27,25 @@ class Observer(Protocol):
         uplink: tuple[Seconds, Seconds],
     ) -> None:
         """A message was handed over; the uplink carries it during `uplink`."""
+        return
 
     def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
         """A message arrived, `staleness` rounds old."""
+        return
 
     def lost(
         self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
     ) -> None:
         """A message from `sender` did not reach `rank`."""
+        return
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         """Worker `rank` "crashed", "recovered" or "finished"."""
+        return
 
 
-class Unobserved:
+class Unobserved(Observer):
     """The observer of a run that nobody watches."""
-
-    def ignore(self, *args: object, **kwargs: object) -> None:
-        """Nothing is kept."""
-
-    trained = sent = received = lost = changed = ignore
 
 
 UNOBSERVED = Unobserved()

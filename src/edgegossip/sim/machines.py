@@ -58,8 +58,9 @@ class Machines:
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
         """Have the platform do work (in samples' worth) once it is free: from when to when."""
         start = max(now, self._busy_until[rank])
-        self._busy_until[rank] = start + self._platforms[rank].duration(start, cost)
-        return start, self._busy_until[rank]
+        end = start + self._platforms[rank].duration(start, cost)
+        self._busy_until[rank] = end
+        return start, end
 
     def stop(self, rank: Rank) -> None:
         """A crash: what its trainer and its monitor knew is gone."""

@@ -58,6 +58,8 @@ class Membership:
         one, other = delivery.sender, delivery.receiver
         if delivery.is_cut_off or not self.is_online[other]:
             return "crashed"
+        if not self.partitions:
+            return None
         is_separated = self.are_separated(one, other, now, since=delivery.start)
         return "partitioned" if is_separated else None
 

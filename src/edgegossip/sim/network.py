@@ -60,6 +60,18 @@ class Network:
         start = max(now, record.uplink_free)
         end = start + num_bytes / min(link.bandwidth, self._platforms[sender].uplink)
         record.uplink_free = end
+        is_dropped, delay = False, 0.0
+        if self._drops or self._delays:
+            is_dropped, delay = self._disturb(now, sender, receiver, serial)
+        first, last = start + link.latency + delay, end + link.latency + delay
+        return Delivery(
+            sender, receiver, message, num_bytes, start, end, first, last, is_dropped
+        )
+
+    def _disturb(
+        self, now: Seconds, sender: Rank, receiver: Rank, serial: int
+    ) -> tuple[bool, Seconds]:
+        """Say whether the link loses a message sent `now`, and by how much it delays it."""
         is_dropped = any(
             applies(drop, now, sender, receiver)
             and uniform(self._seed, "drop", k, serial) < drop.probability
@@ -70,9 +82,7 @@ class Network:
             for k, delay in enumerate(self._delays)
             if applies(delay, now, sender, receiver)
         )
-        first, last = (at + link.latency + delay for at in (start, end))
-        ends = (num_bytes, start, end, first, last)
-        return Delivery(sender, receiver, message, *ends, is_dropped)
+        return is_dropped, delay
 
     def entry(self, delivery: Delivery) -> tuple[Seconds, Rank, FirstByte | Delivery]:
         """Say when something next happens to a message that was sent, where, and what.

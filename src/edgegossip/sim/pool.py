@@ -28,6 +28,8 @@ class Pending(Protocol[T_co]):
 class _Deferred(Generic[T]):
     """A task that runs once, in the caller's thread, when its result is asked for."""
 
+    __slots__ = ("_error", "_result", "_task")
+
     def __init__(self, task: Callable[[], T]) -> None:
         self._task: Callable[[], T] | None = task
         self._result: T

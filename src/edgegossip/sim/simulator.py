@@ -13,7 +13,7 @@ from torch import Tensor
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import LocalProtocolError, no_validation_data, waits_for_ever
 from edgegossip.core.metrics import staleness
-from edgegossip.core.observer import Observer, Unobserved
+from edgegossip.core.observer import UNOBSERVED, Observer
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -113,13 +113,14 @@ class Simulator(Generic[State]):
         self.num_events = 0
         self.should_stop = False
         self._algorithm = algorithm
+        self._traits = algorithm.traits
         self._initial_params = initial_params
         self.states = [self._new_state(rank) for rank in range(len(platforms))]
         self._machines = Machines(platforms, make_trainer, make_predictor)
         self._faults = faults or Faults()
         self._network = Network(links or Links(), self._faults, platforms, wire=wire)
         self._pool = pool or ComputePool(0)
-        self._observer = observer or Unobserved()
+        self._observer = observer or UNOBSERVED
         self._evaluate_params = evaluate
         self._evaluation_cost = evaluation_cost
         self._max_seconds = max_seconds
@@ -239,9 +240,8 @@ class Simulator(Generic[State]):
         trainer = self._machines.trainer(rank)
         cost = trainer.cost(effect)
         began, end = self._machines.occupy(rank, self.now, cost)
-        progress = self._algorithm.traits.progress(
-            self.states[rank].round, self.now, self._max_seconds
-        )
+        round = self.states[rank].round
+        progress = self._traits.progress(round, self.now, self._max_seconds)
         pending = self._pool.submit(partial(trainer.train, effect, progress))
         record.training = InTraining(self.now, began, effect.params, cost, pending)
         self._num_open += 1
@@ -275,8 +275,9 @@ class Simulator(Generic[State]):
     def _send(self, rank: Rank, effect: Send) -> None:
         record = self._records[rank]
         delivery = self._network.send(self.now, record, rank, effect, self._order)
-        what = (delivery.message, delivery.num_bytes, (delivery.start, delivery.end))
-        self._observer.sent(self.now, rank, delivery.receiver, *what)
+        receiver, message = delivery.receiver, delivery.message
+        uplink = (delivery.start, delivery.end)
+        self._observer.sent(self.now, rank, receiver, message, delivery.num_bytes, uplink)
         if delivery.is_dropped:
             self._lose(delivery, "dropped")
             # Messages are told apart by their serial, also those that never arrive.
