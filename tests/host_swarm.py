@@ -254,9 +254,11 @@ class Watcher(Silent):
         self._time = time
         self.trace: list[tuple[Any, ...]] = []
         self.moments: dict[Rank, list[Seconds]] = defaultdict(list)
+        self.trained_at: dict[Rank, list[Seconds]] = defaultdict(list)
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self._note(rank, "trained", float(event.params.double().sum()))
+        self.trained_at[rank].append(self._time.now)
 
     def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
         self.trace.append((self._time.now, rank, "received", sender, staleness))
@@ -486,7 +488,7 @@ def require_joining(run: Run) -> None:
         process = run.processes[rank]
         if process.started_at != at or not process.is_alive or rank == world.liar:
             continue
-        moments = [moment for moment in run.watcher.moments[rank] if moment > at]
+        moments = [moment for moment in run.watcher.trained_at[rank] if moment > at]
         has_finished = not moments and process.reason == "finished"  # nothing was left
         if not has_finished and (not moments or moments[0] > begun + NOTICED):
             when = f"{moments[0]:.1f} s" if moments else "never"
