@@ -12,7 +12,7 @@ from lab.lab import HostSpec, Lab
 from lab.machine import missing
 from tests.lab.talkers import PREPARE
 
-from edgegossip.net.zenoh_transport import LEASE
+from edgegossip.net.session import LEASE
 
 pytestmark = [
     pytest.mark.slow,

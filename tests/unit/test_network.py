@@ -121,7 +121,9 @@ def test_training_takes_as_many_threads_as_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     earlier, found = torch.get_num_threads(), watch_threads(monkeypatch, "train")
-    settings = WorkerSettings(meet_seconds=0.01, threads=threads, max_seconds=1.0)
+    settings = WorkerSettings(
+        meet_seconds=0.01, min_workers=1, threads=threads, max_seconds=1.0
+    )
     take_part(
         EXPERIMENT, 0, MemoryNetwork().transport(0), out=tmp_path / "0", settings=settings
     )

@@ -19,7 +19,7 @@ from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import LEASE
+from edgegossip.net.session import LEASE
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
+from edgegossip.deploy.introducing import run_key
+from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
@@ -19,8 +20,9 @@ from edgegossip.machine.profile import Profile
 from edgegossip.machine.profiling import TimedTraining
 from edgegossip.machine.telemetry import Journal, open_telemetry
 from edgegossip.net.address import Address
+from edgegossip.net.session import LEASE, require_lease
 from edgegossip.net.tls import load_tls
-from edgegossip.net.zenoh_transport import LEASE, ZenohTransport, require_lease
+from edgegossip.net.zenoh_transport import ZenohTransport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ def join(
     """
     tls = load_tls(connection.tls, rank)
     keep_freed_memory()
-    run = run_id(experiment, settings.name).hex()
+    run = run_key(experiment, recipe, settings.name)
     transport = ZenohTransport(
         run=run,
         rank=rank,

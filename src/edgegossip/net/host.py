@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgegossip.core import codec
 from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.errors import NetworkError
 from edgegossip.core.metrics import staleness
 from edgegossip.core.observer import UNOBSERVED, Observer
 from edgegossip.core.protocol import (
@@ -33,6 +34,7 @@ from edgegossip.core.protocol import (
 from edgegossip.core.trainer import Trainer
 from edgegossip.net.alarms import Alarms, Chores
 from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
+from edgegossip.net.meeting import Meeting
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
 from edgegossip.net.post import ITEMS, Left, Post
@@ -109,6 +111,7 @@ class Host(Generic[State]):
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
+        self.meeting = Meeting(self.peers, self.post.introductions, settings, self.post.calls)
         self._alarms = Alarms()
         self._patience = Patience()
         self._changed_at: Seconds = math.inf
@@ -135,20 +138,24 @@ class Host(Generic[State]):
 
         Raises:
             LocalProtocolError: If the algorithm breaks the contract.
-            NetworkError: If the transport cannot be opened.
+            NetworkError: If the transport cannot be opened, too few workers come, or most of
+                those who come have other settings.
             Exception: Whatever training raises.
         """
         return drive(self.course(), self._items, self._runtime.clock)
 
     def course(self) -> Course[str]:
         """Do all that `run` does except waiting, which is the driver's; see `Course`."""
-        self.post.open()
         try:
+            self._open()
             yield from self._meet()
             if not self._should_stop:
                 self._begin()
             while (reason := self._why_end()) is None:
                 yield from self._take_next(self._wake_at())
+            if reason == "time limit":  # nobody is to take it for lost
+                self.post.phase = Phase.FINISHED
+                self.post.tell_all()
             return reason
         finally:
             self.post.close()
@@ -156,20 +163,29 @@ class Host(Generic[State]):
 
     # Meeting and beginning.
 
+    def _open(self) -> None:
+        """Open the transport, which may take until somebody answers."""
+        last = self.now + self._settings.meet_seconds
+        try:
+            self.post.open(lambda: not self._should_stop and self.now < last)
+        except NetworkError:
+            if not self._should_stop:
+                raise
+
     def _meet(self) -> Course[None]:
         """Wait until everyone is here, or for as long as it is worth it."""
         peers, deadline = self.peers, self.now + self._settings.meet_seconds
         again = self.now + _AGAIN
         while not (peers.are_all_here or self._should_stop) and self.now < deadline:
             yield from self._take_next(min(deadline, again))
+            self.meeting.wait(self.now)
             if self.now >= again:
                 again = self.now + _AGAIN
                 self.post.tell_all(again=True)
             if peers.began_at is not None:
                 deadline = min(deadline, self.now + _STRAGGLERS)
-        if peers.missing and not self._should_stop:
-            what = "absent, or of other settings; their shares of the data go untrained"
-            _LOG.warning("beginning without %s: %s", peers.missing, what)
+        if not self._should_stop:
+            self.meeting.conclude()
 
     def _begin(self) -> None:
         """Start, go on from the checkpoint, or rejoin those who have begun."""
@@ -240,6 +256,8 @@ class Host(Generic[State]):
             for event in self.peers.overdue(self._runtime.clock()):
                 self._handle(event)
             self._lose_patience()
+            if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(self.now):
+                self.stop()
         if (
             self.post.phase == Phase.FINISHED
             and self.now >= self._changed_at + self._settings.quiet_seconds
@@ -250,6 +268,7 @@ class Host(Generic[State]):
         at = min([self._alarms.next_at, self._settings.max_seconds, self._chores.next_at])
         if not self._should_stop:
             at = min(at, self._patience.look_at, self.peers.lose_at - self._zero)
+            at = min(at, self.meeting.ends_at)
         if not self._work.is_busy:
             at = min(at, self._checkpoint_at)
         if self.post.phase == Phase.FINISHED:

@@ -137,6 +137,11 @@ class Peers:
         """Whom the algorithm believes to be there."""
         return [rank for rank, peer in self if not peer.is_lost]
 
+    @property
+    def lost(self) -> list[Rank]:
+        """Whom the algorithm believes to be gone, though it has not come to its end."""
+        return [rank for rank, peer in self if peer.is_lost and rank not in self._ended]
+
     # What the transport and the others say.
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:

@@ -22,6 +22,8 @@ from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.holding import Holding
 from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.introduction import INTRODUCTION, SPEC, Introductions
+from edgegossip.net.link_log import LinkLog
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
 from edgegossip.net.runtime import Inbox
@@ -105,12 +107,14 @@ class Post:
         self._items = items
         self._run = settings.run
         self._clock = settings.runtime.clock
+        self.introductions = Introductions(peers.num_workers, settings.introduction)
+        self._links = LinkLog()
         schema = {**algorithm.schema(params), STATUS: spec(peers.num_workers)}
         self.admission = Admission(
             run=settings.run,
             rank=rank,
             num_workers=peers.num_workers,
-            schema=schema,
+            schema={**schema, INTRODUCTION: SPEC},
         )
         self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
         """When each of the others last said how it is."""
@@ -122,8 +126,13 @@ class Post:
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
 
-    def open(self) -> None:
-        self._transport.open(self, self.admission.max_bytes)
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The endpoints that the transport calls."""
+        return self._transport.calls
+
+    def open(self, keep_trying: Callable[[], bool] = lambda: True) -> None:
+        self._transport.open(self, self.admission.max_bytes, keep_trying)
 
     def close(self, seconds: Seconds = 10.0) -> None:
         self._outbox.close(seconds)
@@ -160,12 +169,18 @@ class Post:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
             case Appeared(rank, incarnation):
+                self._links.found(rank, incarnation, self._clock())
                 self.peers.appeared(rank, incarnation)
+                self.introductions.appeared(rank, incarnation)
+                self._post(rank, self.introductions.message, 0, None)
                 self._told.pop(rank, None)
                 self.tell(rank)
                 return []
             case Disappeared(rank, incarnation):
-                return self.peers.disappeared(rank, incarnation, self._clock())
+                status, clock = self.peers[rank].status, self._clock()
+                phase = None if status is None else status.phase
+                self._links.lost(rank, incarnation, phase, clock)
+                return self.peers.disappeared(rank, incarnation, clock)
             case Refused(rank, reason):
                 with self._lock:
                     number = self._refused.pop(item)
@@ -179,6 +194,13 @@ class Post:
         if admitted is None:
             return []
         envelope, message = admitted
+        if message.kind == INTRODUCTION:
+            self.introductions.take(sender, message)
+        if difference := self.introductions.difference(sender):
+            self.admission.refused(sender, "of other settings", difference)
+            return self.peers.lose(sender)
+        if message.kind == INTRODUCTION:
+            return []
         if message.kind == STATUS:
             return self._read_status(sender, message, now)
         peer = self.peers[sender]

@@ -9,9 +9,9 @@ import zenoh
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_range
 from edgegossip.net.address import Address
+from edgegossip.net.session import LEASE, open_session, session_settings
 from edgegossip.net.strangers import log_refused_connections, report_links
 from edgegossip.net.tls import TLS, zenoh_security
-from edgegossip.net.zenoh_transport import LEASE, open_session, session_settings
 
 _LOG = logging.getLogger("edgegossip.net")
 
