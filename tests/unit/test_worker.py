@@ -257,7 +257,9 @@ def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) 
         raise AssertionError("a worker is started again")
 
     crew.all(SHORT)
-    with pytest.raises(RunFolderError, match="another experiment: its seed is 3, now 4; choose another"):
+    with pytest.raises(
+        RunFolderError, match="another experiment: its seed is 3, now 4; choose"
+    ):
         launch(replace(SHORT, seed=4), start, out=crew.out)
     assert launch(SHORT, start, out=crew.out).reason == "finished"
     assert (crew.out / "params.safetensors").exists()
@@ -266,7 +268,9 @@ def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) 
 def test_the_folder_of_another_experiment_is_left_alone(crew: Crew) -> None:
     crew.all(SHORT)
     other = replace(SHORT, seed=4)
-    with pytest.raises(RunFolderError, match="another experiment: its seed is 3, now 4; choose another"):
+    with pytest.raises(
+        RunFolderError, match="another experiment: its seed is 3, now 4; choose"
+    ):
         take_part(other, 0, MemoryNetwork().transport(0), out=crew.folder(0))
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from edgegossip.core import codec
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import NetworkError
 from edgegossip.core.metrics import staleness
 from edgegossip.core.observer import UNOBSERVED, Observer
 from edgegossip.core.protocol import (
@@ -44,10 +43,6 @@ from edgegossip.net.transport import Transport
 from edgegossip.net.work import Completed, Judge, Work
 
 _LOG = logging.getLogger("edgegossip.net")
-_AGAIN: Seconds = 1.0
-"""While workers meet: between two accounts of oneself, should one have been lost."""
-_STRAGGLERS: Seconds = 2.0
-"""How long to wait for the others once somebody has begun."""
 
 
 class Host(Generic[State]):
@@ -104,14 +99,14 @@ class Host(Generic[State]):
         self._kept_at: Seconds = 0.0
         self._items = runtime.inbox()
         self._work = Work(rank, trainer, self._items, forecaster, evaluate, runtime)
-        log_bytes = 0 if save is None else settings.max_log_bytes
+        log_bytes = settings.max_log_bytes // (8 if save is None else 1)
         self.peers = Peers(
             rank, num_workers, runtime.new_life(), max_log_bytes=log_bytes, ended=settings.ended
         )
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
-        self.meeting = Meeting(self.peers, self.post.introductions, settings, self.post.calls)
+        self.meeting = Meeting(self.peers, self.post, settings)
         self._alarms = Alarms()
         self._patience = Patience()
         self._changed_at: Seconds = math.inf
@@ -147,8 +142,8 @@ class Host(Generic[State]):
     def course(self) -> Course[str]:
         """Do all that `run` does except waiting, which is the driver's; see `Course`."""
         try:
-            self._open()
-            yield from self._meet()
+            has_stopped = lambda: self._should_stop  # noqa: E731
+            yield from self.meeting.meet(self._take_next, lambda: self.now, has_stopped)
             if not self._should_stop:
                 self._begin()
             while (reason := self._why_end()) is None:
@@ -162,30 +157,6 @@ class Host(Generic[State]):
             self._work.close()
 
     # Meeting and beginning.
-
-    def _open(self) -> None:
-        """Open the transport, which may take until somebody answers."""
-        last = self.now + self._settings.meet_seconds
-        try:
-            self.post.open(lambda: not self._should_stop and self.now < last)
-        except NetworkError:
-            if not self._should_stop:
-                raise
-
-    def _meet(self) -> Course[None]:
-        """Wait until everyone is here, or for as long as it is worth it."""
-        peers, deadline = self.peers, self.now + self._settings.meet_seconds
-        again = self.now + _AGAIN
-        while not (peers.are_all_here or self._should_stop) and self.now < deadline:
-            yield from self._take_next(min(deadline, again))
-            self.meeting.wait(self.now)
-            if self.now >= again:
-                again = self.now + _AGAIN
-                self.post.tell_all(again=True)
-            if peers.began_at is not None:
-                deadline = min(deadline, self.now + _STRAGGLERS)
-        if not self._should_stop:
-            self.meeting.conclude()
 
     def _begin(self) -> None:
         """Start, go on from the checkpoint, or rejoin those who have begun."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.host_settings import HostSettings
-from edgegossip.net.introduction import Introductions
 from edgegossip.net.peers import Peers
+from edgegossip.net.post import Post
+from edgegossip.net.runtime import Course
 
 _LOG = logging.getLogger("edgegossip.net")
 _SOON: Seconds = 3.0
 _LATER: Seconds = 30.0
+_AGAIN: Seconds = 1.0
+"""While workers meet: between two accounts of oneself, should one have been lost."""
+_STRAGGLERS: Seconds = 2.0
+"""How long to wait for the others once somebody has begun."""
 
 
 class Meeting:
@@ -22,35 +27,61 @@ class Meeting:
 
     Args:
         peers: The others.
-        introductions: Their settings.
+        post: Reaches them, and has their introductions.
         settings: How many are needed, and how long to wait for them.
-        calls: The endpoints that this worker calls, for the log.
     """
 
-    def __init__(
-        self,
-        peers: Peers,
-        introductions: Introductions,
-        settings: HostSettings,
-        calls: Sequence[str],
-    ) -> None:
+    def __init__(self, peers: Peers, post: Post, settings: HostSettings) -> None:
         self._peers = peers
-        self._introductions = introductions
+        self._post = post
+        self._introductions = post.introductions
         self._settings = settings
-        self._calls = f", calling {', '.join(calls)}" if calls else ""
+        self._calls = f", calling {', '.join(post.calls)}" if post.calls else ""
         self._say_at: Seconds | None = None
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
         """Why the run cannot go on."""
 
-    # Before it.
+    # Before the run.
 
-    def wait(self, now: Seconds) -> None:
-        """Not all are here: say so now and then.
+    def meet(
+        self,
+        take_next: Callable[[Seconds], Course[None]],
+        now: Callable[[], Seconds],
+        has_stopped: Callable[[], bool],
+    ) -> Course[None]:
+        """Wait until everyone is here, or for as long as it is worth it.
+
+        Args:
+            take_next: Waits until then at most, and takes what comes.
+            now: The host's time.
+            has_stopped: The host is to begin nothing.
 
         Raises:
-            NetworkError: If most of the others have other settings.
+            NetworkError: If the transport cannot be opened, too few workers come, or most of
+                those who come have other settings.
         """
+        peers, deadline = self._peers, now() + self._settings.meet_seconds
+        try:
+            self._post.open(lambda: not has_stopped() and now() < deadline)
+        except NetworkError:
+            if not has_stopped():
+                raise
+            return
+        again = now() + _AGAIN
+        while not (peers.are_all_here or has_stopped()) and now() < deadline:
+            yield from take_next(min(deadline, again))
+            self._wait(now())
+            if now() >= again:
+                again = now() + _AGAIN
+                self._post.tell_all(again=True)
+            if peers.began_at is not None:
+                deadline = min(deadline, now() + _STRAGGLERS)
+        if not has_stopped():
+            self._conclude()
+
+    def _wait(self, now: Seconds) -> None:
+        """Not all are here: say so now and then."""
         self._introductions.require_majority(is_waiting=True)
         if self._say_at is None:
             self._say_at = now + _SOON
@@ -59,12 +90,8 @@ class Meeting:
             missing = self._peers.missing
             _LOG.warning("still trying to reach %s%s", workers(missing), self._calls)
 
-    def conclude(self) -> None:
-        """The wait is over.
-
-        Raises:
-            NetworkError: If too few are here, or most of those have other settings.
-        """
+    def _conclude(self) -> None:
+        """The wait is over."""
         self._introductions.require_majority(is_waiting=False)
         missing, settings = self._peers.missing, self._settings
         num_here = self._peers.num_workers - len(missing)
@@ -79,7 +106,7 @@ class Meeting:
             what = "absent, or of other settings; their shares of the data go untrained"
             _LOG.warning("beginning without %s: %s", missing, what)
 
-    # While it lasts.
+    # During the run.
 
     @property
     def ends_at(self) -> Seconds:

@@ -123,6 +123,8 @@ class Post:
         room = max(self._holding.max_bytes, self._holding.share)
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
+        # Whose link was cut and is back: what was on it then has not arrived.
+        self._relinked: set[Rank] = set()
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
 
@@ -170,6 +172,8 @@ class Post:
                 return self._open_frame(sender, data, own_round, now)
             case Appeared(rank, incarnation):
                 self._links.found(rank, incarnation, self._clock())
+                if self.peers.has_begun and self.peers[rank].incarnation == incarnation:
+                    self._relinked.add(rank)
                 self.peers.appeared(rank, incarnation)
                 self.introductions.appeared(rank, incarnation)
                 self._post(rank, self.introductions.message, 0, None)
@@ -220,6 +224,9 @@ class Post:
         status = WorkerStatus.parse(message)
         self.spoke_at[sender] = now
         events = self.peers.told(sender, status, self._clock())
+        if sender in self._relinked:
+            self._relinked.discard(sender)
+            self._send_missing(sender, status)
         # It may have missed what it waits for, or take for lost who has nothing more to say.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
@@ -246,10 +253,13 @@ class Post:
         """Send what those who were resumed too do not have."""
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
-                has = peer.status.received[self.rank]
-                for number, message in [*peer.log.entries]:
-                    if number > has:
-                        self._post(rank, message, number, None)
+                self._send_missing(rank, peer.status)
+
+    def _send_missing(self, rank: Rank, status: WorkerStatus) -> None:
+        """Send `rank`, whose status this is, what it has not received in its present life."""
+        for number, message in [*self.peers[rank].log.entries]:
+            if number > status.received[self.rank]:
+                self._post(rank, message, number, None)
 
     def _post(
         self, receiver: Rank, message: Message, number: int, left: Callable[[], None] | None

@@ -17,8 +17,11 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES
 
-LEASE: Seconds = 1.5
-"""Half of what it takes, at worst, until a worker that falls silent is missed."""
+LEASE: Seconds = 5.0
+"""Half of what it takes, at worst, until a machine that falls silent is missed.
+
+Longer than a worker on a busy machine goes without reading: with 1.5 s, links were cut for that.
+"""
 _LEASES = (0.1, 3600.0)
 _LOG = logging.getLogger("edgegossip.net")
 _LOOK: Seconds = 0.1
@@ -140,20 +143,22 @@ def _open_client(
 ) -> zenoh.Session:
     """Call the endpoints again and again."""
     began, say_after, answer = time.monotonic(), _SOON, _Attempt(config)
+    problem = "no answer yet"
     while keep_trying():
         if (session := answer.wait(_LOOK)) is not None:
             return session
         waited = time.monotonic() - began
         if waited >= say_after:
             say_after = waited + _LATER
-            _LOG.warning("still trying to reach %s (%s)", endpoints, answer.problem)
+            _LOG.warning("still trying to reach %s: %s", endpoints, problem)
         if answer.has_failed:
+            problem = "nobody listens there, or it refuses this worker"
             time.sleep(_RETRY)
             answer = _Attempt(config)
     answer.give_up()
     raise NetworkError(
-        f"nobody answers at {endpoints} ({answer.problem}). Is the worker or router there "
-        "running, and the way to it open? `edgegossip doctor --connect` tries it"
+        f"cannot reach {endpoints}: {problem}. Is the worker or router there running, and the "
+        "way to it open? `edgegossip doctor --connect` tries it"
     )
 
 
@@ -161,7 +166,6 @@ class _Attempt:
     """One try to open a session, in a thread: zenoh waits in there, and hears no signal."""
 
     def __init__(self, config: zenoh.Config) -> None:
-        self.problem = "no answer"
         self.has_failed = False
         self._config = config
         self._lock = threading.Lock()
@@ -177,7 +181,7 @@ class _Attempt:
             return None
         if isinstance(found, zenoh.Session):
             return found
-        self.problem, self.has_failed = "nobody listens there, or it refuses", True
+        self.has_failed = True
         return None
 
     def give_up(self) -> None:
