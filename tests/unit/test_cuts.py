@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 from tests.algorithms import NUM_WORKERS
-from tests.hosts import Running
+from tests.hosts import LONG, Checkpoints, Running
 
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank
 from edgegossip.core.topology import complete
-from edgegossip.net.link_log import LinkLog
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
-from edgegossip.net.status import Phase
 
 PUSHING = GoSGD(
     topology=complete(NUM_WORKERS), num_rounds=200, exchange_probability=1.0, local_steps=1
 )
+ENDLESS_GOSGD = replace(PUSHING, num_rounds=1_000_000)
 
 
 class SlowToNotice(MemoryNetwork):
@@ -62,3 +58,29 @@ def test_what_was_on_a_link_that_was_cut_is_sent_again_when_it_is_back(
     states = [host.state for host in running.hosts.values()]
     assert sum(state.weight for state in states) == pytest.approx(1.0, abs=1e-9)
     assert all(host.post.refusals == {} for host in running.hosts.values())
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["with a checkpoint", "without"])
+@pytest.mark.parametrize("algorithm", [LONG, ENDLESS_GOSGD], ids=["rounds", "gosgd"])
+def test_one_that_leaves_and_is_back_at_once_takes_part_again(
+    algorithm: Any,  # noqa: ANN401
+    keeps: bool,
+) -> None:
+    kept = Checkpoints()
+    options: dict[str, Any] = {"save": kept.save} if keeps else {}
+    running = Running(algorithm, **options)
+    running.wait_for_round(5, *range(NUM_WORKERS))
+    for _ in range(2):
+        running.hosts[1].stop()
+        running.threads[1].join(20)
+        time.sleep(0.02)  # while the others do not miss it yet
+        if keeps:
+            running.options = {**options, "checkpoint": kept[1]}
+        running.start(1)
+        running.options = options
+        began_at = time.monotonic()
+        goal = max(host.state.round for host in running.hosts.values()) + 10
+        running.wait_for_round(goal, *range(NUM_WORKERS))
+        assert time.monotonic() < began_at + 2.5
+    assert all(host.post.refusals == {} for host in running.hosts.values())
+    running.stop()

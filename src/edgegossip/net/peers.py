@@ -234,7 +234,7 @@ class Peers:
                 return True
             if not self.is_resumed and status.is_resumed:
                 return True
-            is_as_before = status.is_resumed and self[rank].known_life == status.life
+            is_as_before = self[rank].known_life == status.life
             is_gap = status.oldest > self[rank].received + 1
             if self.is_resumed and is_as_before and is_gap:
                 return True

@@ -123,7 +123,8 @@ class Post:
         room = max(self._holding.max_bytes, self._holding.share)
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
-        # Whose link was cut and is back: what was on it then has not arrived.
+        # Whose link was cut and is back, or who left and came back in the same life: it has
+        # not received all.
         self._relinked: set[Rank] = set()
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
@@ -172,7 +173,7 @@ class Post:
                 return self._open_frame(sender, data, own_round, now)
             case Appeared(rank, incarnation):
                 self._links.found(rank, incarnation, self._clock())
-                if self.peers.has_begun and self.peers[rank].incarnation == incarnation:
+                if self.peers.has_begun:
                     self._relinked.add(rank)
                 self.peers.appeared(rank, incarnation)
                 self.introductions.appeared(rank, incarnation)
@@ -243,10 +244,13 @@ class Post:
         `left` is called, from another thread, when the transport has it.
         """
         peer = self.peers[receiver]
-        if not peer.is_reachable or peer.status is None:
+        can_send = peer.is_reachable and peer.status is not None
+        if not can_send and (peer.is_lost or not peer.life):
             return False
         peer.sent += 1
         peer.log.add(peer.sent, message)
+        if not can_send:
+            return True  # it has left for a moment, and gets this if it goes on with its life
         return self._post(receiver, message, peer.sent, left)
 
     def send_again(self) -> None:

@@ -20,7 +20,7 @@ from edgegossip.net.chunks import CHUNK_BYTES
 LEASE: Seconds = 5.0
 """Half of what it takes, at worst, until a machine that falls silent is missed.
 
-Longer than a worker on a busy machine goes without reading: with 1.5 s, links were cut for that.
+Longer than a worker on a busy machine goes without reading: 1.5 s were not.
 """
 _LEASES = (0.1, 3600.0)
 _LOG = logging.getLogger("edgegossip.net")
