@@ -18,6 +18,7 @@ _WHY = {
     Phase.RUNNING: "it has failed, or the way to it is cut",
     Phase.FINISHED: "it had finished",
     Phase.LEAVING: "it was stopped, and keeps a checkpoint",
+    Phase.GONE: "it has left the run",
 }
 
 

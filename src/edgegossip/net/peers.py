@@ -189,6 +189,8 @@ class Peers:
         peer.status, peer.began_at = status, clock - status.elapsed
         peer.turn_to(status.life)
         peer.log.forget(status.kept)
+        if status.phase == Phase.GONE:
+            return self.lose(rank)
         takes_part = status.phase in (Phase.RUNNING, Phase.FINISHED)
         if self.has_begun and takes_part and peer.is_reachable:
             return self.find(rank)
@@ -269,7 +271,7 @@ class Peers:
             rank: peer.status
             for rank, peer in self
             if peer.is_reachable and peer.status is not None
-            if peer.status.phase != Phase.LEAVING
+            if peer.status.phase < Phase.LEAVING
         }
 
     # Counting, and leaving.

@@ -138,6 +138,9 @@ class Post:
         self._transport.open(self, self.admission.max_bytes, keep_trying)
 
     def close(self, seconds: Seconds = 10.0) -> None:
+        if self.phase == Phase.RUNNING:
+            self.phase = Phase.GONE
+            self.tell_all()
         self._outbox.close(seconds)
         self._transport.close()
 
