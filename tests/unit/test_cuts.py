@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,9 @@ from tests.hosts import LONG, Checkpoints, Running
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.protocol import Rank
 from edgegossip.core.topology import complete
+from edgegossip.net.link_log import LinkLog
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
+from edgegossip.net.status import Phase
 
 PUSHING = GoSGD(
     topology=complete(NUM_WORKERS), num_rounds=200, exchange_probability=1.0, local_steps=1
@@ -84,3 +87,39 @@ def test_one_that_leaves_and_is_back_at_once_takes_part_again(
         assert time.monotonic() < began_at + 2.5
     assert all(host.post.refusals == {} for host in running.hosts.values())
     running.stop()
+
+
+# What the log says.
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_link_that_is_lost_and_comes_back_makes_a_line_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    log = LinkLog()
+    log.found(1, 5, now=0.0)
+    log.lost(1, 5, Phase.RUNNING, now=20.0)
+    log.found(1, 5, now=22.5)
+    log.lost(1, 5, Phase.LEAVING, now=40.0)
+    log.found(1, 6, now=50.0)
+    log.lost(1, 5, Phase.RUNNING, now=70.0)  # of the process before
+    assert lines(caplog) == [
+        "link with worker 1 is up",
+        "link with worker 1 is lost (it has failed, or the way to it is cut)",
+        "link with worker 1 is back after 2.5 s",
+        "link with worker 1 is lost (it was stopped, and keeps a checkpoint)",
+        "link with worker 1, which was started again, is back after 10.0 s",
+    ]
+
+
+def test_a_link_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    log = LinkLog()
+    for tenth in range(1000):
+        log.found(1, 5, now=tenth / 10)
+        log.lost(1, 5, Phase.RUNNING, now=tenth / 10 + 0.05)
+    assert len(lines(caplog)) == 20
+    assert lines(caplog)[2].endswith("cut); so it was 99 times before")

@@ -45,7 +45,7 @@ class LinkLog:
             _LOG.info("link with worker %d is up", rank)
             return
         if link.has_said_lost:
-            how = "" if link.incarnation == incarnation else ", which was started again"
+            how = "" if link.incarnation == incarnation else ", which was started again,"
             away = now - link.lost_at
             _LOG.warning("link with worker %d%s is back after %.1f s", rank, how, away)
         link.incarnation, link.has_said_lost = incarnation, False
