@@ -180,14 +180,14 @@ def leave_soon(learner: Learner, loop: TrainingLoop) -> None:
             loop.step(learner.step(x), BATCH)
 
 
-@pytest.mark.parametrize("min_workers", [None, 2])
+@pytest.mark.parametrize("min_workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_that_is_left_alone_goes_on_unless_it_is_told_not_to(
     caplog: pytest.LogCaptureFixture, min_workers: int | None
 ) -> None:
     caplog.set_level(logging.INFO)
     network, learners = MemoryNetwork(), [Learner(0), Learner(1)]
-    options = {"min_workers": min_workers, "meet_seconds": 0.2 if min_workers else 20.0}
-    algorithm = replace(ENDLESS, num_rounds=300)
+    options = {"min_workers": min_workers, "meet_seconds": 3.0 if min_workers else 20.0}
+    algorithm = ENDLESS if min_workers else replace(ENDLESS, num_rounds=300)
     left, right = (make_loop(learners[r], algorithm, r, network, **options) for r in (0, 1))
 
     raised = side_by_side(
@@ -199,5 +199,4 @@ def test_one_that_is_left_alone_goes_on_unless_it_is_told_not_to(
         assert "worker 0: finished after 300 rounds" in caplog.text
     else:
         assert isinstance(raised[0], NetworkError)
-        assert "fewer than 2 workers were left for 0.2 s" in str(raised[0])
-        assert 0 < left.rounds < 300
+        assert "fewer than 2 workers were left for 3 s" in str(raised[0])

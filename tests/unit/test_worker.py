@@ -306,6 +306,9 @@ def test_two_workers_of_different_settings_both_end_and_name_them(crew: Crew) ->
     assert "worker 1 has task.batch_size 16, this one 8" in str(ends[0])
     assert "worker 0 has task.batch_size 8, this one 16" in str(ends[1])
     assert all(isinstance(end, NetworkError) for end in ends)
+    # Started again with equal settings and the same folders, they take part.
+    crew.start(pair, 0, 1)
+    assert crew.join(0, 1) == ["finished"] * 2
 
 
 def test_a_run_does_not_begin_alone(crew: Crew) -> None:

@@ -79,6 +79,7 @@ def test_workers_of_another_experiment_are_named_when_gathered(tmp_path: Path) -
         Gathering(faster, tmp_path).finish()
 
 
+@pytest.mark.slow
 def test_a_run_with_fewer_workers_than_it_must_have_ends_with_a_checkpoint(
     tmp_path: Path,
 ) -> None:

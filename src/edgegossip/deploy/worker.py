@@ -334,9 +334,9 @@ def _kept(path: Path) -> dict[str, Any] | None:
 def _make(out: Path, header: dict[str, Any]) -> None:
     """Make the folder; in one that is there, an earlier end counts no more."""
     path = out / "experiment.json"
-    if path.exists():
-        for end in ("summary.json", "params.safetensors"):
-            (out / end).unlink(missing_ok=True)
-        return
     make_folder(out)
+    for end in ("summary.json", "params.safetensors"):
+        (out / end).unlink(missing_ok=True)
+    if path.exists():
+        return
     write_json(path, header)

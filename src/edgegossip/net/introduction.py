@@ -95,7 +95,9 @@ class Introductions:
             differences = ["an introduction that cannot be read"]
         else:
             differences = _differences(settings, self._settings)
-            if others := [] if differences else _differences(versions, self._versions):
+            is_first = rank not in self._differences
+            others = _differences(versions, self._versions)
+            if others and is_first and not differences:
                 _LOG.warning(
                     "worker %d has %s: numbers may differ a little", rank, _list(others)
                 )
