@@ -83,7 +83,7 @@ def test_who_rejoins_counts_anew_what_it_sends_and_receives() -> None:
     assert peers.must_rejoin
     peers.live_anew(NEW)
     assert (peers.life, peers[1].sent, peers[1].received) == (NEW, 0, 0)
-    assert peers.begin() == []
+    assert peers.begin(has_rejoined=True) == []
 
 
 def test_who_rejoins_is_told_anew_who_is_lost() -> None:
@@ -183,7 +183,7 @@ def test_nothing_is_under_way_when_all_counts_agree() -> None:
         finished = status(phase=Phase.FINISHED, sent=(sent, 0), received=(received, 0))
         peers.told(1, finished, 0.0)
         assert peers.is_nothing_under_way == is_nothing_under_way
-    assert peers.have_all_finished
+    assert not peers.unfinished
     peers.lose(1)
     assert peers.is_nothing_under_way
 

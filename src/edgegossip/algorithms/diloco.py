@@ -216,6 +216,11 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             state.has_missed = True
         return super().handle(state, event, now)
 
+    def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
+        super().catch_up_with(state, payload)
+        # What it has gathered is of a round that it leaves out.
+        state.updates, state.told, state.has_missed = {}, {}, True
+
     # The end of a round.
 
     def _end_round(self, state: DiLoCoState) -> None:

@@ -250,6 +250,7 @@ class PushSum(LocalSteps[P], Generic[P]):
             message = Message("catch-up", next_sent, {"params": estimate}, {"weight": part})
             mass = Mass(state.rank, -1, estimate, part, part)
             self.meet(state, j, estimate, is_sender=False)
+            state.arrived += state.links.take_back(j)  # of one that was not lost
             state.links.begin(j, now)
             effects += state.links.send(j, message, mass, now, self.resend_after)
             if part > 0:
@@ -302,6 +303,7 @@ class PushSum(LocalSteps[P], Generic[P]):
     # Coming back.
 
     def catch_up_with(self, state: P, payload: Payload) -> None:
+        state.before_exchange = None
         self._merge_arrived(state)
 
     # Links.

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar, cast
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm, Traits
+from edgegossip.core.connectivity import longest_lead
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -55,6 +56,7 @@ class RoundState(WorkerState):
             listed, infinite from when it is lost until it is heard again.
         lost: Workers that cannot be reached, as keys.
         catch_up: Answers of the neighbors to a worker that has rejoined; None otherwise.
+        ahead: What neighbors that can be reached again said when they were ahead.
         layout: Of `params`, as the worker was told when it started.
     """
 
@@ -64,6 +66,7 @@ class RoundState(WorkerState):
     first_exchange: dict[Rank, float] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
     catch_up: dict[Rank, Message] | None = None
+    ahead: dict[Rank, Message] = field(default_factory=dict)
     layout: Layout | None = None
 
 
@@ -79,6 +82,11 @@ class Synchronous(Algorithm[S], Generic[S]):
     most one exchange apart while nobody is lost. A neighbor that is lost is not waited for; its
     weight goes to the worker itself. One that comes back takes parameters and round from the
     neighbor that is furthest, and tells all neighbors from which exchange on they will hear it.
+    One that was only cut off, and is more than a round behind, does the same once its training
+    is done: nobody waits until it has done the rounds that it missed.
+
+    A neighbor's word alone makes nobody skip rounds if there are three or more: the second
+    furthest counts then, so that one that lies cannot send others to the end of the run.
 
     Args:
         topology: Whom a worker sends to in each exchange.
@@ -174,6 +182,8 @@ class Synchronous(Algorithm[S], Generic[S]):
                 return self._rejoin(state, now) if is_back else self._begin_round(state, now)
             case Trained():
                 self.learn(state, event)
+                if self._is_behind(state):
+                    return self._skip(state, now)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
             case Received(message=Message(kind="catch-up")):
                 return self._receive_catch_up(state, event.sender, event.message, now)
@@ -184,6 +194,7 @@ class Synchronous(Algorithm[S], Generic[S]):
             case WorkerLost():
                 state.lost[event.rank] = None
                 state.first_exchange[event.rank] = math.inf
+                state.ahead.pop(event.rank, None)
                 return self._go_on(state, now)
             case WorkerJoined():
                 state.lost.pop(event.rank, None)
@@ -254,6 +265,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         if sender in state.lost:
             return  # its message was long under way
         earlier = state.first_exchange.get(sender, 0)
+        if earlier == math.inf and self._will_skip(state, sender, first):
+            return  # it will say where it goes on
         # If it came back twice, its messages may come in the wrong order. To wait too little
         # does no harm; to wait for what it never sends would last for ever.
         is_fresh = earlier == math.inf
@@ -267,6 +280,8 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _go_on(self, state: S, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
             return self._resume_if_complete(state, now)
+        if state.is_exchanging and self._is_behind(state):
+            return self._skip(state, now)
         return self._mix_if_complete(state, now)
 
     # Coming back.
@@ -288,6 +303,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         self._wait_for(state, sender, self.exchange_of(message))
         if state.catch_up is not None:
             state.catch_up[sender] = message
+        else:
+            state.ahead[sender] = message
         return self._go_on(state, now)
 
     def _resume_if_complete(self, state: S, now: Seconds) -> list[Effect]:
@@ -302,13 +319,57 @@ class Synchronous(Algorithm[S], Generic[S]):
         answers, state.catch_up = state.catch_up, None
         if answers:
             reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
-            furthest = min(answers, key=lambda j: (-reached[j], j))
-            self.catch_up_with(state, answers[furthest].payload)
-            self._go_to(state, reached[furthest])
+            furthest = sorted(reached.values())[-_enough(len(answers))]
+            giver = min(j for j in answers if reached[j] == furthest)
+            self.catch_up_with(state, answers[giver].payload)
+            self._go_to(state, furthest)
             state.inbox = {k: box for k, box in state.inbox.items() if k >= state.exchange}
         neighbors = self.topology.all_out_neighbors(state.rank)
         announcements = self.announce(state, [j for j in neighbors if j not in state.lost], now)
         return [*announcements, *self._begin_round(state, now)]
+
+    # Skipping rounds.
+
+    def _is_behind(self, state: S) -> bool:
+        """It was away for more than a round, as enough neighbors say."""
+        if not state.ahead:
+            return False
+        state.ahead = {
+            j: message
+            for j, message in state.ahead.items()
+            if self._is_far(state.exchange, self.exchange_of(message))
+        }
+        neighbors = self.topology.all_in_neighbors(state.rank)
+        reachable = [j for j in neighbors if j not in state.lost]
+        return len(state.ahead) >= _enough(len(reachable))
+
+    def _skip(self, state: S, now: Seconds) -> list[Effect]:
+        """Go on where the others are, as if it had just come back."""
+        state.catch_up, state.ahead, state.is_exchanging = state.ahead, {}, False
+        return self._resume(state, now)
+
+    def _will_skip(self, state: S, other: Rank, exchange: int) -> bool:
+        """`other` is so far behind this worker, and others that it hears, that it skips."""
+        if not self._is_far(exchange, state.exchange):
+            return False
+        own = self.topology.all_in_neighbors(state.rank)
+        heard = [j for j in self.topology.all_in_neighbors(other) if j not in state.lost]
+        here = [
+            j
+            for j in heard
+            if j == state.rank
+            or (j in own and j != other and state.first_exchange.get(j, 0) <= state.exchange)
+        ]
+        return len(here) >= _enough(len(heard))
+
+    def _is_far(self, behind: int, ahead: int) -> bool:
+        lead = max(self.exchanges_per_round, longest_lead(self.topology))
+        return ahead > behind + lead
+
+
+def _enough(num_neighbors: int) -> int:
+    """How many neighbors must say so: of three or more, one may lie."""
+    return 2 if num_neighbors >= 3 else 1
 
 
 @dataclass(frozen=True, kw_only=True)

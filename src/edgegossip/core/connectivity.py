@@ -10,11 +10,16 @@ from typing import Protocol
 class Graph(Protocol):
     """What is asked of a `Topology`, which itself asks here."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def num_workers(self) -> int: ...
 
     @property
     def period(self) -> int: ...
+
+    @property
+    def is_directed(self) -> bool: ...
 
     def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]: ...
 
@@ -48,6 +53,24 @@ def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -
             reached |= fresh
             frontier += fresh
     return reached
+
+
+@lru_cache(maxsize=64)
+def longest_lead(topology: Graph) -> int:
+    """By how many rounds a worker can be ahead of a neighbor that is there, at most.
+
+    All wait for what their in-neighbors send them in each round. What a worker has sent in one
+    round, everybody has waited for, directly or not, `flooding_time` rounds later.
+
+    >>> from edgegossip.core.topology import directed_ring, ring
+    >>> longest_lead(ring(8)), longest_lead(directed_ring(8))
+    (1, 7)
+    """
+    if not topology.is_directed and topology.period == 1:
+        return 1
+    if len(reached(topology, topology.out_neighbors)) < topology.num_workers:
+        return (topology.num_workers - 1) * topology.period
+    return flooding_time(topology)
 
 
 @lru_cache(maxsize=64)

@@ -32,6 +32,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.trainer import Trainer
 from edgegossip.net.alarms import Alarms, Chores
+from edgegossip.net.ending import Ending
 from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
 from edgegossip.net.meeting import Meeting
 from edgegossip.net.patience import Patience
@@ -109,8 +110,8 @@ class Host(Generic[State]):
         self.meeting = Meeting(self.peers, self.post, settings)
         self._alarms = Alarms()
         self._patience = Patience()
-        self._changed_at: Seconds = math.inf
-        self._should_stop = self._has_finished = False
+        self._should_stop = False
+        self._ending = Ending(settings, self.post)
         self._chores = Chores(chores)
         self._checkpoint_at: Seconds = math.inf if save is None else 0.0
         # Events that came before the run began, or that a checkpoint holds.
@@ -162,10 +163,12 @@ class Host(Generic[State]):
         """Start, go on from the checkpoint, or rejoin those who have begun."""
         peers = self.peers
         has_rejoined = peers.must_rejoin
-        if has_rejoined and peers.is_resumed:
-            # What it knows is too old; its parameters are better than the initial ones.
+        if has_rejoined:
+            # What it knows is too old; its parameters are better than the initial ones. Some
+            # may have begun with the life that it had until now, and wait for what it sends.
             self.state = self._algorithm.init(self.rank, self.state.estimate)
-            self._alarms, self._has_finished, self._pending = Alarms(), False, []
+            self._alarms, self._pending = Alarms(), []
+            self._ending.has_finished = False
             self._work.forget_questions()
             peers.live_anew(self._runtime.new_life())
         now, began_at = self._runtime.clock(), peers.began_at
@@ -174,8 +177,8 @@ class Host(Generic[State]):
         else:
             self._zero = now if began_at is None else min(now, began_at)
         self.post.elapsed = lambda: self.now
-        events = peers.begin()
-        self.post.phase = Phase.FINISHED if self._has_finished else Phase.RUNNING
+        events = peers.begin(has_rejoined=has_rejoined)
+        self.post.phase = Phase.FINISHED if self._ending.has_finished else Phase.RUNNING
         self.post.tell_all()
         if peers.is_resumed:
             self.post.send_again()
@@ -187,7 +190,7 @@ class Host(Generic[State]):
             events.append(self._work.started(has_rejoined, has_data))
         events += self._pending
         self._pending = []
-        self._changed_at = self.now
+        self._ending.changed(self.now)
         for event in events:
             self._handle(event)
 
@@ -229,10 +232,7 @@ class Host(Generic[State]):
             self._lose_patience()
             if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(self.now):
                 self.stop()
-        if (
-            self.post.phase == Phase.FINISHED
-            and self.now >= self._changed_at + self._settings.quiet_seconds
-        ):
+        if self.post.phase == Phase.FINISHED and self.now >= self._ending.tell_at:
             self.post.tell_all()
 
     def _wake_at(self) -> Seconds:
@@ -254,21 +254,17 @@ class Host(Generic[State]):
             return "interrupted"
         if self.now >= self._settings.max_seconds:
             return "time limit"
-        if not self._has_finished or self._work.is_busy:
+        if self._work.is_busy:
             return None
-        quiet = self.now - self._changed_at
-        if quiet > 2 * self._settings.quiet_seconds and self.post.is_over:
-            return "finished"
-        # Counts that still disagree: something was lost on its way.
-        has_settled = quiet > self._settings.settle_seconds
-        return "finished" if has_settled and self.peers.have_all_finished else None
+        return "finished" if self._ending.is_over(self.now) else None
 
     def _handle(self, event: Event) -> None:
         """Hand an event to the algorithm, and carry out what it wants."""
         if not self.peers.has_begun:
             self._pending.append(event)
             return
-        self._changed_at, round_before = self.now, self.state.round
+        self._ending.changed(self.now)
+        round_before = self.state.round
         if isinstance(event, Received):
             age = staleness(self.state.round, event.message.round)
             self._observer.received(self.now, self.rank, event.sender, age)
@@ -312,8 +308,9 @@ class Host(Generic[State]):
             self._observer.lost(self.now, receiver, self.rank, message, "unreachable")
 
     def _finish(self) -> None:
-        if not self._has_finished:
-            self._has_finished, self.post.phase = True, Phase.FINISHED
+        if not self._ending.has_finished:
+            self._ending.finish(self.now)
+            self.post.phase = Phase.FINISHED
             self._observer.changed(self.now, self.rank, "finished")
             self.post.tell_all()
 
@@ -337,10 +334,10 @@ class Host(Generic[State]):
         patience.look_again(now)
         self.post.tell_all(again=True)
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
-        for rank in patience.silent(heard_at, self.post.spoke_at, now):
-            _LOG.warning(
-                "nothing from worker %d for %.1f s: going on", rank, now - heard_at[rank]
-            )
+        silent = patience.silent(heard_at, self.post.spoke_at, now)
+        for rank in dict.fromkeys([*silent, *self.peers.lacking]):
+            what = "a message was lost" if rank not in silent else "nothing was heard"
+            _LOG.warning("worker %d: %s for %.1f s: going on", rank, what, now - heard_at[rank])
             for event in self.peers.lose(rank):
                 self._handle(event)
 
@@ -355,7 +352,7 @@ class Host(Generic[State]):
             "work": self._work.state_dict(),
             "pending": [*self._pending],
             "alarms": self._alarms.state_dict(),
-            "has_finished": self._has_finished,
+            "has_finished": self._ending.has_finished,
             "peers": self.peers.state_dict(),
         }
         if self._save(checkpoint):
@@ -365,7 +362,9 @@ class Host(Generic[State]):
         self.post.tell_all(again=True)
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
-        self.state, self._has_finished = checkpoint["state"], checkpoint["has_finished"]
+        self.state = checkpoint["state"]
+        if checkpoint["has_finished"]:
+            self._ending.finish(checkpoint["now"])
         self._work.load_state_dict(checkpoint["work"])
         self._pending = list(checkpoint["pending"])
         self._alarms.load_state_dict(checkpoint["alarms"])

@@ -16,9 +16,10 @@ _MEMORY = 10
 class Patience:
     """A deadline that is learnt from how long past rounds trained and waited.
 
-    The deadline is `factor` times the longest training or wait of the last ten rounds, and
-    `slack` besides. Lost machines are mostly noticed long before, by the transport; this is
-    for those that are there and say nothing, and for messages that were lost.
+    The deadline is `factor` times the longest training or wait of the last ten rounds, plus
+    `slack`; waits make it no longer than `first`. Lost machines are mostly noticed long before,
+    by the transport; this is for those that are there and say nothing, and for messages that
+    were lost.
 
     Whoever waits says so from time to time, ten times in `slack`; so that others who wait for
     the same silent one do not take it for silent too. After `factor` deadlines that helps no
@@ -27,7 +28,7 @@ class Patience:
     Args:
         factor: At least 1.
         slack: Seconds, above 0.
-        first: Seconds to wait before the first round is over.
+        first: Seconds to wait before the first round is over; waits lead to no more.
 
     >>> patience = Patience(factor=3.0, slack=1.0)
     >>> patience.watch(True, now=5.0)
@@ -43,6 +44,7 @@ class Patience:
     _rounds: deque[Seconds] = field(default_factory=lambda: deque(maxlen=_MEMORY), init=False)
     _worked: Seconds = field(default=0.0, init=False)
     _waited: Seconds = field(default=0.0, init=False)
+    _longest_work: Seconds = field(default=0.0, init=False)
     _since: Seconds | None = field(default=None, init=False)
     _has_given_up: bool = field(default=False, init=False)
     look_at: Seconds = field(default=math.inf, init=False)
@@ -55,6 +57,7 @@ class Patience:
     def worked(self, seconds: Seconds) -> None:
         """A piece of training took `seconds`."""
         self._worked += seconds
+        self._longest_work = max(self._longest_work, self._worked)
 
     def watch(self, is_waiting: bool, now: Seconds) -> None:
         """Note whether only a message can wake the worker."""
@@ -76,7 +79,10 @@ class Patience:
         """How long the others may say nothing."""
         if not self._rounds:
             return self.first
-        return self.factor * max(*self._rounds, self._worked, self._waited) + self.slack
+        longest = max(*self._rounds, self._worked, self._waited)
+        # Waits would multiply each other if somebody were always just in time.
+        limit = max(self.first, self.factor * self._longest_work + self.slack)
+        return min(self.factor * longest + self.slack, limit)
 
     def look_again(self, now: Seconds) -> None:
         """Put `look_at` off."""

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median_high
 from typing import Any
 
 from edgegossip.core.metrics import payload_num_bytes
@@ -69,6 +69,8 @@ class Peer:
         known_life: The last one that the algorithm knows of; 0 for none.
         is_lost: The algorithm was told so, or will be when it starts.
         heard_at: When the last message of the algorithm came.
+        num_gaps: How many statuses in a row told of more messages than have come.
+        has_lost_some: A message has come, and one before it has not.
     """
 
     log: SentLog
@@ -84,6 +86,8 @@ class Peer:
     known_life: Life = 0
     is_lost: bool = False
     heard_at: Seconds = 0.0
+    num_gaps: int = 0
+    has_lost_some: bool = False
 
     def turn_to(self, life: Life) -> None:
         """Number messages anew if this is another life."""
@@ -93,7 +97,8 @@ class Peer:
 
     def count_anew(self) -> None:
         """Nothing was sent, or received, yet."""
-        self.sent = self.received = self.kept = 0
+        self.sent = self.received = self.kept = self.num_gaps = 0
+        self.has_lost_some = False
         self.log = SentLog(max_bytes=self.log.max_bytes)
 
 
@@ -180,7 +185,7 @@ class Peers:
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
-        peer.is_lost = True
+        peer.is_lost, peer.has_lost_some = True, False
         return [WorkerLost(rank)]
 
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
@@ -191,6 +196,9 @@ class Peers:
         peer.log.forget(status.kept)
         if status.phase == Phase.GONE:
             return self.lose(rank)
+        is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
+        is_gap = is_counting and status.sent[self.rank] > peer.received
+        peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
         takes_part = status.phase in (Phase.RUNNING, Phase.FINISHED)
         if self.has_begun and takes_part and peer.is_reachable:
             return self.find(rank)
@@ -205,6 +213,16 @@ class Peers:
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
         peer.is_lost, peer.known_life = False, peer.life
         return [*lost, WorkerJoined(rank, has_restarted)]
+
+    @property
+    def lacking(self) -> list[Rank]:
+        """Workers of which a message was lost on its way, and will not come any more.
+
+        Messages and statuses arrive in the order sent. The first status of one that is resumed
+        comes before what it sends again.
+        """
+        peers = {rank: self[rank] for rank in self.active}
+        return [rank for rank, p in peers.items() if p.has_lost_some or p.num_gaps > 1]
 
     # Beginning.
 
@@ -221,26 +239,42 @@ class Peers:
 
     @property
     def began_at(self) -> Seconds | None:
-        """When those who are here began, on the own clock; None if none has.
+        """When those who are here began, on the own clock; None if they have not.
 
-        The median of what they say, so that one of three or more cannot make the run older.
+        The median of what they say, of two the later moment: one liar cannot make the run old.
         """
-        begun = [r for r, status in self._here().items() if status.phase >= Phase.RUNNING]
-        return median_low(self[rank].began_at for rank in begun) if begun else None
+        here = self._here()
+        begun = [rank for rank, status in here.items() if status.phase >= Phase.RUNNING]
+        is_known = self._do_agree(begun)
+        return median_high(self[rank].began_at for rank in begun) if is_known else None
 
     @property
     def must_rejoin(self) -> bool:
         """The others have begun without this life, or it lacks what nobody can send again."""
-        for rank, status in self._here().items():
-            if status.phase >= Phase.RUNNING and status.begun_with != self.life:
-                return True
-            if not self.is_resumed and status.is_resumed:
-                return True
-            is_as_before = self[rank].known_life == status.life
-            is_gap = status.oldest > self[rank].received + 1
-            if self.is_resumed and is_as_before and is_gap:
-                return True
-        return False
+        here = self._here()
+        begun = [rank for rank, status in here.items() if self._has_begun_without(status)]
+        resumed = [rank for rank, status in here.items() if status.is_resumed]
+        gaps = [rank for rank in here if self._is_gap(rank)]
+        return (
+            self._do_agree(begun)
+            or (not self.is_resumed and self._do_agree(resumed))
+            or self._do_agree(gaps)
+        )
+
+    def _do_agree(self, ranks: Collection[Rank]) -> bool:
+        """Two of those who can be reached say so, or the only one: one of several may lie."""
+        num_reachable = sum(peer.is_reachable for _, peer in self)
+        return len(ranks) >= min(2, max(1, num_reachable))
+
+    def _has_begun_without(self, status: WorkerStatus) -> bool:
+        return status.phase >= Phase.RUNNING and status.begun_with != self.life
+
+    def _is_gap(self, rank: Rank) -> bool:
+        """This worker is resumed, and `rank` cannot send again all that it lacks."""
+        peer, status = self[rank], self[rank].status
+        if status is None or not self.is_resumed:
+            return False
+        return peer.known_life == status.life and status.oldest > peer.received + 1
 
     def live_anew(self, life: Life) -> None:
         """Begin as one that has not been here before, and whose algorithm knows of nobody."""
@@ -249,22 +283,31 @@ class Peers:
             peer.count_anew()
             peer.known_life, peer.is_lost = 0, False
 
-    def begin(self) -> list[Event]:
+    def begin(self, *, has_rejoined: bool = False) -> list[Event]:
         """Begin with those who are here; returns what the algorithm has to know before."""
         self.has_begun = True
         here = self._here()
         events: list[Event] = []
         for rank, peer in self:
-            is_here = rank in here
-            if self.is_resumed and peer.life != peer.known_life:
-                is_here = False  # it begins anew, and will say so
-            if not is_here:
+            if rank not in here or not self._goes_along(rank, here[rank], has_rejoined):
                 events += [] if peer.is_lost else [WorkerLost(rank)]
                 peer.is_lost = True
             else:
                 events += [WorkerJoined(rank)] if peer.is_lost else []
                 peer.is_lost, peer.known_life = False, peer.life
         return events
+
+    def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
+        """`rank` is where this worker is, or can help it to get there; else it is found later.
+
+        Two who rejoin at once would wait for each other's help. One that began earlier, and
+        that too few confirm for this worker to rejoin it, will not send what a beginning needs.
+        """
+        if has_rejoined:
+            return status.phase != Phase.WAITING
+        if self.is_resumed:
+            return self[rank].life == self[rank].known_life and not self._is_gap(rank)
+        return not self._has_begun_without(status)
 
     def _here(self) -> dict[Rank, WorkerStatus]:
         return {
@@ -294,10 +337,10 @@ class Peers:
         )
 
     @property
-    def have_all_finished(self) -> bool:
-        """Nobody who is there has work left, as far as they have said."""
-        statuses = [self[rank].status for rank in self.active]
-        return all(status is not None and status.phase == Phase.FINISHED for status in statuses)
+    def unfinished(self) -> list[Rank]:
+        """Workers that are there and have work left, as far as they have said."""
+        statuses = {rank: self[rank].status for rank in self.active}
+        return [r for r, s in statuses.items() if s is None or s.phase != Phase.FINISHED]
 
     @property
     def is_nothing_under_way(self) -> bool:
@@ -324,6 +367,7 @@ class Peers:
                     peer.sent,
                     peer.received,
                     peer.is_lost,
+                    peer.has_lost_some,
                     list(peer.log.entries),
                 ]
                 for rank, peer in self
@@ -338,10 +382,15 @@ class Peers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
         self.life, self.is_resumed = state["life"], True
-        for rank, (known_life, life, sent, received, is_lost, log) in state["peers"].items():
+        for rank, kept in state["peers"].items():
+            known_life, life, sent, received, is_lost, has_lost_some, log = kept
             peer = self[rank]
             peer.turn_to(life)
-            peer.known_life, peer.is_lost = known_life, is_lost
+            peer.known_life, peer.is_lost, peer.has_lost_some = (
+                known_life,
+                is_lost,
+                has_lost_some,
+            )
             peer.sent, peer.received, peer.kept = sent, received, received
             for number, message in log:
                 peer.log.add(number, message)

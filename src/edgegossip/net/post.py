@@ -217,6 +217,7 @@ class Post:
         if envelope.number <= peer.received:
             return []  # sent again by one that was resumed
         if number := envelope.number - peer.received - 1:
+            peer.has_lost_some = True
             detail = "it never arrived, or was refused"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
@@ -299,13 +300,18 @@ class Post:
         return {f"worker {sender}: {reason}": n for (sender, reason), n in dropped}
 
     @property
+    def num_bytes_held(self) -> int:
+        """Memory of the messages that arrived and are still in use."""
+        return self._holding.num_bytes
+
+    @property
     def is_over(self) -> bool:
         """Everyone who is there has finished, and nothing is under way."""
         peers = self.peers
         return (
             self.phase == Phase.FINISHED
             and self._outbox.is_empty
-            and peers.have_all_finished
+            and not peers.unfinished
             and peers.is_nothing_under_way
         )
 

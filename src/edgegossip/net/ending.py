@@ -1,0 +1,60 @@
+"""When a worker that has no work left may leave the run."""
+
+from __future__ import annotations
+
+import math
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.post import Post
+
+_PATIENCE = 10.0
+"""A worker that has finished answers the others for so many times as long as it took."""
+
+
+class Ending:
+    """Knows whether all is over, and when to tell the others how far one is.
+
+    A worker that has finished stays until all have, and all that was sent has arrived: others
+    may need its answers. It leaves earlier only if most have finished and the rest takes ten
+    times as long: what one worker says of itself must not keep the others for ever.
+
+    Args:
+        settings: How long to wait.
+        post: Knows what the others have said.
+    """
+
+    def __init__(self, settings: HostSettings, post: Post) -> None:
+        self.has_finished = False
+        self._settings = settings
+        self._post = post
+        self._finished_at: Seconds = math.inf
+        self._changed_at: Seconds = math.inf
+
+    def changed(self, now: Seconds) -> None:
+        """Something happened to the algorithm."""
+        self._changed_at = now
+
+    def finish(self, now: Seconds) -> None:
+        """No work of its own is left."""
+        self.has_finished, self._finished_at = True, now
+
+    @property
+    def tell_at(self) -> Seconds:
+        """When to tell the others one's counts, if nothing happens before."""
+        return self._changed_at + self._settings.quiet_seconds
+
+    def is_over(self, now: Seconds) -> bool:
+        """Nobody needs this worker any more."""
+        if not self.has_finished:
+            return False
+        quiet, settings = now - self._changed_at, self._settings
+        if quiet > 2 * settings.quiet_seconds and self._post.is_over:
+            return True
+        unfinished, active = self._post.peers.unfinished, self._post.peers.active
+        if not unfinished:
+            # Counts that still disagree: something was lost on its way.
+            return quiet > settings.settle_seconds
+        are_few = 2 * len(unfinished) <= len(active)
+        latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds
+        return are_few and now > latest

@@ -1,0 +1,580 @@
+"""Worlds for real hosts in virtual time, and what must hold in each.
+
+    python -m tests.host_swarm [--worlds 10000] [--first 0] [--json]
+
+Each seed draws an algorithm, workers of unequal speed, a network, and what goes wrong:
+processes that start late, are paused, killed, restarted; cuts of one or both ways; frames that
+are late, lost or come twice; full disks; stops of all; one that lies. `check` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+import logging
+import math
+import multiprocessing
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from tests.algorithms import ALL, NUM_WORKERS
+from tests.observers import Silent
+from tests.parity import Steady
+from tests.virtual import Process, VirtualNetwork, VirtualTime, Wire
+from tests.worlds import NUM_PARAMS, ManySamples
+
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.push_sum_state import PushSumState
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Rank,
+    Role,
+    Seconds,
+    Send,
+    Train,
+    Trained,
+    WorkerState,
+)
+from edgegossip.core.trainer import TrainingResult
+from edgegossip.net.host import Host
+from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.status import Phase, WorkerStatus
+
+SIZE = 4
+LEASE: Seconds = 1.5
+NOTICED: Seconds = 2 * LEASE
+"""A worker that hangs is missed after at most this."""
+SLACK: Seconds = 2.0
+"""Beyond a round: until a link is open again, statuses were exchanged, and a step is done."""
+HORIZON: Seconds = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """Something that goes wrong.
+
+    Args:
+        kind: "pause", "cut", "one way cut", "partition", "kill", "stop all".
+        at: When.
+        ranks: Whom it befalls; of a partition, one half.
+        seconds: For how long; a killed one is started again after it, with infinity never.
+        with_disk: A killed one goes on from its last checkpoint.
+    """
+
+    kind: str
+    at: Seconds
+    ranks: tuple[Rank, ...]
+    seconds: Seconds = 0.0
+    with_disk: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What one seed draws."""
+
+    seed: int
+    name: str
+    algorithm: Algorithm[Any]
+    step_seconds: tuple[Seconds, ...]
+    start_at: tuple[Seconds, ...]
+    wire: Wire
+    disturbances: tuple[Disturbance, ...]
+    meet_seconds: Seconds
+    checkpoint_seconds: Seconds
+    disk_fails: float = 0.0
+    liar: Rank | None = None
+    lie: str = ""
+
+    @property
+    def loses(self) -> bool:
+        """Frames are lost without a word, so that somebody waits for a deadline."""
+        return self.wire.lost > 0
+
+    @property
+    def round_seconds(self) -> Seconds:
+        """The longest round of anybody: its training and its exchanges."""
+        traits = self.algorithm.traits
+        is_balanced = isinstance(self.algorithm, EdgeGossip)
+        slowest = max(self.step_seconds) * (SIZE if is_balanced else traits.local_steps or SIZE)
+        hops = 2 * NUM_WORKERS  # an all-reduce takes several exchanges, flooding several hops
+        return (
+            slowest + hops * (self.wire.latency[1] + 0.01) + (hops / 2 if self.wire.late else 0)
+        )
+
+    @property
+    def disturbed(self) -> set[Rank]:
+        """Workers that something happens to; one side of a partition."""
+        late = {rank for rank, at in enumerate(self.start_at) if at > 0}
+        hit = {rank for each in self.disturbances for rank in each.ranks}
+        return late | hit | ({self.liar} if self.liar is not None else set())
+
+
+KINDS = ("pause", "cut", "one way cut", "partition", "kill", "stop all")
+LIES = ("elapsed", "resumed", "finished", "waiting", "counts", "furthest")
+
+
+def draw_world(seed: int, name: str | None = None) -> World:
+    draw = random.Random(seed)
+    name = name or [*ALL][seed % len(ALL)]
+    slowest = draw.choice([1, 2, 8])
+    step_seconds = tuple(0.15 * slowest ** draw.random() for _ in range(NUM_WORKERS))
+    bad = draw.random()
+    wire = Wire(
+        latency=(0.001, draw.choice([0.005, 0.05, 0.3])),
+        bandwidth=draw.choice([1e7, 1e5]),
+        late=0.1 if 0.4 < bad < 0.55 else 0.0,
+        lost=0.01 if bad > 0.9 else 0.0,
+        twice=0.1 if 0.55 < bad < 0.7 else 0.0,
+    )
+    is_liar = draw.random() < 0.15
+    liar = draw.randrange(NUM_WORKERS) if is_liar else None
+    disturbances = () if is_liar and draw.random() < 0.7 else draw_disturbances(draw)
+    return World(
+        seed=seed,
+        name=name,
+        algorithm=longer(ALL[name], draw.randint(1, 2)),
+        step_seconds=step_seconds,
+        start_at=draw_starts(draw),
+        wire=wire,
+        disturbances=disturbances,
+        meet_seconds=draw.choice([1.0, 5.0]),
+        checkpoint_seconds=draw.choice([2.0, math.inf]),
+        disk_fails=draw.choice([0.0, 0.0, 0.5, 1.0]),
+        liar=liar,
+        lie=draw.choice(LIES) if is_liar else "",
+    )
+
+
+def longer(algorithm: Algorithm[Any], factor: int) -> Algorithm[Any]:
+    if isinstance(algorithm, EdgeGossip):
+        return replace(algorithm, inner=longer(algorithm.inner, factor))
+    varied: Any = algorithm
+    found: Algorithm[Any] = replace(varied, num_rounds=factor * varied.num_rounds)
+    return found
+
+
+def draw_starts(draw: random.Random) -> tuple[Seconds, ...]:
+    """Most worlds start together; in others some come later, together or one by one."""
+    starts = [draw.uniform(0.0, 0.5) for _ in range(NUM_WORKERS)]
+    if draw.random() < 0.3:
+        together = draw.uniform(1.0, 12.0)
+        for rank in draw.sample(range(NUM_WORKERS), draw.randint(1, NUM_WORKERS - 1)):
+            starts[rank] = together + draw.uniform(0.0, draw.choice([0.2, 3.0]))
+    return tuple(start if start > 0.5 else 0.0 for start in starts)
+
+
+def draw_disturbances(draw: random.Random) -> tuple[Disturbance, ...]:
+    found, at = [], draw.uniform(0.5, 4.0)
+    for _ in range(draw.choice([0, 1, 1, 2, 3])):
+        kind = draw.choice(KINDS)
+        seconds = draw.choice([0.3, 2.0, 5.0, 10.0, 30.0])
+        ranks: Sequence[Rank] = draw.sample(range(NUM_WORKERS), 1)
+        if kind == "partition":
+            ranks = draw.sample(range(NUM_WORKERS), draw.randint(1, 2))
+        elif kind in ("cut", "one way cut"):
+            ranks = draw.sample(range(NUM_WORKERS), 2)
+        elif kind == "kill":
+            ranks = draw.sample(range(NUM_WORKERS), draw.choice([1, 1, 2]))
+            seconds = draw.choice([0.05, 0.8, 4.0, math.inf])
+        elif kind == "stop all":
+            ranks, seconds = (), draw.uniform(1.0, 5.0)
+        disturbance = Disturbance(
+            kind=kind, at=at, ranks=tuple(ranks), seconds=seconds, with_disk=draw.random() < 0.6
+        )
+        found.append(disturbance)
+        at += draw.uniform(0.0, 15.0)
+    return tuple(found)
+
+
+# Running a world.
+
+
+class Timed(ManySamples):
+    """Training that takes virtual time."""
+
+    def __init__(self, rank: Rank, time: VirtualTime, step_seconds: Seconds) -> None:
+        super().__init__(rank, 0.1, SIZE)
+        self._time, self._step_seconds = time, step_seconds
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        self._time.sleep(self.cost(request) * self._step_seconds)
+        return super().train(request, progress)
+
+
+@dataclass
+class Furthest(Algorithm[WorkerState]):
+    """Tells those who come back that the run is at its end."""
+
+    inner: Algorithm[Any]
+
+    def init(self, rank: Rank, params: torch.Tensor) -> WorkerState:
+        state: WorkerState = self.inner.init(rank, params)
+        return state
+
+    def role(self, rank: Rank) -> Role:
+        return self.inner.role(rank)
+
+    def schema(self, params: torch.Tensor) -> Any:  # noqa: ANN401
+        return self.inner.schema(params)
+
+    @property
+    def traits(self) -> Any:  # noqa: ANN401
+        return self.inner.traits
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        end = int(self.traits.num_rounds or 0)
+        effects = self.inner.handle(state, event, now)
+        return [
+            replace(each, message=replace(each.message, round=end))
+            if isinstance(each, Send) and each.message.kind == "catch-up"
+            else each
+            for each in effects
+        ]
+
+
+class Watcher(Silent):
+    """Notes when each worker has trained or come to its end."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self.trace: list[tuple[Any, ...]] = []
+        self.moments: dict[Rank, list[Seconds]] = defaultdict(list)
+
+    def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
+        self._note(rank, "trained", float(event.params.double().sum()))
+
+    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+        self.trace.append((self._time.now, rank, "received", sender, staleness))
+
+    def changed(self, now: Seconds, rank: Rank, what: str) -> None:
+        self._note(rank, what)
+
+    def _note(self, rank: Rank, *what: object) -> None:
+        self.trace.append((self._time.now, rank, *what))
+        self.moments[rank].append(self._time.now)
+
+
+@dataclass
+class Run:
+    """A world as it goes on."""
+
+    world: World
+    processes: dict[Rank, Process] = field(default_factory=dict)
+    disks: dict[Rank, dict[str, Any]] = field(default_factory=dict)
+    starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
+    num_due: int = 0  # processes that are still to be started
+
+    def __post_init__(self) -> None:
+        world = self.world
+        self.time = VirtualTime()
+        self.draw = random.Random(f"{world.seed} network")
+        self.network = VirtualNetwork(self.time, self.draw, world.wire, LEASE)
+        self.watcher = Watcher(self.time)
+        for rank, at in enumerate(world.start_at):
+            self._later(at, rank)
+        for each in world.disturbances:
+            self.time.at(each.at, partial(self._disturb, each))
+
+    def to_the_end(self) -> bool:
+        """Run; says whether everybody came to an end."""
+        return self.time.run(
+            2 * HORIZON,
+            lambda: not self.num_due and not any(map(_is_running, self.processes.values())),
+        )
+
+    def _later(self, seconds: Seconds, rank: Rank, with_disk: bool = False) -> None:
+        self.num_due += 1
+        self.time.at(self.time.now + seconds, lambda: self._start(rank, with_disk))
+
+    def _start(self, rank: Rank, with_disk: bool) -> None:
+        world, process = self.world, Process(self.network, rank, self.draw.uniform(0, 1e5))
+        self.num_due -= 1
+        self.processes[rank] = process
+        self.starts.append((self.time.now, rank))
+        checkpoint = self.disks.get(rank) if with_disk else None
+        algorithm = world.algorithm
+        if rank == world.liar and world.lie == "furthest":
+            algorithm = Furthest(algorithm)
+        host = Host(
+            algorithm,
+            rank,
+            NUM_WORKERS,
+            torch.zeros(NUM_PARAMS),
+            Timed(rank, self.time, world.step_seconds[rank]),
+            self.network.transport(process),
+            settings=HostSettings(
+                run=b"virtual!",
+                meet_seconds=world.meet_seconds,
+                max_seconds=HORIZON,
+                checkpoint_seconds=min(world.checkpoint_seconds, 1e6),
+                quiet_seconds=0.25,  # or statuses at the end would be most of the work
+                max_waiting_bytes=2**20,
+                runtime=process,
+            ),
+            forecaster=Steady(1 / world.step_seconds[rank]),
+            observer=self.watcher,
+            save=self._save if world.checkpoint_seconds < math.inf else None,
+            checkpoint=copy.deepcopy(checkpoint),
+        )
+        if rank == world.liar:
+            lie(host, world.lie, self.draw)
+        process.run(host)
+
+    def _save(self, checkpoint: dict[str, Any]) -> bool:
+        if self.draw.random() < self.world.disk_fails:
+            return False
+        self.disks[checkpoint["state"].rank] = copy.deepcopy(checkpoint)
+        return True
+
+    def _disturb(self, each: Disturbance) -> None:
+        network, everyone = self.network, range(NUM_WORKERS)
+        match each.kind:
+            case "pause":
+                network.pause(each.ranks[0], each.seconds)
+            case "cut" | "one way cut":
+                a, b = each.ranks
+                network.cut(a, b, each.seconds, one_way=each.kind != "cut")
+            case "partition":
+                for a in each.ranks:
+                    for b in everyone:
+                        if b not in each.ranks:
+                            network.cut(a, b, each.seconds)
+            case "kill":
+                for rank in each.ranks:
+                    self._kill(rank, each)
+            case "stop all":
+                for process in [*self.processes.values()]:
+                    self._stop(process, each)
+
+    def _kill(self, rank: Rank, each: Disturbance) -> None:
+        process = self.processes.get(rank)
+        if process is None or not _is_running(process):
+            return
+        self.network.kill(rank, machine=self.draw.random() < 0.3)
+        if each.seconds < math.inf:
+            self._later(each.seconds, rank, each.with_disk)
+
+    def _stop(self, process: Process, each: Disturbance) -> None:
+        if not _is_running(process):
+            return
+        process.after(0.0, process.host.stop)
+        self.num_due += 1
+
+        def restart() -> None:
+            self.num_due -= 1
+            if process.reason == "interrupted":
+                self._later(0.0, process.rank, each.with_disk)
+            elif _is_running(process):  # it finishes its step, or is paused
+                self.num_due += 1
+                self.time.at(self.time.now + 1.0, restart)
+
+        self.time.at(self.time.now + each.seconds, restart)
+
+
+def _is_running(process: Process) -> bool:
+    return process.is_alive and process.reason is None
+
+
+def lie(host: Host[Any], what: str, draw: random.Random) -> None:
+    """Let a host say of itself what is not so."""
+    tell = host.peers.status_for
+
+    def told(rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
+        status = tell(rank, phase, elapsed)
+        match what:
+            case "elapsed":
+                return replace(status, phase=max(phase, Phase.RUNNING), elapsed=1e9)
+            case "resumed":
+                return replace(status, is_resumed=True)
+            case "finished":
+                return replace(status, phase=Phase.FINISHED)
+            case "waiting":
+                return replace(status, phase=Phase.WAITING)
+            case "counts":
+                sent, received = (
+                    tuple(draw.randrange(1000) for _ in range(NUM_WORKERS)) for _ in range(2)
+                )
+                return replace(status, sent=sent, received=received)
+        return status
+
+    host.peers.status_for = told  # type: ignore[method-assign]
+
+
+# What must hold.
+
+
+class ViolationError(AssertionError):
+    """Something that must hold in every world does not in this one."""
+
+
+def check(world: World) -> Run:
+    """Run `world` and look at what has come of it; raises a `ViolationError`."""
+    run = Run(world)
+    has_ended = run.to_the_end()
+    honest = {r: p for r, p in run.processes.items() if r != world.liar and p.is_alive}
+    for rank, process in honest.items():
+        if isinstance(process.reason, BaseException):
+            raise ViolationError(f"worker {rank} raised {process.reason!r}") from process.reason
+    if not has_ended and any(map(_is_running, honest.values())):
+        rounds = {rank: p.host.state.round for rank, p in honest.items()}
+        raise ViolationError(f"hang: rounds {rounds} at {run.time.now:.0f} s")
+    for rank, process in honest.items():
+        end, total = process.host.state.round, world.algorithm.traits.num_rounds
+        if process.reason != "finished" or end != total:
+            raise ViolationError(
+                f"worker {rank} ended early: {process.reason}, round {end} of {total}"
+            )
+    if not world.loses:
+        require_progress(run)
+        require_joining(run)
+    require_sums(run)
+    require_little_memory(run)
+    return run
+
+
+def require_progress(run: Run) -> None:
+    """Nobody stands still for long because of others."""
+    world = run.world
+    onsets = [each.at for each in world.disturbances]
+    onsets += [each.at + each.seconds for each in world.disturbances if each.seconds < math.inf]
+    for rank, moments in run.watcher.moments.items():
+        if rank in world.disturbed:
+            continue
+        for before, after in pairwise(moments):
+            noticing = sum(
+                NOTICED + 1.0 for at in onsets if before - 2 * NOTICED <= at <= after
+            )
+            allowed = 2 * world.round_seconds + SLACK + noticing
+            if after - before > allowed:
+                raise ViolationError(
+                    f"worker {rank} stood still from {before:.2f} to {after:.2f} s: "
+                    f"{after - before:.2f} s, allowed {allowed:.2f}"
+                )
+
+
+def longest_pause(run: Run, ranks: Sequence[Rank], after: Seconds) -> Seconds:
+    """The longest time that one of `ranks` stood still, counted from `after` on."""
+    return max(
+        max(0.0, end - max(start, after))
+        for rank in ranks
+        for start, end in pairwise(run.watcher.moments[rank])
+    )
+
+
+def require_joining(run: Run) -> None:
+    """Those who come late, or again, train within ten seconds of the last one's start."""
+    world = run.world
+    last = max(at for at, _ in run.starts)
+    hit = [each.at + each.seconds for each in world.disturbances if each.seconds < math.inf]
+    begun = max([last, *(at for at in hit)]) + 10.0 + 2 * world.round_seconds
+    for at, rank in run.starts:
+        process = run.processes[rank]
+        if process.started_at != at or not process.is_alive or rank == world.liar:
+            continue
+        moments = [moment for moment in run.watcher.moments[rank] if moment > at]
+        has_finished = not moments and process.reason == "finished"  # nothing was left
+        if not has_finished and (not moments or moments[0] > begun + NOTICED):
+            when = f"{moments[0]:.1f} s" if moments else "never"
+            raise ViolationError(f"worker {rank} started at {at:.1f} s, went on at {when}")
+
+
+def require_sums(run: Run) -> None:
+    """Weights are conserved where nothing is lost."""
+    world = run.world
+    if world.loses or world.liar is not None or world.disturbances or any(world.start_at):
+        return
+    states = [getattr(p.host.state, "inner", p.host.state) for p in run.processes.values()]
+    if isinstance(states[0], GoSGDState):
+        _require_sum(sum(s.weight for s in states), 1.0)
+    elif isinstance(states[0], PushSumState):
+        _require_sum(
+            sum(s.weight + sum(m.weight for m in s.arrived) for s in states), NUM_WORKERS
+        )
+
+
+def _require_sum(found: float, expected: float) -> None:
+    if abs(found - expected) > 1e-9:
+        raise ViolationError(f"weights add up to {found}, not to {expected}")
+
+
+def require_little_memory(run: Run) -> None:
+    """Nothing is kept that nobody needs."""
+    for rank, process in run.processes.items():
+        held = process.host.post.num_bytes_held
+        if held > 2**20 + NUM_WORKERS * 2**16:
+            raise ViolationError(f"worker {rank} holds {held} bytes")
+
+
+def digest(run: Run) -> str:
+    """Equal for equal traces only."""
+    return hashlib.sha256(repr(run.watcher.trace).encode()).hexdigest()
+
+
+# Very many worlds.
+
+
+def try_world(seed: int) -> tuple[int, str, Seconds]:
+    """What is wrong in a world, if anything, and how long it took."""
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    try:
+        check(draw_world(seed))
+    except Exception as error:
+        return seed, f"{type(error).__name__}: {error}", time.perf_counter() - began
+    return seed, "", time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--worlds", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first world")
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.worlds)
+    began = time.perf_counter()
+    with multiprocessing.Pool(options.processes) as pool:
+        found = list(pool.imap_unordered(try_world, seeds, chunksize=8))
+    seconds = time.perf_counter() - began
+    wrong = sorted((seed, what) for seed, what, _ in found if what)
+    figures = {
+        "worlds": len(found),
+        "violations": len(wrong),
+        "seconds": seconds,
+        "worlds_per_second": len(found) / seconds,
+        "median_seconds": statistics.median(each for *_, each in found),
+    }
+    if options.json:
+        print(json.dumps({**figures, "wrong": wrong}))
+        return
+    for seed, what in wrong:
+        world = draw_world(seed)
+        print(f"world {seed} ({world.name}, {_in_short(world)}): {what}")
+    print(figures)
+
+
+def _in_short(world: World) -> str:
+    kinds = [each.kind for each in world.disturbances]
+    return ", ".join([*kinds, *(["late"] if any(world.start_at) else []), world.lie]).strip(
+        ", "
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,488 @@
+"""Real hosts in virtual time: all processes and their network in one thread.
+
+`Host`, `Peers`, `Post`, `Outbox`, `Admission` and `Work` are the package's own. Virtual are the
+clock, the threads beside a host, and the network. One seed gives one trace. The network behaves
+as a `ZenohTransport` does: links are TCP, so a short cut delays what is sent, and a longer one
+closes the link and loses it; a process that is killed is missed at once, one that hangs after
+the lease; two ends of a new link need not see it at once, and frames may come before that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from edgegossip.core.codec import Buffer
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.host import Host
+from edgegossip.net.runtime import Life
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+
+T = TypeVar("T")
+TICK: Seconds = 1e-6
+"""A process that waits until a moment wakes this much later, as a real one does."""
+MAX_STEPS_AT_ONCE = 2000
+"""A host that takes more at one moment is in a busy loop."""
+
+
+class VirtualTime:
+    """What happens when; `sleep` makes the job at hand take time."""
+
+    def __init__(self) -> None:
+        self.now: Seconds = 0.0
+        self.num_actions = 0
+        self._ahead: Seconds = 0.0
+        self._serials = itertools.count()
+        self._heap: list[tuple[Seconds, int, Callable[[], None]]] = []
+
+    def clock(self) -> Seconds:
+        return self.now + self._ahead
+
+    def sleep(self, seconds: Seconds) -> None:
+        self._ahead += seconds
+
+    def timed(self, job: Callable[[], T]) -> tuple[T, Seconds]:
+        """Run `job`; returns its result, and how long it slept."""
+        result = job()
+        seconds, self._ahead = self._ahead, 0.0
+        return result, seconds
+
+    def at(self, time: Seconds, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (max(time, self.now), next(self._serials), action))
+
+    def run(self, until: Seconds, is_over: Callable[[], bool]) -> bool:
+        """Let time pass; says whether `is_over` came true before `until`."""
+        while not is_over():
+            if not self._heap or self._heap[0][0] > until:
+                return False
+            self.now, _, action = heapq.heappop(self._heap)
+            self.num_actions += 1
+            action()
+        return True
+
+
+class VirtualInbox(queue.SimpleQueue[Any]):
+    """Tells its process that there is something."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ANN401
+        super().put(item)
+        self._notify()
+
+
+class VirtualBackground:
+    """Jobs of one process, one after the other, each for as long as it sleeps."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], object] | None]] = deque()
+        self._is_busy = False
+
+    def submit(self, job: Callable[[], T], done: Callable[[T], object] | None = None) -> None:
+        self._jobs.append((job, done))
+        if not self._is_busy:
+            self._is_busy = True
+            self._process.after(0.0, self._begin)
+
+    def close(self, seconds: Seconds) -> None:
+        """What was submitted goes on for a while; nobody waits."""
+
+    def _begin(self) -> None:
+        job, done = self._jobs.popleft()
+        result, seconds = self._process.time.timed(job)
+
+        def end() -> None:
+            if done is not None:
+                done(result)
+            self._is_busy = bool(self._jobs)
+            if self._is_busy:
+                self._begin()
+
+        self._process.after(seconds, end)
+
+
+class Process:
+    """One incarnation of a worker: runs a host, and may be paused or killed.
+
+    Args:
+        network: Where it is.
+        rank: Its worker.
+        skew: What its clock shows at time 0.
+    """
+
+    def __init__(self, network: VirtualNetwork, rank: Rank, skew: Seconds) -> None:
+        self.network = network
+        self.time = network.time
+        self.rank = rank
+        self.incarnation: Incarnation = network.draw.getrandbits(62)
+        self.reason: str | BaseException | None = None
+        self.is_alive = True
+        self.is_paused = False
+        self.started_at = self.time.now
+        self._skew = skew
+        self._deferred: list[Callable[[], None]] = []
+        self._inbox = VirtualInbox(self._notify)
+        self._wake_at: Seconds | None = None
+        self._wakes = 0  # serial of the alarm that counts
+        self._num_steps = 0
+        self._stepped_at = -1.0
+
+    # Its runtime.
+
+    def clock(self) -> Seconds:
+        return self.time.clock() + self._skew
+
+    def inbox(self) -> VirtualInbox:
+        return self._inbox
+
+    def background(self, name: str) -> VirtualBackground:
+        return VirtualBackground(self)
+
+    def new_life(self) -> Life:
+        return 1 + self.network.draw.getrandbits(62)
+
+    # Its course.
+
+    def run(self, host: Host[Any]) -> None:
+        self.host = host
+        self._course = host.course()
+        self._send(None)
+
+    def after(self, seconds: Seconds, action: Callable[[], None]) -> None:
+        """Do something of this process, unless it is dead by then; later if it is paused."""
+
+        def act() -> None:
+            if self.is_alive and self.is_paused:
+                self._deferred.append(act)
+            elif self.is_alive:
+                action()
+
+        self.time.at(self.time.now + seconds, act)
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def wake(self) -> None:
+        self.is_paused = False
+        deferred, self._deferred = self._deferred, []
+        for act in deferred:
+            act()
+
+    def die(self) -> None:
+        self.is_alive = False
+
+    def _notify(self) -> None:
+        self._set_alarm(self.time.now)
+
+    def _set_alarm(self, at: Seconds) -> None:
+        if self._wake_at is not None and self._wake_at <= at:
+            return
+        self._wake_at = at
+        self._wakes += 1
+        serial = self._wakes
+        self.after(at - self.time.now, lambda: self._wake(serial))
+
+    def _wake(self, serial: int) -> None:
+        if serial == self._wakes and self.reason is None:
+            item = self._inbox.get_nowait() if not self._inbox.empty() else None
+            self._send(item)
+
+    def _send(self, item: Any) -> None:  # noqa: ANN401
+        self._count_step()
+        self._wake_at = None
+        try:
+            until = self._course.send(item)
+        except StopIteration as end:
+            self.reason = end.value
+            return
+        except BaseException as error:
+            self.reason = error
+            return
+        if not self._inbox.empty():
+            self._set_alarm(self.time.now)
+        elif until < float("inf"):
+            self._set_alarm(max(self.time.now, until - self._skew) + TICK)
+
+    def _count_step(self) -> None:
+        self._num_steps = self._num_steps + 1 if self._stepped_at == self.time.now else 1
+        self._stepped_at = self.time.now
+        assert self._num_steps < MAX_STEPS_AT_ONCE, f"worker {self.rank} is in a busy loop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """How frames travel on every link.
+
+    Args:
+        latency: Least and most seconds that a frame takes, drawn for each link.
+        bandwidth: Bytes per second of a link.
+        late: Chance that a frame takes up to a second more; those behind it wait.
+        lost: Chance that a frame is lost.
+        twice: Chance that it comes twice.
+    """
+
+    latency: tuple[Seconds, Seconds] = (0.001, 0.02)
+    bandwidth: float = 1e6
+    late: float = 0.0
+    lost: float = 0.0
+    twice: float = 0.0
+
+
+@dataclass
+class _Link:
+    """One direction between two processes that see each other."""
+
+    sender: VirtualTransport
+    receiver: VirtualTransport
+    latency: Seconds
+    is_seen: bool = False
+    last_arrival: Seconds = 0.0
+    stalled: list[bytes] = field(default_factory=list)
+
+
+class VirtualNetwork:
+    """Joins virtual processes.
+
+    Args:
+        time: The clock.
+        draw: All that is random.
+        wire: How frames travel.
+        lease: Silence after which a link is closed.
+    """
+
+    def __init__(
+        self, time: VirtualTime, draw: random.Random, wire: Wire, lease: Seconds = 1.5
+    ) -> None:
+        self.time = time
+        self.draw = draw
+        self.lease = lease
+        self._wire = wire
+        self._open: dict[Rank, VirtualTransport] = {}
+        self._links: dict[tuple[Rank, Rank], _Link] = {}
+        self._cuts: dict[tuple[Rank, Rank], int] = defaultdict(int)
+
+    def transport(self, process: Process) -> VirtualTransport:
+        return VirtualTransport(self, process)
+
+    # What happens to links and processes.
+
+    def cut(self, a: Rank, b: Rank, seconds: Seconds, *, one_way: bool = False) -> None:
+        """Nothing gets from `a` to `b`, nor back unless `one_way`, for so long."""
+        ways = [(a, b)] if one_way else [(a, b), (b, a)]
+        for way in ways:
+            self._cuts[way] += 1
+        self.time.at(
+            self.time.now + self._patience(),
+            lambda: self._close_if(lambda: self._is_cut(a, b), a, b),
+        )
+
+        def heal() -> None:
+            for way in ways:
+                self._cuts[way] -= 1
+            self._resume(a, b)
+
+        self.time.at(self.time.now + seconds, heal)
+
+    def pause(self, rank: Rank, seconds: Seconds) -> None:
+        """A process stands still, as with SIGSTOP; longer than the lease, its links close."""
+        process = self._open[rank].process if rank in self._open else None
+        if process is None or process.is_paused:
+            return
+        process.pause()
+        for other in [*self._open]:
+            close = partial(self._close_if, lambda: process.is_paused, rank, other)
+            self.time.at(self.time.now + self._patience(), close)
+
+        def wake() -> None:
+            if process.is_alive:
+                process.wake()
+                for other in [*self._open]:
+                    self._resume(rank, other)
+
+        self.time.at(self.time.now + seconds, wake)
+
+    def kill(self, rank: Rank, *, machine: bool = False) -> None:
+        """A process ends at once; of a machine that is lost, nothing is heard any more."""
+        transport = self._open.pop(rank, None)
+        if transport is None:
+            return
+        transport.process.die()
+        for other in [*self._open]:
+            after = self._patience() if machine else self.draw.uniform(0.0, 0.01)
+            self._gone(transport, other, after)
+
+    def join(self, transport: VirtualTransport) -> None:
+        if transport.rank in self._open:
+            self.kill(transport.rank)
+        self._open[transport.rank] = transport
+        for other in self._open:
+            if other != transport.rank:
+                self._connect(transport.rank, other)
+
+    def leave(self, transport: VirtualTransport) -> None:
+        if self._open.get(transport.rank) is transport:
+            del self._open[transport.rank]
+            for other in [*self._open]:
+                self._gone(transport, other, 0.02)  # after what was sent before
+
+    # Links.
+
+    def send(self, sender: VirtualTransport, receiver: Rank, frame: bytes) -> None:
+        """Put a frame on the wire; sleeps for as long as that takes."""
+        self.time.sleep(len(frame) / self._wire.bandwidth)
+        at = self.time.clock()
+        self.time.at(at, lambda: self._carry(sender, receiver, frame))
+
+    def _carry(self, sender: VirtualTransport, receiver: Rank, frame: bytes) -> None:
+        link = self._links.get((sender.rank, receiver))
+        if link is None or link.sender is not sender or not link.is_seen:
+            return  # a worker that has not appeared gets nothing
+        if self._cuts[sender.rank, receiver] or link.receiver.process.is_paused:
+            link.stalled.append(frame)
+        else:
+            self._travel(link, frame)
+
+    def _travel(self, link: _Link, frame: bytes) -> None:
+        draw, wire, to = self.draw, self._wire, link.receiver
+        if wire.lost and draw.random() < wire.lost:
+            return
+        delay = link.latency + (
+            draw.random() if wire.late and draw.random() < wire.late else 0.0
+        )
+        at = max(self.time.now + delay, link.last_arrival)  # in the order sent
+        link.last_arrival = at
+        way = (link.sender.rank, to.rank)
+
+        def arrive() -> None:
+            if self._links.get(way) is link:
+                data = memoryview(bytearray(frame))
+                to.process.after(0.0, lambda: to.listener.received(way[0], data))
+
+        for _ in range(2 if wire.twice and draw.random() < wire.twice else 1):
+            self.time.at(at, arrive)
+
+    def _connect(self, a: Rank, b: Rank) -> None:
+        """Try to open a link, until it is there or one of the two is gone."""
+        one, two = self._open.get(a), self._open.get(b)
+        if one is None or two is None:
+            return
+        link = self._links.get((a, b))
+        if link is not None and (link.sender, link.receiver) == (one, two):
+            return  # else it was with a process that is gone, and not missed yet
+        if self._is_cut(a, b) or one.process.is_paused or two.process.is_paused:
+            self.time.at(
+                self.time.now + self.draw.uniform(0.1, 1.0), lambda: self._reconnect(one, two)
+            )
+            return
+        for here, there in ((one, two), (two, one)):
+            latency = self.draw.uniform(*self._wire.latency)
+            self._links[here.rank, there.rank] = _Link(here, there, latency)
+        for here, there in ((one, two), (two, one)):
+            self._see(here, there, self.draw.uniform(0.0, 0.3))
+
+    def _reconnect(self, one: VirtualTransport, two: VirtualTransport) -> None:
+        if self._open.get(one.rank) is one and self._open.get(two.rank) is two:
+            self._connect(one.rank, two.rank)
+
+    def _see(self, here: VirtualTransport, there: VirtualTransport, after: Seconds) -> None:
+        link = self._links[here.rank, there.rank]
+
+        def see() -> None:
+            if self._links.get((here.rank, there.rank)) is link:
+                link.is_seen = True
+                here.turn_to(there.rank, there.process.incarnation)
+
+        here.process.after(after, see)
+
+    def _close_if(self, is_still: Callable[[], bool], a: Rank, b: Rank) -> None:
+        if is_still() and a in self._open and b in self._open and (a, b) in self._links:
+            one, two = self._open[a], self._open[b]
+            self._drop(a, b)
+            for here, there in ((one, two), (two, one)):
+                here.process.after(0.0, partial(here.turn_to, there.rank, None))
+            self._reconnect(one, two)
+
+    def _gone(self, gone: VirtualTransport, other: Rank, after: Seconds) -> None:
+        here, link = self._open[other], self._links.get((other, gone.rank))
+
+        def miss() -> None:
+            if self._links.get((other, gone.rank)) is link:
+                self._drop(other, gone.rank)
+            if here.alive.get(gone.rank) == gone.process.incarnation:
+                here.turn_to(gone.rank, None)
+            new = self._open.get(gone.rank)
+            if new is not None and self._open.get(other) is here:
+                self._connect(gone.rank, other)
+
+        here.process.after(after, miss)
+
+    def _drop(self, a: Rank, b: Rank) -> None:
+        self._links.pop((a, b), None)
+        self._links.pop((b, a), None)
+
+    def _resume(self, a: Rank, b: Rank) -> None:
+        """What TCP had kept goes on, in order, where the link was not closed meanwhile."""
+        for way in ((a, b), (b, a)):
+            link = self._links.get(way)
+            to = self._open.get(way[1])
+            if link is None or to is None or self._cuts[way] or to.process.is_paused:
+                continue
+            stalled, link.stalled = link.stalled, []
+            for frame in stalled:
+                self._travel(link, frame)
+
+    def _is_cut(self, a: Rank, b: Rank) -> bool:
+        return bool(self._cuts[a, b] or self._cuts[b, a])
+
+    def _patience(self) -> Seconds:
+        return self.draw.uniform(self.lease, 2 * self.lease)
+
+
+class VirtualTransport:
+    """One process's end of a `VirtualNetwork`; a `Transport`."""
+
+    listener: Listener
+
+    def __init__(self, network: VirtualNetwork, process: Process) -> None:
+        self.rank = process.rank
+        self.process = process
+        self.alive: dict[Rank, Incarnation] = {}
+        self._network = network
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        return ()
+
+    def open(
+        self,
+        listener: Listener,
+        max_bytes: int = MAX_FRAME_BYTES,
+        keep_trying: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.listener = listener
+        self._network.join(self)
+
+    def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
+        self._network.send(self, receiver, b"".join(frame))
+
+    def close(self) -> None:
+        """Say farewell once all that was submitted has left, or ten seconds are over."""
+        self._network.time.at(self._network.time.now + 0.1, lambda: self._network.leave(self))
+
+    def turn_to(self, rank: Rank, incarnation: Incarnation | None) -> None:
+        """Tell the listener who speaks for `rank` now, if anybody."""
+        before = self.alive.pop(rank, None)
+        if before is not None:
+            self.listener.disappeared(rank, before)
+        if incarnation is not None:
+            self.alive[rank] = incarnation
+            self.listener.appeared(rank, incarnation)
