@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_a_worker_has_the_lease_and_the_threads_of_its_options(
     joined: Joined, tmp_path: Path
 ) -> None:
     options = ["--lease", "6", "--threads", "3", "--listen", "tcp/127.0.0.1:0"]
-    out = ["--out", str(tmp_path / "0")]
+    out = ["--out", str(tmp_path / "0"), "--parent", str(os.getpid())]
     assert main(["worker", "quickstart", "--rank", "0", *options, *out]) == 0
     assert joined.threads == [3, 3]
     lease = "transport/link/tx/lease"
@@ -94,7 +95,7 @@ def test_settings_out_of_range_are_refused(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listen = ["--listen", "tcp/127.0.0.1:0"]
-    assert main(["worker", "quickstart", "--rank", "0", *listen, *options]) == 1
+    assert main(["worker", "quickstart", "--rank", "0", *listen, *options]) == 2
     assert message in complaint(capsys)
 
 
