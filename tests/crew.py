@@ -29,10 +29,13 @@ from edgegossip.recipes.registry import load_recipe
 
 NUM_WORKERS = 8
 RECIPE = "quickstart"
+LEASE = 1.5
 EXPECTED = (
     r"INFO ",
     r"WARNING nothing is encrypted",
     r"WARNING beginning without \[[\d, ]+\]: absent",
+    r"WARNING still trying to reach worker",
+    r"WARNING link with worker \d+(, which was started again,)? is (lost|back)",
     # Between two processes of which one was killed or asleep.
     r"WARNING dropped what worker \d+ sent: (missing|a piece without those before it)",
     r"WARNING worker \d+: (nothing was heard|a message was lost) for [\d.]+ s: going on",
@@ -106,6 +109,8 @@ class Crew:
         self._out = out
         self._arguments = [*arguments, "--num-workers", str(NUM_WORKERS)]
         self._arguments += ["--max-seconds", str(seconds), "--checkpoint-seconds", "10"]
+        # Short, so that pauses of some seconds break links.
+        self._arguments += ["--lease", str(LEASE)]
         # Nothing is left if this is killed.
         self._arguments += ["--parent", str(os.getpid())]
         self._endpoints = self._make_endpoints()

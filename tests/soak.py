@@ -13,8 +13,8 @@ grow, models that agree in the end, no process left, and no line in a log that i
 
 The kills: the same run with and without them, for each seed. Wanted: on average over the seeds
 an accuracy within 0.5 percentage points (one test sample is 0.28), and that the others notice
-within 3 s that a worker is lost: nobody who is left pauses for longer between two pieces of
-training. The one that was restarted takes part again.
+within 3 s (twice the crew's lease) that a worker is lost: nobody who is left pauses for longer
+between two pieces of training. The one that was restarted takes part again.
 
 The partition, between hosts of the lab: what passes between the halves is lost for 30 s,
 without a word to anybody. Wanted: each half goes on alone within 3 s; when the cut heals, all

@@ -458,7 +458,16 @@ class VirtualTransport:
         self.alive: dict[Rank, Incarnation] = {}
         self._network = network
 
-    def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    @property
+    def calls(self) -> tuple[str, ...]:
+        return ()
+
+    def open(
+        self,
+        listener: Listener,
+        max_bytes: int = MAX_FRAME_BYTES,
+        keep_trying: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.listener = listener
         self._network.join(self)
 

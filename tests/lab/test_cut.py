@@ -12,13 +12,12 @@ from lab.lab import HostSpec, Lab
 from lab.machine import missing
 from tests.lab.talkers import PREPARE
 
-from edgegossip.net.zenoh_transport import LEASE
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=f"a lab needs {', '.join(missing())}"),
 ]
 
+LEASE = 1.5
 TALKER = f"""{PREPARE}
 class Listener:
     def received(self, sender, frame): pass

@@ -27,7 +27,7 @@ from edgegossip.net.tls import TLS
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"
 OTHER_SETTINGS = (
-    f"a sign of life in run feed, whose settings or --name are not those of this run, {RUN}"
+    f"a sign of life in run 'feed', whose recipe or --name is not that of this run, {RUN!r}"
 )
 NO_WORKERS = shutil.ignore_patterns("worker*")
 

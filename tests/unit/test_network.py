@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from edgegossip.core.protocol import Rank
 from edgegossip.core.topology import complete
 from edgegossip.deploy import join as network
 from edgegossip.deploy.join import Connection, join
-from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
+from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.learning.learner import Learner
 from edgegossip.machine.counters import Counters
 from edgegossip.machine.monitor import Monitor
@@ -75,7 +76,7 @@ def test_a_worker_has_the_lease_and_the_threads_of_its_options(
     joined: Joined, tmp_path: Path
 ) -> None:
     options = ["--lease", "6", "--threads", "3", "--listen", "tcp/127.0.0.1:0"]
-    out = ["--out", str(tmp_path / "0")]
+    out = ["--out", str(tmp_path / "0"), "--parent", str(os.getpid())]
     assert main(["worker", "quickstart", "--rank", "0", *options, *out]) == 0
     assert joined.threads == [3, 3]
     lease = "transport/link/tx/lease"
@@ -83,14 +84,14 @@ def test_a_worker_has_the_lease_and_the_threads_of_its_options(
 
 
 @pytest.mark.parametrize(
-    ("name", "in_keys"), [("", ""), ("night", "night:"), ("my night", "")], ids=repr
+    ("name", "in_keys"), [("", ""), ("night", "night:"), ("my night", "my_night:")], ids=repr
 )
 def test_the_name_of_a_run_is_where_certificates_are_compared_with_it(
     joined: Joined, tmp_path: Path, name: str, in_keys: str
 ) -> None:
     settings = WorkerSettings(name=name)
     join(EXPERIMENT, 0, out=tmp_path, connection=Connection(address=ALONE), settings=settings)
-    assert joined.transport._run == in_keys + run_id(EXPERIMENT, name).hex()
+    assert joined.transport._run == in_keys + EXPERIMENT.run_name
 
 
 def test_a_worker_accepts_no_certificate_that_it_is_told_to_ban(
@@ -99,8 +100,9 @@ def test_a_worker_accepts_no_certificate_that_it_is_told_to_ban(
     make_authority(tmp_path / "certs")
     issue(tmp_path / "certs", [0], run_name="night")
     options = ["--tls", str(tmp_path / "certs"), "--ban", "BEEF", "--ban", "c0:de"]
-    network = ["--listen", "tls/127.0.0.1:0", "--name", "night", "--out", str(tmp_path / "0")]
-    assert main(["worker", "quickstart", "--rank", "0", *options, *network]) == 0
+    network = ["--listen", "tls/127.0.0.1:0", "--name", "night"]
+    out = ["--out", str(tmp_path / "0"), "--parent", str(os.getpid())]
+    assert main(["worker", "quickstart", "--rank", "0", *options, *network, *out]) == 0
     assert joined.transport._security.banned == {0xBEEF, 0xC0DE}
 
 
@@ -118,7 +120,7 @@ def test_settings_out_of_range_are_refused(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listen = ["--listen", "tcp/127.0.0.1:0"]
-    assert main(["worker", "quickstart", "--rank", "0", *listen, *options]) == 1
+    assert main(["worker", "quickstart", "--rank", "0", *listen, *options]) == 2
     assert message in complaint(capsys)
 
 
@@ -145,7 +147,9 @@ def test_training_takes_as_many_threads_as_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     earlier, found = torch.get_num_threads(), watch_threads(monkeypatch, "train")
-    settings = WorkerSettings(meet_seconds=0.01, threads=threads, max_seconds=1.0)
+    settings = WorkerSettings(
+        meet_seconds=0.01, min_workers=1, threads=threads, max_seconds=1.0
+    )
     take_part(
         EXPERIMENT, 0, MemoryNetwork().transport(0), out=tmp_path / "0", settings=settings
     )

@@ -72,9 +72,7 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
         Patience(**wrong)
 
 
-def test_a_neighbor_that_is_always_just_in_time_stretches_no_deadline_for_ever() -> (
-    None
-):
+def test_a_neighbor_that_is_always_just_in_time_stretches_no_deadline_for_ever() -> None:
     patience, now = after_a_round(2.0), 0.0
     for _ in range(20):
         patience.watch(True, now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import subprocess
 import sys
 import threading
@@ -20,13 +19,14 @@ from tests.small_runs import NUM_WORKERS, events, small_run, summary
 from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import RunFolderError, TrainingError
+from edgegossip.core.errors import NetworkError, RunFolderError, TrainingError
 from edgegossip.core.protocol import Effect, Event, Rank
 from edgegossip.core.topology import complete
 from edgegossip.deploy import worker as worker_module
 from edgegossip.deploy.gathering import Gathering
+from edgegossip.deploy.introducing import run_id, run_key
 from edgegossip.deploy.launch import launch
-from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
+from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.results import Results
@@ -257,7 +257,9 @@ def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) 
         raise AssertionError("a worker is started again")
 
     crew.all(SHORT)
-    with pytest.raises(RunFolderError, match="another experiment; choose another --out"):
+    with pytest.raises(
+        RunFolderError, match="another experiment: its seed is 3, now 4; choose"
+    ):
         launch(replace(SHORT, seed=4), start, out=crew.out)
     assert launch(SHORT, start, out=crew.out).reason == "finished"
     assert (crew.out / "params.safetensors").exists()
@@ -266,7 +268,9 @@ def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) 
 def test_the_folder_of_another_experiment_is_left_alone(crew: Crew) -> None:
     crew.all(SHORT)
     other = replace(SHORT, seed=4)
-    with pytest.raises(RunFolderError, match="another experiment; choose another --out"):
+    with pytest.raises(
+        RunFolderError, match="another experiment: its seed is 3, now 4; choose"
+    ):
         take_part(other, 0, MemoryNetwork().transport(0), out=crew.folder(0))
 
 
@@ -276,27 +280,50 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
         take_part(SHORT, 0, MemoryNetwork().transport(0), out=tmp_path / "file" / "0")
 
 
-def test_a_worker_with_other_settings_is_refused_and_named(
+def test_a_worker_with_other_settings_ends_and_the_others_go_on_without_it(
     crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = replace(WITHIN, meet_seconds=0.3)
+    settings = replace(WITHIN, meet_seconds=0.5)
     crew.start(SHORT, 0, 1, 2, settings=settings)
     crew.start(replace(SHORT, seed=4), 3, settings=settings)
-    assert crew.join(0, 1, 2, 3) == ["finished"] * NUM_WORKERS
-    [reason] = summary(crew.folder(0))["refused"]
-    assert reason.startswith("worker 3: ")
-    assert any("worker 3" in each.getMessage() for each in warnings(caplog))
-    assert summary(crew.folder(1))["rounds"] == 3
+    *ends, error = crew.join(0, 1, 2, 3)
+    assert ends == ["finished"] * 3
+    assert isinstance(error, NetworkError)
+    assert "has seed 3, this one 4; other initial parameters" in str(error)
+    assert "worker 3: of other settings" in summary(crew.folder(0))["refused"]
+    assert "dropped what worker 3 sent: of other settings (seed 4, this one 3" in caplog.text
+    assert not (crew.folder(3) / "experiment.json").exists(), "the folder can be used again"
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [each for each in caplog.records if each.levelno >= logging.WARNING]
+def test_two_workers_of_different_settings_both_end_and_name_them(crew: Crew) -> None:
+    pair = replace(
+        SHORT, platforms=SHORT.platforms[:2], algorithm=replace(EPOCHS, topology=complete(2))
+    )
+    slower = replace(pair, task=replace(pair.task, batch_size=16))
+    crew.start(pair, 0)
+    crew.start(slower, 1)
+    ends = crew.join(0, 1)
+    assert "worker 1 has task.batch_size 16, this one 8" in str(ends[0])
+    assert "worker 0 has task.batch_size 8, this one 16" in str(ends[1])
+    assert all(isinstance(end, NetworkError) for end in ends)
+    # Started again with equal settings and the same folders, they take part.
+    crew.start(pair, 0, 1)
+    assert crew.join(0, 1) == ["finished"] * 2
 
 
-def test_only_what_workers_share_makes_the_run(tmp_path: Path) -> None:
-    elsewhere = replace(SHORT, platforms=SHORT.platforms[::-1], evaluation_interval=0.5)
-    assert run_id(SHORT) == run_id(elsewhere)
-    assert len({run_id(SHORT), run_id(SHORT, "b"), run_id(replace(SHORT, seed=4))}) == 3
+def test_a_run_does_not_begin_alone(crew: Crew) -> None:
+    crew.start(SHORT, 0, settings=replace(WITHIN, meet_seconds=0.05))
+    [error] = crew.join(0)
+    assert isinstance(error, NetworkError)
+    assert "1 of the 2 workers that a run needs to begin came within 0.05 s" in str(error)
+    assert "workers 1, 2, 3 cannot be reached" in str(error)
+
+
+def test_names_tell_runs_apart_and_settings_do_not() -> None:
+    others = replace(SHORT, seed=4)
+    assert run_key(SHORT, None) == run_key(others, None) == "epoch-gossip"
+    assert run_key(SHORT, "mine.py:cancer", "b c") == "b_c:cancer"
+    assert run_id("cancer") != run_id("cancer.b_c")
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.net.address import Address
 from edgegossip.net.router import Router
+from edgegossip.net.session import LEASE
 from edgegossip.net.tls import load_tls, require_tls
-from edgegossip.net.zenoh_transport import LEASE
 
 
 @dataclass(frozen=True, kw_only=True)

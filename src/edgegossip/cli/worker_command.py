@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import tyro
@@ -15,14 +17,16 @@ from edgegossip.cli.options import argument_names
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.gathering import Gathering
+from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
+from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import LEASE
+from edgegossip.net.session import LEASE
 from edgegossip.recipes.registry import load_recipe
+from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 
@@ -46,9 +50,12 @@ class WorkerOptions:
         insecure: Do without TLS outside this machine: anybody can read and join.
         lease: Seconds after which a link is given up that is silent, or on which a piece of
             256 kB does not leave; longer for slow links.
-        name: Of the run, if several of the same settings are under way at once, or if its
-            workers have certificates for runs of this name only.
+        name: Of the run, the same for all its workers: tells it from other runs of the recipe
+            that are under way at once. Certificates may be for runs of this name only.
         meet_seconds: How long to wait for all workers before beginning without some.
+        min_workers: With fewer workers, this one included, the run neither begins nor goes on
+            (it ends after `meet_seconds`, with a checkpoint). By default it begins with any
+            two, and goes on with however few are left.
         ended: Ranks that have come to their ends before, and are not waited for.
         max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
         checkpoint_seconds: Between checkpoints.
@@ -72,6 +79,7 @@ class WorkerOptions:
     lease: Seconds = LEASE
     name: str = ""
     meet_seconds: Seconds = 60.0
+    min_workers: int | None = None
     ended: tuple[Rank, ...] = ()
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
@@ -118,29 +126,20 @@ def worker_command(arguments: list[str]) -> int:
     """`edgegossip worker`."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     name, options, chosen = parse_recipe("worker", WorkerOptions, arguments)
+    experiment = pick(name, chosen, options.only)
+    if not 0 <= options.rank < experiment.num_workers:
+        raise UsageError(
+            f"--rank must be in 0..{experiment.num_workers - 1}, got {options.rank}; the run "
+            f"has {experiment.num_workers} workers, as --num-workers or the recipe says"
+        )
+    out = options.out or default_folder(name.rpartition(":")[2])
+    connection, settings = _how(options)
     reason = join(
-        pick(name, chosen, options.only),
+        experiment,
         options.rank,
-        out=options.out or default_folder(name.rpartition(":")[2]),
-        connection=Connection(
-            address=Address(
-                listen=options.listen, connect=options.connect, multicast=options.multicast
-            ),
-            tls=options.tls,
-            ban=options.ban,
-            insecure=options.insecure,
-            lease=options.lease,
-        ),
-        settings=WorkerSettings(
-            name=options.name,
-            meet_seconds=options.meet_seconds,
-            ended=options.ended,
-            max_seconds=options.max_seconds,
-            checkpoint_seconds=options.checkpoint_seconds,
-            snapshots=options.snapshots,
-            parent=options.parent,
-            threads=options.threads,
-        ),
+        out=out,
+        connection=connection,
+        settings=settings,
         profile=options.profile,
         telemetry=options.telemetry,
         recipe=name,
@@ -149,7 +148,76 @@ def worker_command(arguments: list[str]) -> int:
     print(f"worker {options.rank}: {reason}")
     if reason == "interrupted":
         raise Interrupted("stopped; the same command goes on")
+    if options.parent is None:  # else the launcher gathers
+        _say_what_came_out(out, ["gather", name, *_of_recipe(arguments[1:], options.only)])
     return 0
+
+
+def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
+    """Read how a worker takes part.
+
+    Raises:
+        UsageError: If an endpoint is none, there is none, or a number is out of range.
+    """
+    try:
+        connection = Connection(
+            address=Address(
+                listen=options.listen, connect=options.connect, multicast=options.multicast
+            ),
+            tls=options.tls,
+            ban=options.ban,
+            insecure=options.insecure,
+            lease=options.lease,
+        )
+        settings = WorkerSettings(
+            name=options.name,
+            meet_seconds=options.meet_seconds,
+            min_workers=options.min_workers,
+            ended=options.ended,
+            max_seconds=options.max_seconds,
+            checkpoint_seconds=options.checkpoint_seconds,
+            snapshots=options.snapshots,
+            parent=options.parent,
+            threads=options.threads,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return connection, settings
+
+
+def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
+    """The arguments that are the recipe's own, and `--only`: those that all workers share.
+
+    >>> _of_recipe(["--rank", "1", "--lr", "0.1", "--listen", "tcp/a:1", "tcp/b:1"], "gosgd")
+    ['--lr', '0.1', '--only', 'gosgd']
+    """
+    ours = {each.name for each in fields(WorkerOptions)}
+    kept: list[str] = []
+    is_kept = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+            is_kept = name.replace("-", "_") not in ours
+        if is_kept:
+            kept.append(argument)
+    return kept if only is None else [*kept, "--only", only]
+
+
+def _say_what_came_out(out: Path, gather: Sequence[str]) -> None:
+    """Say what this worker has reached, and how the run is put together."""
+    found = read_json(out / "summary.json")
+    accuracy = found["validation_accuracy"]
+    reached = "" if accuracy is None else f", validation accuracy {units.percent(accuracy, 2)}"
+    print(
+        f"{found['rounds']} rounds in {units.seconds(found['seconds'])}, "
+        f"{units.data_size(found['bytes_sent'])} sent{reached}; its model and log are in {out}"
+    )
+    run = out.parent.parent if out.parent.name == WORKERS else Path("RUN")
+    print(
+        f"next: copy the folders of all workers to {run / WORKERS / '0'}, "
+        f"{run / WORKERS / '1'}, ... and type\n"
+        f"  edgegossip {shlex.join([*gather, '--out', str(run)])}"
+    )
 
 
 def _require_number(name: str) -> None:
@@ -195,7 +263,10 @@ def gather_command(arguments: list[str]) -> int:
     name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
     experiment = pick(name, chosen, options.only)
     with one_intra_op_thread():
-        results = Gathering(experiment, options.out, name).finish()
+        gathering = Gathering(experiment, options.out, name)
+        results = gathering.finish()
+    for line in gathering.left_out:
+        print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
     print(f"report: {write_report(options.out)}")
     return 0

@@ -192,6 +192,31 @@ class Gathering:
         self._write(results)
         return results
 
+    @property
+    def left_out(self) -> list[str]:
+        """Say which workers' models or numbers are not in the results, and why."""
+        lines = []
+        for worker in self.workers:
+            summary = worker.summary
+            if summary is not None and summary["reason"] != "failed":
+                continue
+            if not worker.path.is_dir():
+                why = f"{worker.path} is missing: copy the folder of worker {worker.rank} there"
+            elif summary is None:
+                why = (
+                    f"worker {worker.rank} has left no summary in {worker.path}: it was killed"
+                )
+            else:
+                why = f"worker {worker.rank} failed; see {worker.path}"
+            lines.append(f"{why}. The results are without its model")
+        known = {worker.path.name for worker in self.workers}
+        there = (self._out / WORKERS).iterdir()
+        return lines + [
+            f"{path} is of no worker of this run, which has {len(known)}; see --num-workers"
+            for path in sorted(there)
+            if path.is_dir() and path.name not in known
+        ]
+
     def _with_model(self, summaries: Mapping[Rank, Mapping[str, Any]]) -> list[Rank]:
         """Who has left one."""
         # What is left of one that failed may be no model.

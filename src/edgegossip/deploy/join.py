@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.worker import WorkerSettings, run_id, take_part
+from edgegossip.deploy.introducing import run_key
+from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
@@ -20,9 +21,10 @@ from edgegossip.machine.profiling import TimedTraining
 from edgegossip.machine.telemetry import Journal, open_telemetry
 from edgegossip.net.access import bound_name
 from edgegossip.net.address import Address
-from edgegossip.net.certificates import RUN_NAME, parse_serial
+from edgegossip.net.certificates import parse_serial
+from edgegossip.net.session import LEASE, require_lease
 from edgegossip.net.tls import load_tls
-from edgegossip.net.zenoh_transport import LEASE, ZenohTransport, require_lease
+from edgegossip.net.zenoh_transport import ZenohTransport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +88,11 @@ def join(
         RunFolderError: If `out` cannot be written, or holds something else.
         TrainingError: If a loss is not finite.
     """
-    run = run_id(experiment, settings.name).hex()
-    keys = _name_in_keys(run, settings.name)
-    tls = load_tls(connection.tls, rank, [bound_name(keys)], connection.ban)
+    run = run_key(experiment, recipe, settings.name)
+    tls = load_tls(connection.tls, rank, [bound_name(run)], connection.ban)
     keep_freed_memory()
     transport = ZenohTransport(
-        run=keys,
+        run=run,
         rank=rank,
         num_workers=experiment.num_workers,
         address=connection.address,
@@ -118,11 +119,6 @@ def join(
             recipe=recipe,
             command=command,
         )
-
-
-def _name_in_keys(run: str, name: str) -> str:
-    """By which certificates that are bound to runs called `name` are good in this one."""
-    return f"{name}:{run}" if RUN_NAME.fullmatch(name) else run
 
 
 def seconds_per_sample(

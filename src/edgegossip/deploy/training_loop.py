@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import math
 import queue
 import threading
@@ -15,15 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import TrainingError
+from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.experiments.describe import describe
+from edgegossip.deploy.final_average import FinalAverage
+from edgegossip.deploy.introducing import run_id
+from edgegossip.experiments.describe import describe, flatten, versions
 from edgegossip.learning.flat import FlatModel
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
+from edgegossip.net.introduction import Introduction
 from edgegossip.net.transport import Transport
+
+_LOG = logging.getLogger("edgegossip.deploy")
 
 
 class TrainingLoop:
@@ -35,9 +39,18 @@ class TrainingLoop:
     the optimizer keeps its state. Once `is_over` is true they are the final ones, and are
     not to be trained on. Workers whose models start equal give the best start.
 
+    The final parameters are those that the algorithm leaves this worker with. Synchronous
+    algorithms that average with everybody leave all with the same; after others, and under
+    GoSGD, each has its own. `final_average` gives all workers the mean of their models.
+
+    Workers that are waited for, lost or back are logged (``edgegossip.net``), the end too
+    (``edgegossip.deploy``, level INFO). An exception in the `with` block, Ctrl+C included,
+    leaves the run, tells the others, and is passed on.
+
     Args:
         model: Trained by the caller; its parameters are laid into one vector, in place.
-        algorithm: The same for all workers.
+        algorithm: The same for all workers, with equal settings: one that differs is refused,
+            and ends with an error that names the setting.
         rank: Of this worker.
         num_workers: In all.
         transport: Carries the messages.
@@ -45,7 +58,12 @@ class TrainingLoop:
         name: Of the run, the same for all workers.
         forecaster: For `EdgeGossip`: a `Monitor` of this machine.
         meet_seconds: How long to wait for all workers before beginning without some.
+        min_workers: With fewer, this one included, the run neither begins nor goes on, and
+            `step` raises `NetworkError`; None to begin with at least one other, and go on with
+            however few are left.
         max_seconds: When to stop, counted from the beginning.
+        final_average: At the end, average the models of all workers; each sends its own to all
+            others once, and waits for theirs.
         has_buffers: Exchange floating-point buffers (running means) too.
         torch_device: Where the model lives.
 
@@ -77,7 +95,9 @@ class TrainingLoop:
         name: str = "",
         forecaster: Forecaster | None = None,
         meet_seconds: Seconds = 60.0,
+        min_workers: int | None = None,
         max_seconds: Seconds = math.inf,
+        final_average: bool = False,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
@@ -88,7 +108,18 @@ class TrainingLoop:
         )
         self._work = _OwnWork(num_samples, Layout(self._flat.trained.numel()))
         params = self._flat.params.to("cpu", copy=True)
-        settings = {"algorithm": describe(algorithm), "num_params": len(params), "name": name}
+        described = {
+            "num_workers": num_workers,
+            "algorithm": describe(algorithm),
+            "num_params": len(params),
+            "final_average": final_average,
+        }
+        limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+        if final_average:
+            algorithm = FinalAverage(
+                inner=algorithm, num_workers=num_workers, ends_at=max_seconds
+            )
+            max_seconds = math.inf
         self._host: Host[Any] = Host(
             algorithm,
             rank,
@@ -97,8 +128,13 @@ class TrainingLoop:
             self._work,
             transport,
             settings=HostSettings(
-                run=hashlib.sha256(json.dumps(settings).encode()).digest()[:8],
+                run=run_id(f"training loop {name}"),
+                introduction=Introduction(
+                    settings=flatten(described), versions={**versions(), **limits}
+                ),
                 meet_seconds=meet_seconds,
+                min_to_begin=min_workers or 2,
+                min_workers=min_workers or 1,
                 max_seconds=max_seconds,
             ),
             forecaster=forecaster,
@@ -139,9 +175,10 @@ class TrainingLoop:
         assert piece is not None, "step is called within `with`"
         piece.losses.append(loss)
         piece.num_samples += num_samples
-        if piece.is_done:
+        if piece.is_done or getattr(self._host.state, "is_ending", False):
             self._work.done.put(piece.result(self._flat))
-        if piece.is_done or not self._thread.is_alive():  # the run is over, or has failed
+            self._take_next()
+        elif not self._thread.is_alive():  # the run is over, or has failed
             self._take_next()
 
     def _take_next(self) -> None:
@@ -158,8 +195,12 @@ class TrainingLoop:
             self._flat.params.copy_(piece.params)
 
     def _run(self) -> None:
+        host = self._host
         try:
-            self._host.run()
+            reason = host.run()
+            _LOG.info("worker %d: %s after %d rounds", host.rank, reason, self.rounds)
+            if host.meeting.shortage is not None:
+                raise NetworkError(host.meeting.shortage)
         except BaseException as error:
             self._error = error
         finally:
@@ -167,7 +208,11 @@ class TrainingLoop:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._take_next()
+        try:
+            self._take_next()
+        except BaseException as error:  # the wait for others is interrupted, or vain
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(

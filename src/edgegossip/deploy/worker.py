@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -15,10 +14,11 @@ from typing import Any
 import psutil
 import safetensors.torch
 
-from edgegossip.core.errors import RunFolderError
+from edgegossip.core.errors import NetworkError, RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_ranges
 from edgegossip.deploy.diary import Diary
+from edgegossip.deploy.introducing import introduce, run_id, run_key, shared_settings
 from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
@@ -29,7 +29,7 @@ from edgegossip.experiments.files import (
     write_atomically,
     write_json,
 )
-from edgegossip.experiments.run_folder import read_json
+from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.net.host import Host
@@ -40,16 +40,6 @@ _LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
 _ENDS = ("finished", "time limit")
 """How a worker ends that does not go on later."""
-_SIMULATED = (
-    "platforms",
-    "links",
-    "faults",
-    "max_seconds",
-    "evaluation_interval",
-    "evaluation_epochs",
-    "versions",
-)
-"""What the workers of one real run may differ in: it describes simulated machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +49,8 @@ class WorkerSettings:
     Args:
         name: Of the run, if several of the same experiment are under way at once.
         meet_seconds: See `HostSettings`.
+        min_workers: With fewer, this one included, the run neither begins nor goes on; None
+            to begin with at least one other, and go on with however few are left.
         ended: See `HostSettings`.
         max_seconds: When to stop, counted from the beginning; None for the experiment's.
         checkpoint_seconds: Between checkpoints.
@@ -67,11 +59,12 @@ class WorkerSettings:
         threads: Of one training step, at least 1.
 
     Raises:
-        ValueError: If `threads` is below 1.
+        ValueError: If `threads` or `min_workers` is below 1.
     """
 
     name: str = ""
     meet_seconds: Seconds = 60.0
+    min_workers: int | None = None
     ended: tuple[Rank, ...] = ()
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
@@ -80,13 +73,7 @@ class WorkerSettings:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, threads="at least 1")
-
-
-def run_id(experiment: Experiment, name: str = "") -> bytes:
-    """8 bytes that are equal for workers of the same experiment, and for no others."""
-    content = _shared(header(experiment, None))
-    return hashlib.sha256(json.dumps([content, name]).encode()).digest()[:8]
+        check_ranges(self, threads="at least 1", min_workers="at least 1 or None")
 
 
 def take_part(
@@ -120,7 +107,8 @@ def take_part(
         How it ended: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part.
+        NetworkError: If this machine cannot take part, too few others do, or they take part
+            in something else.
         RunFolderError: If `out` cannot be written, or holds something else.
         TrainingError: If a loss is not finite.
     """
@@ -147,6 +135,7 @@ class _Worker:
         self._rank = rank
         self._out = out
         self._settings = settings
+        self._recipe = recipe
         self._header = header(experiment, recipe)
         self._checkpoint = out / "checkpoint.safetensors"
         if has_ended(out, self._header):
@@ -173,11 +162,16 @@ class _Worker:
         finally:
             self._snapshots.close()
             self._end(host, reason)
+            if not (host.peers.has_begun or self._checkpoint.exists()):
+                # Nothing to go on from: the same folder will do for other settings, too.
+                (self._out / "experiment.json").unlink()
+        if host.meeting.shortage is not None:
+            raise NetworkError(host.meeting.shortage)
         return reason
 
     def _make_host(self, transport: Transport, forecaster: Forecaster | None) -> Host[Any]:
         experiment, settings = self._experiment, self._settings
-        workload = experiment.workload()
+        workload = self._workload = experiment.workload()
         validator = workload.validator
         checkpoint = _kept(self._checkpoint)
         # A resumed worker goes on with its random streams, another gets new ones.
@@ -194,8 +188,13 @@ class _Worker:
             workload.make_trainer(self._rank, self._incarnation),
             transport,
             settings=HostSettings(
-                run=run_id(experiment, settings.name),
+                run=run_id(run_key(experiment, self._recipe, settings.name)),
+                introduction=introduce(
+                    experiment, workload, None if limit == math.inf else limit
+                ),
                 meet_seconds=settings.meet_seconds,
+                min_to_begin=settings.min_workers or 2,
+                min_workers=settings.min_workers or 1,
                 ended=settings.ended,
                 max_seconds=limit,
                 checkpoint_seconds=settings.checkpoint_seconds,
@@ -242,11 +241,19 @@ class _Worker:
                 "bytes_sent": self._diary.bytes_sent,
                 "samples_processed": self._diary.samples_processed,
                 "mean_staleness": self._diary.mean_staleness,
+                "validation_accuracy": self._validate(host) if reason in _ENDS else None,
                 "refused": host.post.refusals,
             },
         )
         if reason in _ENDS:
             self._checkpoint.unlink(missing_ok=True)
+
+    def _validate(self, host: Host[Any]) -> float | None:
+        """Accuracy of this worker's own model; None without validation data, or with a part."""
+        validator = self._workload.validator
+        if validator is None or not self._workload.is_whole([self._rank]):
+            return None
+        return validator.evaluate(host.state.estimate)[1]
 
 
 def _is_running(process: int) -> bool:
@@ -257,12 +264,6 @@ def _is_running(process: int) -> bool:
         return False
 
 
-def _shared(described: dict[str, Any]) -> dict[str, Any]:
-    """What all workers of a run have in common, of what `header` says."""
-    shared = {k: v for k, v in described.items() if k not in _SIMULATED}
-    return json.loads(json.dumps({**shared, "recipe": None}))  # type: ignore[no-any-return]
-
-
 def require_worker_of(experiment: Experiment, out: Path) -> None:
     """Make sure that the worker whose folder is `out`, if there is one, took part in this.
 
@@ -270,11 +271,15 @@ def require_worker_of(experiment: Experiment, out: Path) -> None:
         RunFolderError: If it was in another experiment.
     """
     path = out / "experiment.json"
-    if path.exists() and _shared(read_json(path)) != _shared(header(experiment, None)):
-        raise RunFolderError(
-            f"{out} holds a worker of another experiment; gather with the recipe and the "
-            "options that the workers had"
+    if path.exists():
+        kept, now = (
+            shared_settings(each) for each in (read_json(path), header(experiment, None))
         )
+        if kept != now:
+            raise RunFolderError(
+                f"{out} holds a worker of another experiment: {_difference(kept, now)}; gather "
+                "with the recipe and the options that all workers had"
+            )
 
 
 def has_ended(out: Path, header: dict[str, Any]) -> bool:
@@ -290,12 +295,19 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
     path, summary = out / "experiment.json", out / "summary.json"
     if not path.exists():
         return False
-    now = json.loads(json.dumps(header))
-    if {**read_json(path), "versions": None} != {**now, "versions": None}:
+    now = {**json.loads(json.dumps(header)), "versions": None}
+    kept = {**read_json(path), "versions": None}
+    if kept != now:
         raise RunFolderError(
-            f"{out} holds a worker of another experiment; choose another --out"
+            f"{out} holds a worker of another experiment: {_difference(kept, now)}; choose "
+            "another --out, or give the options that it had"
         )
     return summary.exists() and read_json(summary)["reason"] in _ENDS
+
+
+def _difference(kept: object, now: object) -> str:
+    name, before, after = first_difference(kept, now)
+    return f"its {name} is {shorten(before)}, now {shorten(after)}"
 
 
 def goes_on_at(out: Path) -> Seconds:
@@ -322,9 +334,9 @@ def _kept(path: Path) -> dict[str, Any] | None:
 def _make(out: Path, header: dict[str, Any]) -> None:
     """Make the folder; in one that is there, an earlier end counts no more."""
     path = out / "experiment.json"
-    if path.exists():
-        for end in ("summary.json", "params.safetensors"):
-            (out / end).unlink(missing_ok=True)
-        return
     make_folder(out)
+    for end in ("summary.json", "params.safetensors"):
+        (out / end).unlink(missing_ok=True)
+    if path.exists():
+        return
     write_json(path, header)

@@ -69,6 +69,21 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
+def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name each plain value of a description by its path; a type stands for what has it.
+
+    >>> flatten({"task": {"type": "Task", "sizes": [1, {"lr": 0.1}]}, "seed": 0})
+    {'task': 'Task', 'task.sizes.0': 1, 'task.sizes.1.lr': 0.1, 'seed': 0}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in described.items():
+        name = prefix if key == "type" and prefix else f"{prefix}.{key}".lstrip(".")
+        if isinstance(value, list):
+            value = {str(index): item for index, item in enumerate(value)}
+        flat |= flatten(value, name) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
 def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
     """What `experiment.json` holds and `events.jsonl` begins with."""
     return {

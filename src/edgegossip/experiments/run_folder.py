@@ -62,10 +62,10 @@ class RunFolder:
         kept = read_json(self._experiment)
         now = json.loads(json.dumps(self.header))
         if kept != now:
-            name, before, after = _first_difference(kept, now)
+            name, before, after = first_difference(kept, now)
             raise RunFolderError(
-                f"{self.path} holds another experiment: its {name} is {_shorten(before)}, now "
-                f"{_shorten(after)}; resume with the same settings, or choose another --out"
+                f"{self.path} holds another experiment: its {name} is {shorten(before)}, now "
+                f"{shorten(after)}; resume with the same settings, or choose another --out"
             )
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -194,16 +194,17 @@ def read_evaluation(line: Mapping[str, Any]) -> Evaluation:
     return Evaluation(**values)
 
 
-def _first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
+def first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
     """The first field in which two resolved experiments differ, and what it holds in each."""
     if isinstance(kept, dict) and isinstance(now, dict):
         for key in {**now, **kept}:
             if kept.get(key) != now.get(key):
                 path = f"{name}.{key}" if name else key
-                return _first_difference(kept.get(key), now.get(key), path)
+                return first_difference(kept.get(key), now.get(key), path)
     return name, kept, now
 
 
-def _shorten(value: object) -> str:
+def shorten(value: object) -> str:
+    """Write a value as JSON of at most 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

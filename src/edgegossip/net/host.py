@@ -34,6 +34,7 @@ from edgegossip.core.trainer import Trainer
 from edgegossip.net.alarms import Alarms, Chores
 from edgegossip.net.ending import Ending
 from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
+from edgegossip.net.meeting import Meeting
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
 from edgegossip.net.post import ITEMS, Left, Post
@@ -43,10 +44,6 @@ from edgegossip.net.transport import Transport
 from edgegossip.net.work import Completed, Judge, Work
 
 _LOG = logging.getLogger("edgegossip.net")
-_AGAIN: Seconds = 1.0
-"""While workers meet: between two accounts of oneself, should one have been lost."""
-_STRAGGLERS: Seconds = 2.0
-"""How long to wait for the others once somebody has begun."""
 
 
 class Host(Generic[State]):
@@ -103,13 +100,14 @@ class Host(Generic[State]):
         self._kept_at: Seconds = 0.0
         self._items = runtime.inbox()
         self._work = Work(rank, trainer, self._items, forecaster, evaluate, runtime)
-        log_bytes = 0 if save is None else settings.max_log_bytes
+        log_bytes = settings.max_log_bytes // (8 if save is None else 1)
         self.peers = Peers(
             rank, num_workers, runtime.new_life(), max_log_bytes=log_bytes, ended=settings.ended
         )
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
+        self.meeting = Meeting(self.peers, self.post, settings)
         self._alarms = Alarms()
         self._patience = Patience()
         self._should_stop = False
@@ -136,41 +134,30 @@ class Host(Generic[State]):
 
         Raises:
             LocalProtocolError: If the algorithm breaks the contract.
-            NetworkError: If the transport cannot be opened.
+            NetworkError: If the transport cannot be opened, too few workers come, or most of
+                those who come have other settings.
             Exception: Whatever training raises.
         """
         return drive(self.course(), self._items, self._runtime.clock)
 
     def course(self) -> Course[str]:
         """Do all that `run` does except waiting, which is the driver's; see `Course`."""
-        self.post.open()
         try:
-            yield from self._meet()
+            has_stopped = lambda: self._should_stop  # noqa: E731
+            yield from self.meeting.meet(self._take_next, lambda: self.now, has_stopped)
             if not self._should_stop:
                 self._begin()
             while (reason := self._why_end()) is None:
                 yield from self._take_next(self._wake_at())
+            if reason == "time limit":  # nobody is to take it for lost
+                self.post.phase = Phase.FINISHED
+                self.post.tell_all()
             return reason
         finally:
             self.post.close()
             self._work.close()
 
     # Meeting and beginning.
-
-    def _meet(self) -> Course[None]:
-        """Wait until everyone is here, or for as long as it is worth it."""
-        peers, deadline = self.peers, self.now + self._settings.meet_seconds
-        again = self.now + _AGAIN
-        while not (peers.are_all_here or self._should_stop) and self.now < deadline:
-            yield from self._take_next(min(deadline, again))
-            if self.now >= again:
-                again = self.now + _AGAIN
-                self.post.tell_all(again=True)
-            if peers.began_at is not None:
-                deadline = min(deadline, self.now + _STRAGGLERS)
-        if peers.missing and not self._should_stop:
-            what = "absent, or of other settings; their shares of the data go untrained"
-            _LOG.warning("beginning without %s: %s", peers.missing, what)
 
     def _begin(self) -> None:
         """Start, go on from the checkpoint, or rejoin those who have begun."""
@@ -243,6 +230,8 @@ class Host(Generic[State]):
             for event in self.peers.overdue(self._runtime.clock()):
                 self._handle(event)
             self._lose_patience()
+            if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(self.now):
+                self.stop()
         if self.post.phase == Phase.FINISHED and self.now >= self._ending.tell_at:
             self.post.tell_all()
 
@@ -250,6 +239,7 @@ class Host(Generic[State]):
         at = min([self._alarms.next_at, self._settings.max_seconds, self._chores.next_at])
         if not self._should_stop:
             at = min(at, self._patience.look_at, self.peers.lose_at - self._zero)
+            at = min(at, self.meeting.ends_at)
         if not self._work.is_busy:
             at = min(at, self._checkpoint_at)
         if self.post.phase == Phase.FINISHED:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 from edgegossip.core.protocol import Predicted, Rank, Seconds
 from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.net.introduction import Introduction
 from edgegossip.net.runtime import RealRuntime, Runtime
 
 MIB = 2**20
@@ -35,7 +36,12 @@ class HostSettings:
 
     Args:
         run: 8 bytes that tell this run from others; messages of others are refused.
-        meet_seconds: How long to wait for all workers before beginning without some.
+        introduction: Compared with those of the others, which must have equal settings.
+        meet_seconds: How long to wait for all workers before beginning without some; and, when
+            fewer than `min_workers` are left, for more to come back.
+        min_to_begin: With fewer workers, this one included, a run does not begin. Those who
+            have `ended` count.
+        min_workers: With fewer a run does not go on either.
         ended: Workers that have come to their ends before, and are not waited for.
         max_seconds: When to stop, counted from the beginning of the run.
         checkpoint_seconds: Between checkpoints.
@@ -54,7 +60,10 @@ class HostSettings:
     """
 
     run: bytes
+    introduction: Introduction = Introduction()
     meet_seconds: Seconds = 60.0
+    min_to_begin: int = 1
+    min_workers: int = 1
     ended: tuple[Rank, ...] = ()
     max_seconds: Seconds = math.inf
     checkpoint_seconds: Seconds = 60.0
@@ -69,4 +78,9 @@ class HostSettings:
             raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
         for name in ("meet_seconds", "max_seconds", "checkpoint_seconds"):
             check_range(name, getattr(self, name), "above 0")
-        check_ranges(self, max_waiting_bytes="at least 1 or None")
+        check_ranges(
+            self,
+            min_to_begin="at least 1",
+            min_workers="at least 1",
+            max_waiting_bytes="at least 1 or None",
+        )

@@ -106,7 +106,17 @@ class MemoryTransport:
             target=self._run, name=f"receive as {rank}", daemon=True
         )
 
-    def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """See `Transport`."""
+        return ()
+
+    def open(
+        self,
+        listener: Listener,
+        max_bytes: int = MAX_FRAME_BYTES,
+        keep_trying: Callable[[], bool] = lambda: True,
+    ) -> None:
         """See `Transport`."""
         self._listener = listener
         self._max_bytes = max_bytes

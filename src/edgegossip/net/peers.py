@@ -142,6 +142,11 @@ class Peers:
         """Whom the algorithm believes to be there."""
         return [rank for rank, peer in self if not peer.is_lost]
 
+    @property
+    def lost(self) -> list[Rank]:
+        """Whom the algorithm believes to be gone, though it has not come to its end."""
+        return [rank for rank, peer in self if peer.is_lost and rank not in self._ended]
+
     # What the transport and the others say.
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
@@ -189,6 +194,8 @@ class Peers:
         peer.status, peer.began_at = status, clock - status.elapsed
         peer.turn_to(status.life)
         peer.log.forget(status.kept)
+        if status.phase == Phase.GONE:
+            return self.lose(rank)
         is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
         is_gap = is_counting and status.sent[self.rank] > peer.received
         peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
@@ -263,9 +270,9 @@ class Peers:
         return status.phase >= Phase.RUNNING and status.begun_with != self.life
 
     def _is_gap(self, rank: Rank) -> bool:
-        """Both are resumed, and `rank` cannot send again all that this worker lacks."""
+        """This worker is resumed, and `rank` cannot send again all that it lacks."""
         peer, status = self[rank], self[rank].status
-        if status is None or not (self.is_resumed and status.is_resumed):
+        if status is None or not self.is_resumed:
             return False
         return peer.known_life == status.life and status.oldest > peer.received + 1
 
@@ -307,7 +314,7 @@ class Peers:
             rank: peer.status
             for rank, peer in self
             if peer.is_reachable and peer.status is not None
-            if peer.status.phase != Phase.LEAVING
+            if peer.status.phase < Phase.LEAVING
         }
 
     # Counting, and leaving.

@@ -22,6 +22,8 @@ from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.holding import Holding
 from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.introduction import INTRODUCTION, SPEC, Introductions
+from edgegossip.net.link_log import LinkLog
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
 from edgegossip.net.runtime import Inbox
@@ -105,12 +107,14 @@ class Post:
         self._items = items
         self._run = settings.run
         self._clock = settings.runtime.clock
+        self.introductions = Introductions(peers.num_workers, settings.introduction)
+        self._links = LinkLog()
         schema = {**algorithm.schema(params), STATUS: spec(peers.num_workers)}
         self.admission = Admission(
             run=settings.run,
             rank=rank,
             num_workers=peers.num_workers,
-            schema=schema,
+            schema={**schema, INTRODUCTION: SPEC},
         )
         self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
         """When each of the others last said how it is."""
@@ -119,13 +123,24 @@ class Post:
         room = max(self._holding.max_bytes, self._holding.share)
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
+        # Whose link was cut and is back, or who left and came back in the same life: it has
+        # not received all.
+        self._relinked: set[Rank] = set()
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
 
-    def open(self) -> None:
-        self._transport.open(self, self.admission.max_bytes)
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The endpoints that the transport calls."""
+        return self._transport.calls
+
+    def open(self, keep_trying: Callable[[], bool] = lambda: True) -> None:
+        self._transport.open(self, self.admission.max_bytes, keep_trying)
 
     def close(self, seconds: Seconds = 10.0) -> None:
+        if self.phase == Phase.RUNNING:
+            self.phase = Phase.GONE
+            self.tell_all()
         self._outbox.close(seconds)
         self._transport.close()
 
@@ -160,12 +175,20 @@ class Post:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
             case Appeared(rank, incarnation):
+                self._links.found(rank, incarnation, self._clock())
+                if self.peers.has_begun:
+                    self._relinked.add(rank)
                 self.peers.appeared(rank, incarnation)
+                self.introductions.appeared(rank, incarnation)
+                self._post(rank, self.introductions.message, 0, None)
                 self._told.pop(rank, None)
                 self.tell(rank)
                 return []
             case Disappeared(rank, incarnation):
-                return self.peers.disappeared(rank, incarnation, self._clock())
+                status, clock = self.peers[rank].status, self._clock()
+                phase = None if status is None else status.phase
+                self._links.lost(rank, incarnation, phase, clock)
+                return self.peers.disappeared(rank, incarnation, clock)
             case Refused(rank, reason):
                 with self._lock:
                     number = self._refused.pop(item)
@@ -179,6 +202,13 @@ class Post:
         if admitted is None:
             return []
         envelope, message = admitted
+        if message.kind == INTRODUCTION:
+            self.introductions.take(sender, message)
+        if difference := self.introductions.difference(sender):
+            self.admission.refused(sender, "of other settings", difference)
+            return self.peers.lose(sender)
+        if message.kind == INTRODUCTION:
+            return []
         if message.kind == STATUS:
             return self._read_status(sender, message, now)
         peer = self.peers[sender]
@@ -199,6 +229,9 @@ class Post:
         status = WorkerStatus.parse(message)
         self.spoke_at[sender] = now
         events = self.peers.told(sender, status, self._clock())
+        if sender in self._relinked:
+            self._relinked.discard(sender)
+            self._send_missing(sender, status)
         # It may have missed what it waits for, or take for lost who has nothing more to say.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
@@ -215,20 +248,26 @@ class Post:
         `left` is called, from another thread, when the transport has it.
         """
         peer = self.peers[receiver]
-        if not peer.is_reachable or peer.status is None:
+        can_send = peer.is_reachable and peer.status is not None
+        if not can_send and (peer.is_lost or not peer.life):
             return False
         peer.sent += 1
         peer.log.add(peer.sent, message)
+        if not can_send:
+            return True  # it has left for a moment, and gets this if it goes on with its life
         return self._post(receiver, message, peer.sent, left)
 
     def send_again(self) -> None:
         """Send what those who were resumed too do not have."""
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
-                has = peer.status.received[self.rank]
-                for number, message in [*peer.log.entries]:
-                    if number > has:
-                        self._post(rank, message, number, None)
+                self._send_missing(rank, peer.status)
+
+    def _send_missing(self, rank: Rank, status: WorkerStatus) -> None:
+        """Send `rank`, whose status this is, what it has not received in its present life."""
+        for number, message in [*self.peers[rank].log.entries]:
+            if number > status.received[self.rank]:
+                self._post(rank, message, number, None)
 
     def _post(
         self, receiver: Rank, message: Message, number: int, left: Callable[[], None] | None

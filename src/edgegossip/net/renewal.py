@@ -17,6 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.certificates import common_name
+from edgegossip.net.session import KeepTrying
 from edgegossip.net.tls import TLS, Credentials
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -102,7 +103,7 @@ class RenewedSession:
     Zenoh knows no other way: it goes by what it was given when it began to listen.
 
     Args:
-        open_session: Opens one with given credentials; tried until it can be done.
+        open_session: Opens one with given credentials; called again until it can.
         enter: Called with each session when it is open.
         leave: Called before each is closed.
         lost: Called after one was closed that another one follows.
@@ -111,7 +112,7 @@ class RenewedSession:
 
     def __init__(
         self,
-        open_session: Callable[[Credentials | None], zenoh.Session],
+        open_session: Callable[[Credentials | None, KeepTrying], zenoh.Session],
         *,
         enter: Callable[[zenoh.Session], None],
         leave: Callable[[], None] = lambda: None,
@@ -129,13 +130,14 @@ class RenewedSession:
         self._changing = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="certificates", daemon=True)
 
-    def open(self) -> None:
+    def open(self, keep_trying: KeepTrying = lambda: True) -> None:
         """Open the first session.
 
         Raises:
-            NetworkError: If that cannot be done.
+            NetworkError: If that cannot be done, or `keep_trying` says that it is enough.
         """
-        self._session = self._open(None if self._watch is None else self._watch.current)
+        credentials = None if self._watch is None else self._watch.current
+        self._session = self._open(credentials, keep_trying)
         self._enter(self._session)
         if self._watch is not None:
             self._thread.start()
@@ -190,7 +192,7 @@ class RenewedSession:
         complained = False
         while not self._is_over.is_set():
             try:
-                return self._open(credentials)
+                return self._open(credentials, lambda: not self._is_over.is_set())
             except NetworkError as error:
                 if not complained:
                     _LOG.error("no new links after certificates have changed: %s", error)

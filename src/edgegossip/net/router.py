@@ -13,9 +13,9 @@ from edgegossip.core.ranges import check_range
 from edgegossip.net.access import known_holders, zenoh_security
 from edgegossip.net.address import Address
 from edgegossip.net.renewal import CertificateWatch, RenewedSession
+from edgegossip.net.session import LEASE, KeepTrying, open_session, session_settings
 from edgegossip.net.strangers import log_refused_connections, report_links
 from edgegossip.net.tls import TLS, Credentials
-from edgegossip.net.zenoh_transport import LEASE, open_session, session_settings
 
 _LOG = logging.getLogger("edgegossip.net")
 
@@ -83,13 +83,15 @@ class Router:
         """Pass on nothing more."""
         self._session.close()
 
-    def _open_session(self, credentials: Credentials | None) -> zenoh.Session:
+    def _open_session(
+        self, credentials: Credentials | None, keep_trying: KeepTrying
+    ) -> zenoh.Session:
         settings = self._settings
         if credentials is not None:
             settings = settings | zenoh_security(
                 credentials, "*", self._num_workers, self._run_names
             )
-        return open_session(settings, self._address, self._num_workers)
+        return open_session(settings, self._address, self._num_workers, keep_trying)
 
     def _enter(self, session: zenoh.Session) -> None:
         holders = known_holders(self._num_workers, self._run_names)

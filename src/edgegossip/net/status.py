@@ -24,6 +24,7 @@ class Phase(IntEnum):
     RUNNING = 1
     FINISHED = 2  # it answers, but has no work left
     LEAVING = 3  # it was stopped, with a checkpoint to go on from
+    GONE = 4  # it has left before its end, and will not go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,8 +52,8 @@ def report_strangers(
         if match and match[1] != run:
             rank = int(match[2])
             reason = (
-                f"a sign of life in run {match[1][:80]}, whose settings or --name are not "
-                f"those of this run, {run}"
+                f"a sign of life in run {match[1][:80]!r}, whose recipe or --name is not that "
+                f"of this run, {run!r}"
             )
             report(rank if rank < num_workers else None, reason)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from edgegossip.core.codec import Buffer
@@ -36,12 +36,23 @@ class Transport(Protocol):
     Frames of one sender arrive at one receiver in the order sent, each whole or not at all.
     """
 
-    def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Endpoints of others that it calls until they answer, for people to read."""
+
+    def open(
+        self,
+        listener: Listener,
+        max_bytes: int = MAX_FRAME_BYTES,
+        keep_trying: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Become reachable and begin to listen.
 
         Args:
             listener: Who is told what happens.
             max_bytes: Of a frame; larger ones that arrive are refused before memory is spent.
+            keep_trying: Asked again and again where a transport cannot open before somebody
+                answers; it gives up once the answer is false.
 
         Raises:
             NetworkError: If that cannot be done.

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import zenoh
 
 from edgegossip.core.codec import Buffer
-from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.address import Address
-from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
+from edgegossip.net.chunks import Assembler, split
 from edgegossip.net.reach import Reach
 from edgegossip.net.renewal import CertificateWatch, RenewedSession
+from edgegossip.net.session import LEASE, KeepTrying, open_session, session_settings
 from edgegossip.net.strangers import log_refused_connections, report_strangers
 from edgegossip.net.tls import TLS, Credentials, require_tls
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
-
-LEASE: Seconds = 1.5
-"""Half of what it takes, at worst, until a worker that falls silent is missed."""
-_LEASES = (0.1, 3600.0)
 
 _MAX_ALIVE = 64
 
@@ -106,7 +101,17 @@ class ZenohTransport:
         """Sent and received so far over links that leave this machine, headers left out."""
         return sum(peer.bytes_sent + peer.bytes_received for peer in self._peers.values())
 
-    def open(self, listener: Listener, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """See `Transport`."""
+        return self._address.connect
+
+    def open(
+        self,
+        listener: Listener,
+        max_bytes: int = MAX_FRAME_BYTES,
+        keep_trying: KeepTrying = lambda: True,
+    ) -> None:
         """See `Transport`."""
         watch = None
         if self._security is not None:
@@ -129,13 +134,15 @@ class ZenohTransport:
             lost=self._lose,
             watch=watch,
         )
-        self._session.open()
+        self._session.open(keep_trying)
 
-    def _open_session(self, credentials: Credentials | None) -> zenoh.Session:
+    def _open_session(
+        self, credentials: Credentials | None, keep_trying: KeepTrying
+    ) -> zenoh.Session:
         settings = self._settings
         if credentials is not None:
             settings = settings | zenoh_security(credentials, self._run, self._num_workers)
-        return open_session(settings, self._address, self._num_workers)
+        return open_session(settings, self._address, self._num_workers, keep_trying)
 
     def _enter(self, session: zenoh.Session) -> None:
         self._reach.follow(session)
@@ -330,96 +337,3 @@ def _until(deadline: Seconds) -> Seconds:
 def _direct(callback: Callable[[zenoh.Sample], None]) -> zenoh.handlers.Callback[zenoh.Sample]:
     # In the thread that reads the link: in order, and whoever sends too fast has to wait.
     return zenoh.handlers.Callback(callback, indirect=False)
-
-
-def _give_each_link_a_thread(num_workers: int) -> None:
-    """Let a link that is cut hold up no other one; what the environment says goes first.
-
-    Its socket lingers for ten seconds with what was not delivered, and a thread of zenoh with
-    it. With zenoh's own one or two threads a worker would not notice for so long that others
-    are gone, and lose those that are there.
-    """
-    threads = f"(worker_threads: {num_workers + 1})"
-    runtimes = ", ".join(f"{name}: {threads}" for name in ("rx", "tx", "net"))
-    os.environ.setdefault("ZENOH_RUNTIME", f"({runtimes})")
-
-
-def require_lease(lease: Seconds) -> None:
-    """Make sure that a link can be kept, or given up, by `lease`.
-
-    Raises:
-        ValueError: If it is out of range.
-    """
-    shortest, longest = _LEASES
-    if not shortest <= lease <= longest:
-        raise ValueError(f"lease must be from {shortest} to {longest:g} seconds, got {lease}")
-
-
-def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> dict[str, object]:
-    """What differs from zenoh's defaults, by its key in their configuration.
-
-    Raises:
-        ValueError: If `lease` is out of range.
-    """
-    require_lease(lease)
-    listen, is_local = address.listen, address.is_loopback and not address.multicast
-    if address.multicast and not listen:
-        listen = ("tls/0.0.0.0:0" if is_secure else "tcp/0.0.0.0:0",)
-    return {
-        # One that listens nowhere is called by nobody; whom it calls brings it all it gets.
-        "mode": "peer" if listen else "client",
-        "listen/endpoints": list(listen),
-        "connect/endpoints": list(address.connect),
-        # Those that are not there yet, or not any more, are called until they answer.
-        "connect/timeout_ms": -1,
-        "connect/exit_on_failure": False,
-        "connect/retry": {
-            "period_init_ms": 100,
-            "period_max_ms": 1000,
-            "period_increase_factor": 1.5,
-        },
-        # Nothing is sent to a worker before it has appeared.
-        "open/return_conditions": {"connect_scouted": False, "declares": False},
-        # It goes past the link, and a process that is killed leaves 16 MB behind until the next
-        # one begins; but on one machine it halves the time.
-        "transport/shared_memory/enabled": is_local,
-        # What neighbors that are gone have shared, 16 MB each, stays mapped for good, which is
-        # too much for messages that are copied in no time.
-        "transport/shared_memory/transport_optimization/message_size_threshold": (
-            CHUNK_BYTES // 2
-        ),
-        # Priorities would let the end of a token overtake the last messages.
-        "transport/unicast/qos/enabled": False,
-        "scouting/multicast/enabled": address.multicast,
-        "transport/link/tx/lease": round(lease * 1e3),
-        "transport/link/tx/keep_alive": 4,
-        # Until this is over, a link cannot be cut that somebody waits for.
-        "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
-            lease * 1e6
-        ),
-        # Of 64 kB; with zenoh's two the ends wait for each other, for a third of the time.
-        "transport/link/tx/queue/size/data": 16,
-        # Strangers cannot make this machine collect more for a message.
-        "transport/link/rx/max_message_size": 4 * CHUNK_BYTES,
-    }
-
-
-def open_session(
-    settings: Mapping[str, object], address: Address, num_workers: int
-) -> zenoh.Session:
-    """Open a session at `address`, ready for links with `num_workers`.
-
-    Raises:
-        NetworkError: If it cannot listen there.
-    """
-    _give_each_link_a_thread(num_workers)
-    config = zenoh.Config()
-    for key, value in settings.items():
-        config.insert_json5(key, json.dumps(value))
-    try:
-        return zenoh.open(config)
-    except zenoh.ZError as error:
-        raise NetworkError(
-            f"cannot listen at {', '.join(address.listen) or 'any port'}: {error}; "
-            "is that address of this machine, and the port free?"
-        ) from None

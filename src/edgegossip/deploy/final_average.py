@@ -1,0 +1,154 @@
+"""One exchange behind any algorithm's last: all workers end with the mean of their models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.core.schema import MessageSpec
+
+_FINAL = "final average"
+
+
+@dataclass(slots=True, kw_only=True)
+class FinalState(WorkerState):
+    """State of one worker.
+
+    Attributes:
+        inner: The inner algorithm's state.
+        is_ending: The inner algorithm has finished, or its time is over.
+        models: The final models by rank, the own one included.
+        lost: Workers that cannot be reached, as keys.
+        average: The mean of `models` once all have come.
+    """
+
+    inner: Any
+    is_ending: bool = False
+    models: dict[Rank, Tensor] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    average: Tensor | None = None
+
+    @property
+    def estimate(self) -> Tensor:
+        """The average, or until it is there the inner algorithm's estimate."""
+        inner: Tensor = self.inner.estimate
+        return inner if self.average is None else self.average
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LimitedTraits(Traits):
+    ends_at: Seconds
+
+    def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
+        return Traits.progress(self, round, now, min(max_seconds, self.ends_at))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalAverage(Algorithm[FinalState]):
+    """Let an algorithm come to its end, then average what the workers have.
+
+    Each worker sends its estimate to all others, and waits for theirs; workers that are lost
+    are not waited for. All who are there end with the same parameters, to the last bit.
+
+    Args:
+        inner: The algorithm.
+        num_workers: Size of the run.
+        ends_at: When the inner algorithm is to end if it has not finished by then.
+    """
+
+    inner: Algorithm[Any]
+    num_workers: int
+    ends_at: Seconds = math.inf
+
+    @property
+    def traits(self) -> Traits:
+        return _LimitedTraits(**_fields(self.inner.traits), ends_at=self.ends_at)
+
+    def role(self, rank: Rank) -> Role:
+        return self.inner.role(rank)
+
+    def warnings(self, setting: Setting) -> list[str]:
+        return self.inner.warnings(setting)
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        return {**self.inner.schema(params), _FINAL: MessageSpec({"params": params})}
+
+    def init(self, rank: Rank, params: Tensor) -> FinalState:
+        inner = self.inner.init(rank, params)
+        return FinalState(rank=rank, params=inner.params, inner=inner)
+
+    def handle(self, state: FinalState, event: Event, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case Received(sender, Message(kind=kind) as message) if kind == _FINAL:
+                state.models[sender] = message.payload["params"]
+            case TimerFired(name) if name == _FINAL:
+                state.is_ending = True
+            case Trained() if state.is_ending:
+                pass  # too late to count
+            case _:
+                effects = self._pass_on(state, event, now)
+        match event:
+            case Started() if self.ends_at < math.inf:
+                effects.append(SetTimer(_FINAL, self.ends_at))
+            case WorkerLost(rank):
+                state.lost[rank] = None
+            case WorkerJoined(rank):
+                state.lost.pop(rank, None)
+                effects += self._send(state, [rank]) if state.rank in state.models else []
+        state.params, state.round = state.inner.params, state.inner.round
+        return [*effects, *self._end(state)] if state.is_ending else effects
+
+    def _pass_on(self, state: FinalState, event: Event, now: Seconds) -> list[Effect]:
+        """Let the inner algorithm handle what happened, without finishing yet."""
+        effects = self.inner.handle(state.inner, event, now)
+        state.is_ending |= any(isinstance(effect, Finish) for effect in effects)
+        dropped = Train | Finish if state.is_ending else Finish
+        return [effect for effect in effects if not isinstance(effect, dropped)]
+
+    def _end(self, state: FinalState) -> list[Effect]:
+        """Send the own model, once; take the mean when all models are there, once."""
+        effects: list[Effect] = []
+        if state.rank not in state.models:
+            state.models[state.rank] = state.inner.estimate.clone()
+            effects += self._send(state, range(self.num_workers))
+        counted = [r for r in range(self.num_workers) if self.role(r).is_evaluated]
+        if state.average is None and all(r in state.models or r in state.lost for r in counted):
+            models = [state.models[r] for r in counted if r in state.models]
+            state.average = torch.stack(models).mean(0)
+            effects.append(Finish())
+        return effects
+
+    def _send(self, state: FinalState, ranks: Iterable[Rank]) -> list[Effect]:
+        final = Message(_FINAL, state.round, {"params": state.models[state.rank]})
+        return [Send(r, final) for r in ranks if r != state.rank and r not in state.lost]
+
+
+def _fields(traits: Traits) -> dict[str, Any]:
+    """The fields of `traits` as they are."""
+    return {name: getattr(traits, name) for name in Traits.__dataclass_fields__}

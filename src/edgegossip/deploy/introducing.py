@@ -1,0 +1,111 @@
+"""What a worker says of its experiment when it meets the others: settings, parameters, data."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.describe import flatten, header, versions
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.task import Workload
+from edgegossip.net.introduction import Introduction, Setting
+
+_SIMULATED = (
+    "platforms",
+    "links",
+    "faults",
+    "max_seconds",
+    "evaluation_interval",
+    "evaluation_epochs",
+    "versions",
+    "recipe",
+)
+"""What the workers of one real run may differ in: it describes simulated machines."""
+_NUM_SAMPLES = 64
+_NUM_VALUES = 2**20
+_FREQUENCIES = (0.7390851332, 1.2020569032, 1.7724538509, 2.6651441427)
+
+
+def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
+    """The run's name in the network, by which its workers find each other.
+
+    >>> from edgegossip.recipes.quickstart import quickstart
+    >>> run_key(quickstart().experiments["gosgd"], "my.py:cancer", "second try")
+    'second_try:cancer'
+    """
+    known = (recipe or experiment.run_name).rpartition(":")[2]
+    # What stands first is the name that certificates may be bound to.
+    parts = [name, known] if name else [known]
+    return ":".join(re.sub(r"[^A-Za-z0-9_.-]", "_", part) for part in parts)
+
+
+def run_id(key: str) -> bytes:
+    """The 8 bytes that stand for a run's name in every message."""
+    return hashlib.sha256(key.encode()).digest()[:8]
+
+
+def shared_settings(described: Mapping[str, object]) -> dict[str, Setting]:
+    """The settings by name that all workers of a run have in common, of a `header`."""
+    return flatten({k: v for k, v in described.items() if k not in _SIMULATED})
+
+
+def introduce(
+    experiment: Experiment, workload: Workload, max_seconds: Seconds | None = None
+) -> Introduction:
+    """Make a worker's introduction.
+
+    Args:
+        experiment: The worker's.
+        workload: Made of `experiment`.
+        max_seconds: When the worker stops.
+    """
+    first_of_role = {
+        experiment.algorithm.role(rank).name: rank
+        for rank in reversed(range(experiment.num_workers))
+    }
+    parameters = {
+        f"initial parameters of a {role}": sketch(workload.initial_params(rank))
+        for role, rank in sorted(first_of_role.items())
+    }
+    return Introduction(
+        settings={
+            **shared_settings(header(experiment, None)),
+            **parameters,
+            **_sketch_data(experiment.task.dataset),
+        },
+        versions={**versions(), "max_seconds": max_seconds},
+    )
+
+
+def sketch(vector: Tensor) -> list[float]:
+    """The length of a vector and its part along fixed waves: other vectors have others.
+
+    Unlike a hash, it is nearly the same where values differ by rounding, as they do between
+    kinds of processors.
+
+    >>> sketch(torch.tensor([3.0, 4.0]))[0]
+    5.0
+    """
+    flat = vector.detach().flatten()
+    flat = flat[:: max(1, len(flat) // _NUM_VALUES)].to("cpu", torch.float64)
+    places = torch.arange(len(flat), dtype=torch.float64)
+    length = float(torch.linalg.vector_norm(flat))
+    waves = [float(flat @ torch.cos(places * w)) for w in _FREQUENCIES]
+    return [round(length, 9), *(round(wave / (length or 1.0), 6) for wave in waves)]
+
+
+def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
+    """Sketch labels and some samples; those that are read one by one may change at random."""
+    train = dataset.train
+    labels = hashlib.sha256(train.labels.contiguous().numpy().tobytes()).hexdigest()
+    data: dict[str, Setting] = {"training labels": f"sha256:{labels[:16]}"}
+    if isinstance(train, ArraySplit):
+        indices = torch.linspace(0, len(train) - 1, min(len(train), _NUM_SAMPLES)).long()
+        data["training samples"] = sketch(train.batch(indices)[0].double())
+    return data

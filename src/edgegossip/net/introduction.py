@@ -1,0 +1,188 @@
+"""What workers tell each other when they meet, so that only those of equal settings go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+import torch
+
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.net.transport import Incarnation
+
+_LOG = logging.getLogger("edgegossip.net")
+INTRODUCTION = "net/introduction"
+PROTOCOL = 1
+"""Raised when the meaning of a message between workers changes."""
+MAX_BYTES = 2**16
+_MAX_TEXT = 60
+_MAX_NAMED = 3
+_TOLERANCE = 1e-3
+
+Setting: TypeAlias = "bool | int | float | str | Sequence[float] | None"
+"""A plain value; or a sketch, whose numbers agree where they are nearly equal."""
+SPEC = MessageSpec({"text": TensorSpec(torch.uint8, (None,), max_numel=MAX_BYTES)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """A worker's account of the run that it means to take part in.
+
+    Args:
+        settings: By name; all workers of a run have the same.
+        versions: By name; those of other workers may differ, which is worth a warning.
+    """
+
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    versions: Mapping[str, Setting] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The account as JSON of at most `MAX_BYTES`; what is too long is told by its hash."""
+        settings = {"network protocol": PROTOCOL, **self.settings}
+        short = {name: _shorten(value) for name, value in settings.items()}
+        text = json.dumps([short, dict(self.versions)])
+        if len(text) <= MAX_BYTES:
+            return text
+        groups: dict[str, dict[str, object]] = {}
+        for name, value in short.items():
+            groups.setdefault(name.partition(".")[0], {})[name] = value
+        return json.dumps([{name: _hash(each) for name, each in groups.items()}, {}])
+
+    def message(self) -> Message:
+        """The account as a message; see `SPEC`."""
+        text = torch.frombuffer(bytearray(self.text().encode()), dtype=torch.uint8)
+        return Message(INTRODUCTION, 0, {"text": text})
+
+
+class Introductions:
+    """Compares what the others say of themselves with the own account.
+
+    A worker of other settings is never heard. One that finds itself in the minority before it
+    has begun cannot begin; with two workers that differ, neither can. Once a worker has begun,
+    nothing that others say of themselves ends its run.
+
+    Args:
+        num_workers: Size of the run.
+        own: This worker's.
+    """
+
+    def __init__(self, num_workers: int, own: Introduction) -> None:
+        self.message = own.message()
+        self._num_workers = num_workers
+        self._settings, self._versions = json.loads(own.text())
+        self._incarnations: dict[Rank, Incarnation] = {}
+        self._differences: dict[Rank, list[str]] = {}
+
+    def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
+        """Another process of `rank` may have other settings than the last one."""
+        if self._incarnations.get(rank) != incarnation:
+            self._incarnations[rank] = incarnation
+            self._differences.pop(rank, None)
+
+    def take(self, rank: Rank, message: Message) -> None:
+        """Compare what `rank` says of itself; warns of other versions."""
+        try:
+            settings, versions = _parse(message)
+        except (ValueError, RecursionError):
+            differences = ["an introduction that cannot be read"]
+        else:
+            differences = _differences(settings, self._settings)
+            is_first = rank not in self._differences
+            others = _differences(versions, self._versions)
+            if others and is_first and not differences:
+                _LOG.warning(
+                    "worker %d has %s: numbers may differ a little", rank, _list(others)
+                )
+        self._differences[rank] = differences
+
+    def difference(self, rank: Rank) -> str:
+        """How the settings of `rank` differ, by its own account; empty if they do not."""
+        return _list(self._differences.get(rank, []))
+
+    def require_majority(self, *, is_waiting: bool) -> None:
+        """Make sure that most have the settings of this worker, which is about to begin.
+
+        Args:
+            is_waiting: Those who have not introduced themselves yet may still agree.
+
+        Raises:
+            NetworkError: If that is not so, or cannot become so.
+        """
+        different = {rank: each for rank, each in self._differences.items() if each}
+        present = self._num_workers if is_waiting else 1 + len(self._differences)
+        if different and 2 * len(different) >= present:
+            each = "; ".join(f"worker {r} has {_list(d)}" for r, d in sorted(different.items()))
+            raise NetworkError(
+                f"other workers take part in another run: {each}. Start all workers of a run "
+                "with the same recipe, options and data; runs that are not the same need "
+                "different names (--name)"
+            )
+
+
+def _parse(message: Message) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    settings, versions = json.loads(bytes(message.payload["text"].tolist()).decode())
+    for each in (settings, versions):
+        if not isinstance(each, dict) or not all(map(_is_setting, each.values())):
+            raise ValueError("no settings by name")
+    return settings, versions
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, int | float) for each in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _differences(others: Mapping[str, Setting], own: Mapping[str, Setting]) -> list[str]:
+    """Say how each value that differs does."""
+    found = []
+    for name in {**own, **others}:
+        theirs, ours = others.get(name), own.get(name)
+        if not _agree(theirs, ours):
+            shown = name if name in own else repr(name[:_MAX_TEXT])
+            if _is_opaque(theirs) or _is_opaque(ours):
+                found.append(f"other {shown}")
+            else:
+                found.append(f"{shown} {_show(theirs)}, this one {_show(ours)}")
+    return found
+
+
+def _agree(one: Setting, other: Setting) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(
+            math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+            for a, b in zip(one, other, strict=True)
+        )
+    return type(one) is type(other) and one == other
+
+
+def _is_opaque(value: Setting) -> bool:
+    return isinstance(value, list) or (isinstance(value, str) and value.startswith("sha256:"))
+
+
+def _show(value: Setting) -> str:
+    text = "none" if value is None else json.dumps(value)  # which has no line breaks
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
+
+
+def _list(differences: Sequence[str]) -> str:
+    shown = "; ".join(islice(differences, _MAX_NAMED))
+    more = len(differences) - _MAX_NAMED
+    return f"{shown}; and {more} more that differ" if more > 0 else shown
+
+
+def _shorten(value: Setting) -> Setting:
+    return _hash(value) if isinstance(value, str) and len(value) > _MAX_TEXT else value
+
+
+def _hash(value: object) -> str:
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return f"sha256:{digest[:16]}"

@@ -1,0 +1,68 @@
+"""One line in the log for each link that is lost or comes back, and few where many do."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.status import Phase
+from edgegossip.net.transport import Incarnation
+
+_LOG = logging.getLogger("edgegossip.net")
+_QUIET: Seconds = 10.0
+"""Between two lines about losses of one link."""
+_WHY = {
+    Phase.WAITING: "while it waited to begin",
+    Phase.RUNNING: "it has failed, or the way to it is cut",
+    Phase.FINISHED: "it had finished",
+    Phase.LEAVING: "it was stopped, and keeps a checkpoint",
+    Phase.GONE: "it has left the run",
+}
+
+
+@dataclass(slots=True)
+class _Link:
+    incarnation: Incarnation
+    lost_at: Seconds = math.nan
+    said_at: Seconds = -math.inf
+    num_unsaid: int = 0
+    has_said_lost: bool = False
+
+
+class LinkLog:
+    """Tells of links; not for use by several threads at once."""
+
+    def __init__(self) -> None:
+        self._links: dict[Rank, _Link] = {}
+
+    def found(self, rank: Rank, incarnation: Incarnation, now: Seconds) -> None:
+        """There is a link with a process of `rank`."""
+        link = self._links.get(rank)
+        if link is None:
+            self._links[rank] = _Link(incarnation)
+            _LOG.info("link with worker %d is up", rank)
+            return
+        if link.has_said_lost:
+            how = "" if link.incarnation == incarnation else ", which was started again,"
+            away = now - link.lost_at
+            _LOG.warning("link with worker %d%s is back after %.1f s", rank, how, away)
+        link.incarnation, link.has_said_lost = incarnation, False
+
+    def lost(
+        self, rank: Rank, incarnation: Incarnation, phase: Phase | None, now: Seconds
+    ) -> None:
+        """The link with a process of `rank` is gone, whose last `phase` was this."""
+        link = self._links.get(rank)
+        if link is None or link.incarnation != incarnation:
+            return  # an earlier process, whose successor is here
+        link.lost_at = now
+        if now < link.said_at + _QUIET:
+            link.num_unsaid += 1
+            return
+        more = f"; so it was {link.num_unsaid} times before" if link.num_unsaid else ""
+        why = "before it said anything" if phase is None else _WHY[phase]
+        level = logging.INFO if phase == Phase.FINISHED else logging.WARNING
+        _LOG.log(level, "link with worker %d is lost (%s)%s", rank, why, more)
+        link.said_at, link.num_unsaid, link.has_said_lost = now, 0, True

@@ -1,0 +1,145 @@
+"""When a worker begins without some of the others, and when too few are left to go on."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.peers import Peers
+from edgegossip.net.post import Post
+from edgegossip.net.runtime import Course
+
+_LOG = logging.getLogger("edgegossip.net")
+_SOON: Seconds = 3.0
+_LATER: Seconds = 30.0
+_AGAIN: Seconds = 1.0
+"""While workers meet: between two accounts of oneself, should one have been lost."""
+_STRAGGLERS: Seconds = 2.0
+"""How long to wait for the others once somebody has begun."""
+
+
+class Meeting:
+    """Watches how many workers have come, before the run and while it lasts.
+
+    Args:
+        peers: The others.
+        post: Reaches them, and has their introductions.
+        settings: How many are needed, and how long to wait for them.
+    """
+
+    def __init__(self, peers: Peers, post: Post, settings: HostSettings) -> None:
+        self._peers = peers
+        self._post = post
+        self._introductions = post.introductions
+        self._settings = settings
+        self._calls = f", calling {', '.join(post.calls)}" if post.calls else ""
+        self._say_at: Seconds | None = None
+        self._few_since: Seconds = math.inf
+        self.shortage: str | None = None
+        """Why the run cannot go on."""
+
+    # Before the run.
+
+    def meet(
+        self,
+        take_next: Callable[[Seconds], Course[None]],
+        now: Callable[[], Seconds],
+        has_stopped: Callable[[], bool],
+    ) -> Course[None]:
+        """Wait until everyone is here, or for as long as it is worth it.
+
+        Args:
+            take_next: Waits until then at most, and takes what comes.
+            now: The host's time.
+            has_stopped: The host is to begin nothing.
+
+        Raises:
+            NetworkError: If the transport cannot be opened, too few workers come, or most of
+                those who come have other settings.
+        """
+        peers, deadline = self._peers, now() + self._settings.meet_seconds
+        try:
+            self._post.open(lambda: not has_stopped() and now() < deadline)
+        except NetworkError:
+            if not has_stopped():
+                raise
+            return
+        again = now() + _AGAIN
+        while not (peers.are_all_here or has_stopped()) and now() < deadline:
+            yield from take_next(min(deadline, again))
+            self._wait(now())
+            if now() >= again:
+                again = now() + _AGAIN
+                self._post.tell_all(again=True)
+            if peers.began_at is not None:
+                deadline = min(deadline, now() + _STRAGGLERS)
+        if not has_stopped():
+            self._conclude()
+
+    def _wait(self, now: Seconds) -> None:
+        """Not all are here: say so now and then."""
+        self._introductions.require_majority(is_waiting=True)
+        if self._say_at is None:
+            self._say_at = now + _SOON
+        elif now >= self._say_at:
+            self._say_at = now + _LATER
+            missing = self._peers.missing
+            _LOG.warning("still trying to reach %s%s", workers(missing), self._calls)
+
+    def _conclude(self) -> None:
+        """The wait is over."""
+        self._introductions.require_majority(is_waiting=False)
+        missing, settings = self._peers.missing, self._settings
+        num_here = self._peers.num_workers - len(missing)
+        if num_here < min(settings.min_to_begin, self._peers.num_workers):
+            raise NetworkError(
+                f"{num_here} of the {settings.min_to_begin} workers that a run needs to begin "
+                f"came within {settings.meet_seconds:g} s; {workers(missing)} cannot be reached"
+                f"{self._calls}. Start them with the same recipe and --name, see whom "
+                "`edgegossip doctor` reaches, or ask for fewer (--min-workers 1)"
+            )
+        if missing:
+            what = "absent, or of other settings; their shares of the data go untrained"
+            _LOG.warning("beginning without %s: %s", missing, what)
+
+    # During the run.
+
+    @property
+    def ends_at(self) -> Seconds:
+        """When there will have been too few for too long; infinity for never."""
+        return self._few_since + self._settings.meet_seconds
+
+    def has_too_few(self, now: Seconds) -> bool:
+        """Whether there have been fewer workers than needed for too long; sets `shortage`."""
+        needed, missing = self._settings.min_workers, self._peers.lost
+        if self._peers.num_workers - len(missing) >= needed:
+            self._few_since = math.inf
+        elif self._few_since == math.inf:
+            self._few_since = now
+            _LOG.warning(
+                "%s cannot be reached, and fewer than %d workers are left: going on for %g s",
+                workers(missing),
+                needed,
+                self._settings.meet_seconds,
+            )
+        if now < self.ends_at:
+            return False
+        self.shortage = (
+            f"fewer than {needed} workers were left for {self._settings.meet_seconds:g} s: "
+            f"{workers(missing)} cannot be reached. Start them again, then this one, which "
+            "goes on from its checkpoint if it keeps any; --min-workers says how many it takes"
+        )
+        return True
+
+
+def workers(ranks: Sequence[Rank]) -> str:
+    """Name workers in a sentence.
+
+    >>> workers([2]), workers([0, 1])
+    ('worker 2', 'workers 0, 1')
+    """
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

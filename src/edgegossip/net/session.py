@@ -1,0 +1,208 @@
+"""Opens zenoh sessions: at once, or as soon as somebody answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import zenoh
+
+from edgegossip.core.errors import NetworkError
+from edgegossip.core.protocol import Seconds
+from edgegossip.net.address import Address
+from edgegossip.net.chunks import CHUNK_BYTES
+
+LEASE: Seconds = 5.0
+"""Half of what it takes, at worst, until a machine that falls silent is missed.
+
+Longer than a worker on a busy machine goes without reading: 1.5 s were not.
+"""
+_LEASES = (0.1, 3600.0)
+KeepTrying: TypeAlias = Callable[[], bool]
+"""Asked several times a second while nobody answers; false gives up."""
+_LOG = logging.getLogger("edgegossip.net")
+_LOOK: Seconds = 0.1
+_RETRY: Seconds = 0.5
+_SOON: Seconds = 3.0
+_LATER: Seconds = 30.0
+
+
+def _give_each_link_a_thread(num_workers: int) -> None:
+    """Let a link that is cut hold up no other one; what the environment says goes first.
+
+    Its socket lingers for ten seconds with what was not delivered, and a thread of zenoh with
+    it. With zenoh's own one or two threads a worker would not notice for so long that others
+    are gone, and lose those that are there.
+    """
+    threads = f"(worker_threads: {num_workers + 1})"
+    runtimes = ", ".join(f"{name}: {threads}" for name in ("rx", "tx", "net"))
+    os.environ.setdefault("ZENOH_RUNTIME", f"({runtimes})")
+
+
+def require_lease(lease: Seconds) -> None:
+    """Make sure that a link can be kept, or given up, by `lease`.
+
+    Raises:
+        ValueError: If it is out of range.
+    """
+    shortest, longest = _LEASES
+    if not shortest <= lease <= longest:
+        raise ValueError(f"lease must be from {shortest} to {longest:g} seconds, got {lease}")
+
+
+def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> dict[str, object]:
+    """What differs from zenoh's defaults, by its key in their configuration.
+
+    Raises:
+        ValueError: If `lease` is out of range.
+    """
+    require_lease(lease)
+    listen, is_local = address.listen, address.is_loopback and not address.multicast
+    if address.multicast and not listen:
+        listen = ("tls/0.0.0.0:0" if is_secure else "tcp/0.0.0.0:0",)
+    return {
+        # One that listens nowhere is called by nobody; whom it calls brings it all it gets.
+        "mode": "peer" if listen else "client",
+        "listen/endpoints": list(listen),
+        "connect/endpoints": list(address.connect),
+        # Those that are not there yet, or not any more, are called until they answer; whom a
+        # client calls before it has a session, it calls by `_open_client`.
+        "connect/timeout_ms": -1 if listen else 0,
+        "connect/exit_on_failure": False,
+        "connect/retry": {
+            "period_init_ms": 100,
+            "period_max_ms": 1000,
+            "period_increase_factor": 1.5,
+        },
+        # Nothing is sent to a worker before it has appeared.
+        "open/return_conditions": {"connect_scouted": False, "declares": False},
+        # It goes past the link, and a process that is killed leaves 16 MB behind until the next
+        # one begins; but on one machine it halves the time.
+        "transport/shared_memory/enabled": is_local,
+        # What neighbors that are gone have shared, 16 MB each, stays mapped for good, which is
+        # too much for messages that are copied in no time.
+        "transport/shared_memory/transport_optimization/message_size_threshold": (
+            CHUNK_BYTES // 2
+        ),
+        # Priorities would let the end of a token overtake the last messages.
+        "transport/unicast/qos/enabled": False,
+        "scouting/multicast/enabled": address.multicast,
+        "transport/link/tx/lease": round(lease * 1e3),
+        "transport/link/tx/keep_alive": 4,
+        # Until this is over, a link cannot be cut that somebody waits for.
+        "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
+            lease * 1e6
+        ),
+        # Of 64 kB; with zenoh's two the ends wait for each other, for a third of the time.
+        "transport/link/tx/queue/size/data": 16,
+        # Strangers cannot make this machine collect more for a message.
+        "transport/link/rx/max_message_size": 4 * CHUNK_BYTES,
+    }
+
+
+def open_session(
+    settings: Mapping[str, object],
+    address: Address,
+    num_workers: int,
+    keep_trying: KeepTrying = lambda: True,
+) -> zenoh.Session:
+    """Open a session at `address`, ready for links with `num_workers`.
+
+    One that listens opens at once. One that only calls others opens when the first of them
+    answers; until then it logs now and then that it is still trying.
+
+    Args:
+        settings: Made by `session_settings`.
+        address: Where to listen, and whom to call.
+        num_workers: Size of the run.
+        keep_trying: See `KeepTrying`.
+
+    Raises:
+        NetworkError: If it cannot listen there, or gave up.
+    """
+    _give_each_link_a_thread(num_workers)
+    config = zenoh.Config()
+    for key, value in settings.items():
+        config.insert_json5(key, json.dumps(value))
+    if settings["mode"] == "client":
+        return _open_client(config, ", ".join(address.connect), keep_trying)
+    try:
+        return zenoh.open(config)
+    except zenoh.ZError as error:
+        raise NetworkError(
+            f"cannot listen at {', '.join(address.listen) or 'any port'}: {error}; "
+            "is that address of this machine, and the port free?"
+        ) from None
+
+
+def _open_client(
+    config: zenoh.Config, endpoints: str, keep_trying: KeepTrying
+) -> zenoh.Session:
+    """Call the endpoints again and again."""
+    began, say_after, answer = time.monotonic(), _SOON, _Attempt(config)
+    problem = "no answer yet"
+    while keep_trying():
+        if (session := answer.wait(_LOOK)) is not None:
+            return session
+        waited = time.monotonic() - began
+        if waited >= say_after:
+            say_after = waited + _LATER
+            _LOG.warning("still trying to reach %s: %s", endpoints, problem)
+        if answer.has_failed:
+            problem = "nobody listens there, or it refuses this worker"
+            time.sleep(_RETRY)
+            answer = _Attempt(config)
+    answer.give_up()
+    raise NetworkError(
+        f"cannot reach {endpoints}: {problem}. Is the worker or router there running, and the "
+        "way to it open? `edgegossip doctor --connect` tries it"
+    )
+
+
+class _Attempt:
+    """One try to open a session, in a thread: zenoh waits in there, and hears no signal."""
+
+    def __init__(self, config: zenoh.Config) -> None:
+        self.has_failed = False
+        self._config = config
+        self._lock = threading.Lock()
+        self._has_given_up = False
+        self._found: queue.SimpleQueue[zenoh.Session | zenoh.ZError] = queue.SimpleQueue()
+        threading.Thread(target=self._open, name="open a session", daemon=True).start()
+
+    def wait(self, seconds: Seconds) -> zenoh.Session | None:
+        """The session, if there is one by then."""
+        try:
+            found = self._found.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(found, zenoh.Session):
+            return found
+        self.has_failed = True
+        return None
+
+    def give_up(self) -> None:
+        """Close the session that may still come."""
+        with self._lock:
+            self._has_given_up = True
+        if (session := self.wait(0)) is not None:
+            session.close()  # type: ignore[no-untyped-call]
+
+    def _open(self) -> None:
+        found: zenoh.Session | zenoh.ZError
+        try:
+            found = zenoh.open(self._config)
+        except zenoh.ZError as error:
+            found = error
+        with self._lock:
+            if not self._has_given_up:
+                self._found.put(found)
+                return
+        if isinstance(found, zenoh.Session):
+            found.close()  # type: ignore[no-untyped-call]
