@@ -13,7 +13,7 @@ from edgegossip.cli.options import argument_names
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.gathering import Gathering
+from edgegossip.deploy.gathering import gather
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
@@ -187,7 +187,7 @@ def gather_command(arguments: list[str]) -> int:
     name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
     experiment = pick(name, chosen, options.only)
     with one_intra_op_thread():
-        results = Gathering(experiment, options.out, name).finish()
+        results = gather(experiment, options.out, name)
     print_table({experiment.run_name: results})
     print(f"report: {write_report(options.out)}")
     return 0

@@ -23,6 +23,7 @@ from edgegossip.experiments.evaluations import Evaluations
 from edgegossip.experiments.event_log import to_line
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.sim.fault import Faults
@@ -31,6 +32,22 @@ from edgegossip.sim.platform import Platform
 
 WORKERS = "workers"
 """The subfolder of a run folder that holds a folder for each worker, named by its rank."""
+
+
+def gather(experiment: Experiment, out: Path, recipe: str | None = None) -> Results:
+    """Make one run folder of what workers have left in `out`: `edgegossip gather`.
+
+    Raises:
+        RunFolderError: If no worker left a model there, one was in another experiment, or `out`
+            cannot be written or is in use.
+    """
+    if not (out / WORKERS).is_dir():
+        raise RunFolderError(
+            f"there is no folder {out / WORKERS}; copy the folder of worker R there as "
+            f"{WORKERS}/R, or choose another --out"
+        )
+    with locked(out):
+        return Gathering(experiment, out, recipe).finish()
 
 
 class Gathering:

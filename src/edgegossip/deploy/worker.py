@@ -24,11 +24,11 @@ from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
     load_checkpoint,
-    make_folder,
     save_checkpoint,
     write_atomically,
     write_json,
 )
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
@@ -121,13 +121,13 @@ def take_part(
 
     Raises:
         NetworkError: If this machine cannot take part.
-        RunFolderError: If `out` cannot be written, or holds something else.
+        RunFolderError: If `out` cannot be written, holds something else, or is in use.
         TrainingError: If a loss is not finite.
     """
     if not 0 <= rank < experiment.num_workers:
         raise ValueError(f"rank must be in 0..{experiment.num_workers - 1}, got {rank}")
-    worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
-    with intra_op_threads(settings.threads):
+    with locked(Path(out)), intra_op_threads(settings.threads):
+        worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
         return worker.run(transport, forecaster)
 
 
@@ -320,11 +320,10 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Make the folder; in one that is there, an earlier end counts no more."""
+    """Say what the folder is of; in one that is there, an earlier end counts no more."""
     path = out / "experiment.json"
     if path.exists():
         for end in ("summary.json", "params.safetensors"):
             (out / end).unlink(missing_ok=True)
         return
-    make_folder(out)
     write_json(path, header)

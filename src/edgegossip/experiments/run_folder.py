@@ -17,7 +17,6 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.event_log import read_events
 from edgegossip.experiments.files import (
     load_checkpoint,
-    make_folder,
     save_checkpoint,
     write_atomically,
     write_json,
@@ -29,7 +28,7 @@ class RunFolder:
     """Paths and files of one run; `docs/run-folder.md` says what is in each.
 
     Args:
-        path: Made if need be.
+        path: Is there, and `locked`.
         header: The resolved experiment, as `describe.header` gives it.
         resume: The folder must hold a run of the same experiment; otherwise it must hold none.
 
@@ -44,14 +43,11 @@ class RunFolder:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._experiment = path / "experiment.json"
         self._checkpoint = path / "checkpoint.safetensors"
-        if resume:
-            require_folder(path)
         # A run killed before it kept anything is resumed from the start.
         self._resume = resume and self._experiment.exists()
         if self._resume:
             self._require_same_experiment()
             return
-        make_folder(path)
         if self.events.exists() or (path / "summary.json").exists():
             raise RunFolderError(
                 f"{path} already holds a run; choose another --out, or --resume it"

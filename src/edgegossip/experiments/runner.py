@@ -18,9 +18,10 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
-from edgegossip.experiments.run_folder import RunFolder
+from edgegossip.experiments.run_folder import RunFolder, require_folder
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.sim.forecasting import profiled
 from edgegossip.sim.pool import ComputePool
@@ -54,17 +55,22 @@ def run(
     Raises:
         Interrupted: After Ctrl+C or SIGTERM; `out` is valid and can be resumed.
         TrainingError: If a loss is not finite; what was computed so far is in `out`.
-        RunFolderError: If `out` cannot be written, or does not hold what `resume` needs.
+        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
+            use by another process.
     """
-    folder = RunFolder(Path(out), header(experiment, recipe), resume=resume)
-    if results := folder.finished_results():
-        return results
-    with one_intra_op_thread(), ComputePool(num_threads) as pool:
-        running = _Run(
-            experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
-        )
-        with on_stop_signal(running.stop):
-            return running.execute()
+    out = Path(out)
+    if resume:
+        require_folder(out)
+    with locked(out):
+        folder = RunFolder(out, header(experiment, recipe), resume=resume)
+        if results := folder.finished_results():
+            return results
+        with one_intra_op_thread(), ComputePool(num_threads) as pool:
+            running = _Run(
+                experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
+            )
+            with on_stop_signal(running.stop):
+                return running.execute()
 
 
 def one_intra_op_thread() -> AbstractContextManager[None]:
