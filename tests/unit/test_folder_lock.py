@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,6 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.deploy.gathering import gather
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import take_part
-from edgegossip.experiments import folder_lock
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Comparison
@@ -133,6 +134,11 @@ def test_asking_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def begin_and_wait(has_begun: Event, may_end: Event) -> None:
+    has_begun.set()
+    may_end.wait()
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_child_does_not_hold_its_parents_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +147,7 @@ def test_a_forked_child_does_not_hold_its_parents_lock(
     fork = multiprocessing.get_context("fork")
     has_begun, may_end = fork.Event(), fork.Event()
     with locked(tmp_path):
-        child = fork.Process(target=lambda: (has_begun.set(), may_end.wait()))
+        child = fork.Process(target=begin_and_wait, args=(has_begun, may_end))
         child.start()
         assert has_begun.wait(10)
     try:
@@ -155,7 +161,7 @@ def test_a_forked_child_does_not_hold_its_parents_lock(
 def test_a_file_removed_by_its_last_holder_is_not_mistaken_for_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flock, path = folder_lock.fcntl.flock, tmp_path / LOCK
+    flock, path = fcntl.flock, tmp_path / LOCK
     removed = iter([True])
 
     def flock_late(descriptor: int, what: int) -> None:
@@ -163,7 +169,7 @@ def test_a_file_removed_by_its_last_holder_is_not_mistaken_for_the_lock(
             path.unlink()  # between opening and locking
         flock(descriptor, what)
 
-    monkeypatch.setattr(folder_lock.fcntl, "flock", flock_late)
+    monkeypatch.setattr(fcntl, "flock", flock_late)
     with locked(tmp_path):
         monkeypatch.undo()
         with pytest.raises(RunFolderError, match="in use"):
@@ -186,6 +192,6 @@ def test_a_file_system_without_locks_is_written_with_a_warning(
     def refuse(descriptor: int, what: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(folder_lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with locked(tmp_path):
         assert "cannot be locked (No locks available)" in caplog.text

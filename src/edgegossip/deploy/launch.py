@@ -60,7 +60,7 @@ def launch(
     Raises:
         Interrupted: After Ctrl+C or SIGTERM; the workers have kept checkpoints.
         TrainingError: If no worker has come to its end.
-        RunFolderError: If `out` cannot be written, holds a run, or is in use by another process.
+        RunFolderError: If `out` cannot be written, holds a run, or is in use.
     """
     with locked(out):
         if (out / "events.jsonl").exists():

@@ -7,6 +7,8 @@ import json
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +19,14 @@ import safetensors.torch
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.snapshots import Snapshots
+from edgegossip.deploy.worker_folder import read_summary, require_numbers
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
+    LOADING_ERRORS,
     load_checkpoint,
     save_checkpoint,
     write_atomically,
@@ -65,9 +69,10 @@ class WorkerSettings:
         snapshots: Keep what accuracy over time is measured on afterwards.
         parent: Stop when the process of this number has ended; None to depend on nobody.
         threads: Of one training step, at least 1.
+        max_waiting_bytes: Of messages that are held in memory; see `HostSettings`.
 
     Raises:
-        ValueError: If `threads` is below 1.
+        ValueError: If `threads` or `max_waiting_bytes` is below 1, or no whole number.
     """
 
     name: str = ""
@@ -78,9 +83,11 @@ class WorkerSettings:
     snapshots: bool = True
     parent: int | None = None
     threads: int = 1
+    max_waiting_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self, threads="at least 1")
+        check_counts(self, "threads", "max_waiting_bytes")
+        check_ranges(self, threads="at least 1", max_waiting_bytes="at least 1 or None")
 
 
 def run_id(experiment: Experiment, name: str = "") -> bytes:
@@ -165,7 +172,11 @@ class _Worker:
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
         """Take part, and leave a whole folder whatever happens."""
-        host = self._host = self._make_host(transport, forecaster)
+        try:
+            host = self._host = self._make_host(transport, forecaster)
+        except BaseException:
+            self._diary.close()
+            raise
         reason = "failed"
         try:
             with on_stop_signal(host.stop):
@@ -186,27 +197,31 @@ class _Worker:
         limit = settings.max_seconds or experiment.max_seconds or math.inf
         self._snapshots = Snapshots(self._out / "snapshots", lambda: host.state.estimate)
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
-        host: Host[Any] = Host(
-            experiment.algorithm,
-            self._rank,
-            experiment.num_workers,
-            workload.initial_params(self._rank),
-            workload.make_trainer(self._rank, self._incarnation),
-            transport,
-            settings=HostSettings(
-                run=run_id(experiment, settings.name),
-                meet_seconds=settings.meet_seconds,
-                ended=settings.ended,
-                max_seconds=limit,
-                checkpoint_seconds=settings.checkpoint_seconds,
-            ),
-            forecaster=forecaster,
-            evaluate=validator.evaluate if validator else None,
-            observer=self._diary,
-            chores=(self._show, *([self._snapshots.due] if is_watched else [])),
-            save=self._save,
-            checkpoint=checkpoint,
+        host_settings = HostSettings(
+            run=run_id(experiment, settings.name),
+            meet_seconds=settings.meet_seconds,
+            ended=settings.ended,
+            max_seconds=limit,
+            checkpoint_seconds=settings.checkpoint_seconds,
+            max_waiting_bytes=settings.max_waiting_bytes,
         )
+        trainer = workload.make_trainer(self._rank, self._incarnation)
+        with nullcontext() if checkpoint is None else _fitting(self._checkpoint):
+            host: Host[Any] = Host(
+                experiment.algorithm,
+                self._rank,
+                experiment.num_workers,
+                workload.initial_params(self._rank),
+                trainer,
+                transport,
+                settings=host_settings,
+                forecaster=forecaster,
+                evaluate=validator.evaluate if validator else None,
+                observer=self._diary,
+                chores=(self._show, *([self._snapshots.due] if is_watched else [])),
+                save=self._save,
+                checkpoint=checkpoint,
+            )
         return host
 
     def _show(self, now: Seconds) -> Seconds:
@@ -295,14 +310,13 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
         raise RunFolderError(
             f"{out} holds a worker of another experiment; choose another --out"
         )
-    return summary.exists() and read_json(summary)["reason"] in _ENDS
+    return summary.exists() and read_summary(summary)["reason"] in _ENDS
 
 
 def goes_on_at(out: Path) -> Seconds:
     """Where in the run the worker of folder `out` goes on, or came to its end."""
     path = out / "summary.json"
-    summary = read_json(path) if path.exists() else {"reason": "killed"}
-    if summary["reason"] in _ENDS:
+    if path.exists() and (summary := read_summary(path))["reason"] in _ENDS:
         return float(summary["seconds"])
     checkpoint = _kept(out / "checkpoint.safetensors")
     return 0.0 if checkpoint is None else float(checkpoint["now"])
@@ -312,11 +326,29 @@ def _kept(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        checkpoint: dict[str, Any] = load_checkpoint(path)
+        checkpoint = load_checkpoint(path)
+        if not isinstance(checkpoint, dict):
+            raise ValueError(f"it holds {checkpoint!r:.60}")
+        require_numbers(checkpoint, ("now", "incarnation"))
         return checkpoint
+    except ValueError as error:
+        _LOG.warning("%s is no worker's checkpoint (%s) - beginning without it", path, error)
+        return None
     except RunFolderError as error:
         _LOG.warning("%s - beginning without it", error)
         return None
+
+
+@contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Blame the checkpoint `path` for what is raised when it is loaded."""
+    try:
+        yield
+    except LOADING_ERRORS as error:
+        raise RunFolderError(
+            f"{path} does not fit this worker ({error!r}); was its code changed? - delete it, "
+            "and the worker begins without it"
+        ) from error
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.files import LOADING_ERRORS
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
@@ -310,16 +311,16 @@ class _Run:
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         try:
             self.simulator.load_state_dict(checkpoint["simulator"])
-        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            self._log.load_state_dict(checkpoint["log"])
+            self._history = checkpoint["history"]
+            self._num_looks = checkpoint["num_looks"]
+            self._wall_before = checkpoint["wall_seconds"]
+        except LOADING_ERRORS as error:
             self._log.abandon()
             raise RunFolderError(
                 f"the checkpoint in {self._folder.path} does not fit this experiment "
-                f"({error}); was its code changed? - choose another --out"
+                f"({error!r:.300}); was its code changed? - choose another --out"
             ) from error
-        self._log.load_state_dict(checkpoint["log"])
-        self._history = checkpoint["history"]
-        self._num_looks = checkpoint["num_looks"]
-        self._wall_before = checkpoint["wall_seconds"]
 
     def _end(self, reason: str, error: Exception | None = None) -> Results:
         """Write what there is: the last line of the log, the summary, the parameters."""
