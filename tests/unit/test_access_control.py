@@ -26,7 +26,7 @@ from edgegossip.net.tls import TLS, zenoh_security
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"
 OTHER_SETTINGS = (
-    f"a sign of life in run feed, whose settings or --name are not those of this run, {RUN}"
+    f"a sign of life in run 'feed', whose settings or --name are not those of this run, {RUN}"
 )
 NO_WORKERS = shutil.ignore_patterns("worker*")
 

@@ -125,7 +125,7 @@ def test_workers_of_another_run_are_named_and_have_no_part(network: OverZenoh) -
     events = Recorder()
     other.open(events)
     other.send(0, [b"wrong run"])
-    what = "a sign of life in run {}, whose settings or --name are not those of this run, {}"
+    what = "a sign of life in run {!r}, whose settings or --name are not those of this run, {}"
     assert a.events.next() == ("refused", 1, what.format("another", "test"))
     refused = {events.next() for _ in range(3)}
     assert refused == {("refused", rank, what.format("test", "another")) for rank in range(3)}

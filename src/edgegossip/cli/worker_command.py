@@ -10,9 +10,11 @@ from pathlib import Path
 
 from edgegossip.cli.commands import default_folder, print_table, repeatable, without
 from edgegossip.cli.options import argument_names
+from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.ranges import check_ranges
 from edgegossip.deploy.gathering import gather
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
@@ -49,9 +51,13 @@ class WorkerOptions:
         snapshots: Keep what accuracy over time is measured on afterwards.
         profile: CSV of `edgegossip profile`, which makes forecasts better from the start.
         telemetry: Where a sample of what this machine was busy with goes each minute: a
-            .jsonl file, a redis:// URL, or memory.
+            .jsonl file, a redis:// URL, or memory. EDGEGOSSIP_REDIS_PASSWORD can hold the
+            password, which other users of this machine could see in a URL.
         parent: Stop when the process of this number has ended.
         threads: Of one training step.
+        max_waiting_bytes: Of messages that are held in memory: of those that wait for one
+            receiver, and of those that have arrived; by default an eighth of the memory, or
+            1 GiB if that is less.
     """
 
     rank: Rank
@@ -73,6 +79,7 @@ class WorkerOptions:
     telemetry: str = "memory"
     parent: int | None = None
     threads: int = 1
+    max_waiting_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +92,7 @@ class LaunchOptions:
         resume: Go on with what was interrupted in `out`.
         max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
         checkpoint_seconds: Between checkpoints.
+        max_waiting_bytes: Of messages that each worker holds; see `edgegossip worker`.
     """
 
     only: str | None = None
@@ -92,6 +100,10 @@ class LaunchOptions:
     resume: bool = False
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
+    max_waiting_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, max_waiting_bytes="at least 1 or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +121,7 @@ class GatherOptions:
 
 def worker_command(arguments: list[str]) -> int:
     """`edgegossip worker`."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     name, options, chosen = parse_recipe("worker", WorkerOptions, arguments)
     reason = join(
         pick(name, chosen, options.only),
@@ -132,6 +144,7 @@ def worker_command(arguments: list[str]) -> int:
             snapshots=options.snapshots,
             parent=options.parent,
             threads=options.threads,
+            max_waiting_bytes=options.max_waiting_bytes,
         ),
         profile=options.profile,
         telemetry=options.telemetry,
@@ -151,6 +164,7 @@ def _require_number(name: str) -> None:
 
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
+    log_to_console()
     if "-n" in arguments[1:]:
         _require_number(arguments[0])
     arguments = ["--num-workers" if each == "-n" else each for each in arguments]
@@ -184,6 +198,7 @@ def launch_command(arguments: list[str]) -> int:
 
 def gather_command(arguments: list[str]) -> int:
     """`edgegossip gather`."""
+    log_to_console()
     name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
     experiment = pick(name, chosen, options.only)
     with one_intra_op_thread():

@@ -48,7 +48,7 @@ def report_strangers(
         if match and match[1] != run:
             rank = int(match[2])
             reason = (
-                f"a sign of life in run {match[1][:80]}, whose settings or --name are not "
+                f"a sign of life in run {match[1][:80]!r}, whose settings or --name are not "
                 f"those of this run, {run}"
             )
             report(rank if rank < num_workers else None, reason)
