@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -56,7 +56,7 @@ def no_command(*arguments: object) -> list[str]:
     return ["--version"]
 
 
-WRITERS = {
+WRITERS: dict[str, Callable[[Path], object]] = {
     "run": lambda out: run(EXPERIMENT, out=out),
     "compare": lambda out: compare(COMPARISON, out=out),
     "study": lambda out: run_study(STUDY, out=out),

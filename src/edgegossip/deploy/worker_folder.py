@@ -268,8 +268,11 @@ def require_numbers(content: Mapping[str, Any], names: Iterable[str]) -> None:
     """
     for name in names:
         value = content.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and -_LARGEST <= value <= _LARGEST):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not -_LARGEST <= value <= _LARGEST
+        ):
             raise ValueError(f"{name} is {value!r:.60}, not a finite number")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgegossip.core.protocol import Predicted, Rank, Seconds
-from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.core.ranges import check_counts, check_range, check_ranges
 
 MIB = 2**20
 
@@ -69,4 +69,5 @@ class HostSettings:
             raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
         for name in ("meet_seconds", "max_seconds", "checkpoint_seconds"):
             check_range(name, getattr(self, name), "above 0")
+        check_counts(self, "max_waiting_bytes")
         check_ranges(self, max_waiting_bytes="at least 1 or None")
