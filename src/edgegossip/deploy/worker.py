@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ import psutil
 import safetensors.torch
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.snapshots import Snapshots
@@ -179,7 +179,7 @@ class _Worker:
             raise
         reason = "failed"
         try:
-            with on_stop_signal(host.stop):
+            with on_stop_signal(host.stop), self._blaming_the_checkpoint():
                 reason = host.run()
         finally:
             self._snapshots.close()
@@ -206,12 +206,14 @@ class _Worker:
             max_waiting_bytes=settings.max_waiting_bytes,
         )
         trainer = workload.make_trainer(self._rank, self._incarnation)
-        with nullcontext() if checkpoint is None else _fitting(self._checkpoint):
+        initial = workload.initial_params(self._rank)
+        self._is_untried = checkpoint is not None  # until the next one is kept
+        with self._blaming_the_checkpoint():
             host: Host[Any] = Host(
                 experiment.algorithm,
                 self._rank,
                 experiment.num_workers,
-                workload.initial_params(self._rank),
+                initial,
                 trainer,
                 transport,
                 settings=host_settings,
@@ -222,7 +224,21 @@ class _Worker:
                 save=self._save,
                 checkpoint=checkpoint,
             )
+            _require_like(host.state, experiment.algorithm.init(self._rank, initial))
         return host
+
+    @contextmanager
+    def _blaming_the_checkpoint(self) -> Iterator[None]:
+        """Say so, if it is what was loaded that does not work."""
+        try:
+            yield
+        except LOADING_ERRORS as error:
+            if not self._is_untried:
+                raise
+            raise RunFolderError(
+                f"{self._checkpoint} does not fit this worker ({error!r:.300}); was its code "
+                "changed? - delete it, and the worker begins without it"
+            ) from error
 
     def _show(self, now: Seconds) -> Seconds:
         self._diary.show()
@@ -237,6 +253,7 @@ class _Worker:
         except RunFolderError as error:
             _LOG.warning("%s - training goes on without a new checkpoint", error)
             return False
+        self._is_untried = False
         return True
 
     def _end(self, host: Host[Any], reason: str) -> None:
@@ -339,16 +356,14 @@ def _kept(path: Path) -> dict[str, Any] | None:
         return None
 
 
-@contextmanager
-def _fitting(path: Path) -> Iterator[None]:
-    """Blame the checkpoint `path` for what is raised when it is loaded."""
-    try:
-        yield
-    except LOADING_ERRORS as error:
-        raise RunFolderError(
-            f"{path} does not fit this worker ({error!r}); was its code changed? - delete it, "
-            "and the worker begins without it"
-        ) from error
+def _require_like(state: WorkerState, fresh: WorkerState) -> None:
+    """Make sure that a state could have come of a fresh one.
+
+    Raises:
+        TypeError: If not.
+    """
+    if type(state) is not type(fresh) or state.estimate.shape != fresh.estimate.shape:
+        raise TypeError(f"a state like {type(fresh).__name__} was expected, got {state!r:.60}")
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ _NUMBERS = {
     "sent": ("time", "num_bytes", "round"),
 }
 """What is read of an event of each type; of all others the time."""
+_COUNTS = ("num_samples", "cost", "num_bytes", "round")
 _LARGEST = 2.0**63
 REASONS = ("finished", "time limit", "interrupted", "failed")
 """How a worker can end, the best first."""
@@ -146,7 +147,8 @@ class WorkerFolder:
         cost, seconds = (
             (self._cost, self._training) if self._training else self._first or (0, 0)
         )
-        return cost / seconds if seconds else 0.0
+        throughput = cost / seconds if seconds else 0.0
+        return throughput if throughput < math.inf else 0.0
 
     def read(self) -> None:
         """Read the lines that have been written since."""
@@ -256,7 +258,12 @@ def _parse(line: bytes) -> dict[str, Any]:
         ValueError: If it is something else.
     """
     event = parse_event(line)
-    require_numbers(event, _NUMBERS.get(event["type"], ("time",)))
+    names = _NUMBERS.get(event["type"], ("time",))
+    require_numbers(event, names)
+    if event["type"] == "trained" and event["start"] > event["time"]:
+        raise ValueError(f"start is {event['start']!r}, after its time")
+    if negative := [name for name in _COUNTS if name in names and event[name] < 0]:
+        raise ValueError(f"{negative[0]} is {event[negative[0]]!r}, below 0")
     return event
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import tokenize
 import zipfile
 import zlib
 from io import BufferedReader
@@ -150,12 +151,16 @@ def read_npz(
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (
-        OSError,
+        ArithmeticError,
         EOFError,
-        ValueError,
-        NotImplementedError,
-        RuntimeError,
+        LookupError,
         MemoryError,
+        OSError,
+        RuntimeError,  # RecursionError and NotImplementedError too
+        SyntaxError,
+        TypeError,
+        ValueError,
+        tokenize.TokenError,
         zipfile.BadZipFile,
         zlib.error,
     ) as error:

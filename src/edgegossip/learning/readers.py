@@ -266,6 +266,11 @@ def _imagenet_batch(path: Path, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
             f"{path}: data is {data.dtype} {list(data.shape)}, "
             f"expected uint8 [num_samples, {3 * size * size}]"
         )
+    if labels.shape != data.shape[:1]:
+        raise DataError(
+            f"{path}: labels are {list(labels.shape)}, expected one for each of {len(data)} "
+            "samples"
+        )
     return data.reshape(-1, 3, size, size), _int64(labels, f"{path}: labels").numpy() - 1
 
 

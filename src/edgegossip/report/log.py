@@ -149,8 +149,8 @@ def _seconds(event: Mapping[str, Any], name: str) -> Seconds:
     value = event[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} is {value!r:.60}, not a number")
-    if not 0 <= value <= _MAX_SECONDS:
-        raise ValueError(f"{name} is {value!r:.60}, not in 0 .. {_MAX_SECONDS:g}")
+    if not -_MAX_SECONDS <= value <= _MAX_SECONDS:
+        raise ValueError(f"{name} is {value!r:.60}, longer than {_MAX_SECONDS:g} s")
     return float(value)
 
 

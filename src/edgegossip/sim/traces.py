@@ -146,7 +146,10 @@ def batch_jobs(
 
 
 def _positive(value: Any) -> float:  # noqa: ANN401
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not 0 < number < math.inf:
         raise ValueError(f"{number} is not a speed")
     return number
