@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,8 +95,11 @@ def make_har(folder: Path) -> None:
 def make_imagenet(folder: Path) -> None:
     (folder / "imagenet8x8").mkdir()
     for name in ("train_data_batch_1", "train_data_batch_2", "val_data"):
-        arrays = {"data": pixels(5, 192), "labels": np.arange(1, 6)}
-        np.savez(folder / "imagenet8x8" / f"{name}.npz", **arrays)
+        np.savez(
+            folder / "imagenet8x8" / f"{name}.npz",
+            data=pixels(5, 192),
+            labels=np.arange(1, 6),
+        )
 
 
 def make_traces(folder: Path) -> None:

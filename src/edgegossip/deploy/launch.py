@@ -58,7 +58,7 @@ def launch(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM; the workers have kept checkpoints.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have kept checkpoints.
         TrainingError: If no worker has come to its end.
         RunFolderError: If `out` cannot be written, holds a run, or is in use.
     """

@@ -41,7 +41,7 @@ def compare(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
         TrainingError: If a loss is not finite.
         RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
             use by another process.

@@ -54,7 +54,7 @@ def run(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM; `out` is valid and can be resumed.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; `out` is valid and can be resumed.
         TrainingError: If a loss is not finite; what was computed so far is in `out`.
         RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
             use by another process.

@@ -172,7 +172,7 @@ def run_study(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
         RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
             use by another process.
     """
