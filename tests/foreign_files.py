@@ -236,6 +236,6 @@ TARGETS = {
         make_worker, be_worker, ("checkpoint.safetensors", "events.jsonl"), share=0.1
     ),
     "comparison": Target(comparison, read_folder, share=2),
-    "report": Target(comparison, write_report, share=0.1),
-    "study": Target(make_study, write_study_report, share=0.1),
+    "report": Target(comparison, write_report, share=0.03),
+    "study": Target(make_study, write_study_report, share=0.03),
 }
