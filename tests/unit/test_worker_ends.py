@@ -100,6 +100,16 @@ def test_a_damaged_end_of_a_worker_is_named(tmp_path: Path, text: str) -> None:
         goes_on_at(tmp_path)
 
 
+def test_a_folder_in_place_of_a_checkpoint_is_reported_and_ends_no_worker(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    (crew.folder(0) / "checkpoint.safetensors").mkdir(parents=True)
+    crew.start(ENDLESS, 0, settings=replace(WITHIN, meet_seconds=0.01, max_seconds=0.05))
+    assert crew.join(0) == ["time limit"]
+    assert "beginning without it" in caplog.text
+    assert "cannot delete" in caplog.text
+
+
 def test_a_checkpoint_that_does_not_fit_the_worker_is_named(crew: Crew) -> None:
     crew.folder(0).mkdir(parents=True)
     path = crew.folder(0) / "checkpoint.safetensors"

@@ -278,7 +278,10 @@ class _Worker:
             },
         )
         if reason in _ENDS:
-            self._checkpoint.unlink(missing_ok=True)
+            try:
+                self._checkpoint.unlink(missing_ok=True)
+            except OSError as error:  # a worker that has ended does not look at it
+                _LOG.warning("cannot delete %s: %s", self._checkpoint, error.strerror)
 
 
 def _is_running(process: int) -> bool:
