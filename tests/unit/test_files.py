@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.core.snapshot import assemble
+from edgegossip.experiments import files
 from edgegossip.experiments.files import (
     load_checkpoint,
     save_checkpoint,
@@ -97,6 +100,41 @@ def test_what_cannot_be_kept_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="cannot keep a set"):
         save_checkpoint(path, [{1}])
     assert load_checkpoint(path) == [1]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "[" * 100_000,
+        '{"dict": 5}',
+        '{"dict": [[[], 1]]}',
+        '{"tuple": 7}',
+        '{"tensor": "none"}',
+        '{"same": 9}',
+        '{"dataclass": 5, "number": 0, "fields": {}}',
+        '{"dataclass": "edgegossip.core.protocol:Steps", "number": 0, "fields": [1]}',
+        '{"dataclass": "os:environ", "number": 0, "fields": {}}',
+    ],
+)
+def test_a_checkpoint_with_a_right_digest_and_a_wrong_content_is_refused(
+    tmp_path: Path, plain: str
+) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    tensors = {"plain": torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)}
+    content = safetensors.torch.save(tensors, metadata={"digest": files._digest(tensors)})
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"checkpoint\.safetensors is not a checkpoint of"):
+        load_checkpoint(path)
+
+
+def test_a_dict_whose_keys_take_for_ever_to_hash_is_refused(tmp_path: Path) -> None:
+    name = "edgegossip.sim.link:Link"
+    nested: object = {"dataclass": name, "number": 0, "fields": {"latency": 0, "bandwidth": 0}}
+    for number in range(1, 60):
+        fields = {"latency": nested, "bandwidth": {"same": number - 1}}
+        nested = {"dataclass": name, "number": number, "fields": fields}
+    with pytest.raises(ValueError, match="is no key of a dict"):
+        assemble({"dict": [[nested, 0]]}, {})
 
 
 def test_a_damaged_checkpoint_is_an_error_for_people(tmp_path: Path) -> None:

@@ -232,3 +232,71 @@ def test_a_worker_that_never_was_there_has_done_nothing(tmp_path: Path) -> None:
     worker.read()
     assert (worker.samples.total, worker.num_rounds, worker.throughput) == (0, 0, 0.0)
     assert worker.snapshots == []
+
+
+# Damage.
+
+
+def test_damaged_lines_are_skipped_and_named_and_all_others_count(
+    out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = out / WORKERS / "1" / "events.jsonl"
+    write_lines(out, 1, {"type": "worker"}, trained(0.1, 8))
+    with path.open("ab") as file:
+        # Zeros are what a power cut leaves, and might be taken for another encoding.
+        file.write(b"\0\0\0\n" + b'{"type":"trained","time":NaN}\n' + b'{"type":"sent"\n')
+    write_lines(out, 1, sent(0.2, 0, 100), {"type": "trained", "time": 1.0}, trained(0.3, 8))
+    folder = WorkerFolder(path.parent, rank=1)
+    folder.read()
+    assert (folder.samples.total, folder.bytes_sent.total) == (16, 100)
+    assert [time for time, _ in folder.timeline()] == [0.1, 0.2, 0.3]
+    for number in (3, 4, 5, 7):
+        assert f"{path}, line {number} is damaged and skipped" in caplog.text
+    folder.read()
+    assert len(caplog.records) == 4
+
+
+def test_a_log_that_cannot_be_read_is_named_once_and_the_others_are_read(
+    out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = out / WORKERS / "1" / "events.jsonl"
+    path.mkdir()
+    write_lines(out, 2, trained(0.1, 8))
+    gathering = Gathering(EXPERIMENT, out)
+    for _ in range(3):
+        gathering.read()
+    assert [worker.samples.total for worker in gathering.workers] == [0, 0, 8, 0]
+    assert [str(path) in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("damage", ["no file of tensors", "another model", "another type"])
+def test_a_damaged_snapshot_is_named_once_and_the_others_are_measured(
+    out: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_snapshots(out, 0, 1)
+    params = EXPERIMENT.workload().initial_params()
+    tensors = {"another model": params[1:], "another type": params.double()}
+    path = snapshot_path(out / WORKERS / "2" / "snapshots", 1)
+    if damage in tensors:
+        safetensors.torch.save_file({"params": tensors[damage].clone()}, path)
+    else:
+        path.write_bytes(b"\xff" * 99)
+    (path.parent / "mine.safetensors").write_bytes(b"")  # none of ours
+    assert times(measured(out)) == [0, 0.5]
+    assert [str(path) in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "params.safetensors"])
+def test_a_worker_whose_end_is_damaged_is_left_out_of_the_result(
+    out: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = {"reason": "finished", "seconds": 1.0, "wall_seconds": 1.0, "mean_staleness": 0.0}
+    params = EXPERIMENT.workload().initial_params()
+    for rank in range(NUM_WORKERS):
+        folder = out / WORKERS / str(rank)
+        (folder / "summary.json").write_text(json.dumps(end))
+        safetensors.torch.save_file({"params": params}, folder / "params.safetensors")
+    damaged = out / WORKERS / "3" / name
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert len(Gathering(EXPERIMENT, out).finish().worker_accuracies) == NUM_WORKERS - 1
+    assert str(damaged) in caplog.text

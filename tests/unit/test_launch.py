@@ -24,7 +24,9 @@ from edgegossip.cli.recipe import pick
 from edgegossip.core.errors import RunFolderError, TrainingError
 from edgegossip.deploy import launch as launching
 from edgegossip.deploy.launch import free_ports, launch
+from edgegossip.deploy.worker import take_part
 from edgegossip.experiments.progress import Silent
+from edgegossip.net.memory import MemoryNetwork
 from edgegossip.recipes.registry import load_recipe
 
 PROGRAM = (sys.executable, "-m", "edgegossip.cli.main")
@@ -143,6 +145,32 @@ def test_who_has_not_finished_goes_on_at_once_without_those_who_have(
     for rank in (1, 2):
         assert rounds(out, rank) == 150
         assert "beginning without" not in (folder(out, rank) / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_neither_a_second_launch_nor_a_closed_terminal_nor_a_damaged_log_ends_a_run(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["launch", "quickstart", "-n", "2", "--num-epochs", "150", "--out", str(out)]
+    first = start(*arguments)
+    wait_until(lambda: min(rounds(out, 0), rounds(out, 1)) >= 3, first)
+    experiment = pick("quickstart", load_recipe("quickstart")(), None)
+    with pytest.raises(RunFolderError, match=f"{out} is in use by process {first.pid}; wait"):
+        launch(experiment, nothing, out=out)
+    second = f"{folder(out, 1)} is in use by process {workers(first)[1].pid}; wait"
+    with pytest.raises(RunFolderError, match=second):
+        take_part(experiment, 1, MemoryNetwork().transport(1), out=folder(out, 1))
+    first.send_signal(signal.SIGHUP)
+    assert first.wait(PATIENCE) == 130
+    path = folder(out, 0) / "events.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"\0\0\0\0\n", *lines[3:]]))
+    resumed = start(*arguments, "--resume")
+    said = resumed.communicate(timeout=PATIENCE)[1]
+    assert resumed.returncode == 0, said
+    assert f"{path}, line 4 is damaged and skipped" in said
+    assert are_equal(tensors(out), simulated(tmp_path, 150))
 
 
 # Killed.

@@ -76,6 +76,7 @@ def check_whole(out: Path) -> None:
         ("epoch-gossip", signal.SIGTERM),
         ("gosgd", signal.SIGKILL),
         ("gossip", signal.SIGKILL),
+        ("gossip", signal.SIGHUP),
     ],
 )
 def test_a_process_ended_at_any_moment_leaves_a_folder_that_goes_on(

@@ -7,8 +7,11 @@ import gzip
 import os
 import pickle
 import sys
+import tracemalloc
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -359,6 +362,115 @@ def test_hugging_face_pictures_come_with_channels_first(
     assert y.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"cannot be loaded.*'validation'"):
         huggingface(str(tmp_path / "pets"), test_split="validation")
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_data_set_of_hugging_face_may_bring_no_code(
+    monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    told: list[dict[str, Any]] = []
+    table = {"image": [np.zeros((1, 2))] * 2, "label": [np.array(0), np.array(1)]}
+
+    def load_3(name: str, configuration: str, trust_remote_code: bool | None = None) -> Any:  # noqa: ANN401
+        told.append({"trust_remote_code": trust_remote_code})
+        return {"train": table, "test": table}
+
+    def load_4(name: str, configuration: str, **named: Any) -> Any:  # noqa: ANN401
+        told.append(named)
+        return {"train": table, "test": table}
+
+    module = ModuleType("datasets")
+    module.load_dataset = load_3 if version == 3 else load_4  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    assert huggingface("somebody/something").num_classes == 2
+    assert told == [{"trust_remote_code": False} if version == 3 else {}]
+
+
+# Files that are made to do harm.
+
+
+def bomb(header: bytes, num_bytes: int = 2**24) -> bytes:
+    """A gzip of a thousandth of what comes out of it."""
+    return gzip.compress(header + bytes(num_bytes))
+
+
+@contextlib.contextmanager
+def within(num_bytes: int) -> Iterator[None]:
+    """What is allocated at once within the block must be less."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < num_bytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_more_of_a_packed_file_is_unpacked_than_its_header_says(mnist_dir: Path) -> None:
+    path = mnist_dir / "mnist" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(bomb(idx(pixels(20, 28, 28))))
+    with within(2**21), pytest.raises(DataError, match="has more than 15680 bytes after its"):
+        mnist(mnist_dir)
+
+
+def test_a_header_that_says_more_than_a_file_can_hold_is_refused_at_once(
+    mnist_dir: Path,
+) -> None:
+    path = mnist_dir / "mnist" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + b"\xff" * 12))
+    with (
+        within(2**20),
+        pytest.raises(DataError, match=r"has at most .* bytes after its header"),
+    ):
+        mnist(mnist_dir)
+
+
+def test_a_file_that_leaves_no_memory_to_work_with_is_refused(
+    mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(available=20_000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    with pytest.raises(
+        DataError, match="says that it holds 15,680 bytes, but half of the free"
+    ):
+        mnist(mnist_dir)
+
+
+def test_an_archive_whose_arrays_would_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(
+        tmp_path / "mine.npz", **own_arrays() | {"x_train": np.zeros((6, 2**16))}
+    )
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**22))
+    with within(2**20), pytest.raises(DataError, match=r"mine\.npz says that it holds 3,"):
+        npz(tmp_path / "mine.npz")
+
+
+def test_a_cifar10_file_with_a_hole_in_it_is_not_read(
+    cifar_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(cifar_dir / "cifar-10-batches-bin" / "data_batch_2.bin", 3073 * 2**30)
+    with within(2**20), pytest.raises(DataError, match=r"data_batch_2\.bin says that it holds"):
+        cifar10(cifar_dir)
+
+
+@pytest.mark.parametrize(
+    ("key", "array", "message"),
+    [
+        (
+            "y_train",
+            np.array([0, 1, 10**11, 0, 1, 2]),
+            r"label is 100000000000, expected 0 \.\. 999",
+        ),
+        ("x_train", np.zeros((6, 0, 4)), r"samples are float64 \[6, 0, 4\]"),
+    ],
+)
+def test_classes_and_shapes_that_no_model_can_have_are_refused(
+    tmp_path: Path, key: str, array: NDArray[Any], message: str
+) -> None:
+    np.savez(tmp_path / "mine.npz", **own_arrays() | {key: array})
+    with pytest.raises(DataError, match=message):
+        npz(tmp_path / "mine.npz")
 
 
 def real(name: str) -> Dataset:

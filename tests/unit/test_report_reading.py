@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.run_folders import (
 )
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments import event_log
 from edgegossip.report.activity import activities
 from edgegossip.report.folder import read_folder
 from edgegossip.report.log import read_log
@@ -149,15 +151,53 @@ def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
     assert log.evaluations
 
 
-@pytest.mark.parametrize("damaged", ['{"type":"trained"', "[1, 2]"])
-def test_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    [b'{"type":"trained"', b"[1]", b'{"type":["sent"]}', b"\0\0\0", b"\xff", b"[" * 10**5],
+    ids=["torn", "a list", "no type", "zeros", "no text", "deep"],
+)
+def test_a_damaged_line_is_skipped_and_named(
+    tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = write_run(tmp_path, whole_run("gossip", has_barrier=False, num_rounds=2))
-    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    lines[4] = damaged
-    (folder / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(
-        RunFolderError, match=r"events\.jsonl, line 5: expected one JSON object"
-    ):
+    path = folder / "events.jsonl"
+    whole = read_log(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], damaged + b"\n", *lines[4:]]))
+    assert read_log(path) == whole
+    assert f"{path}, line 5 is damaged and skipped" in caplog.text
+
+
+def test_a_flood_of_damaged_lines_is_a_few_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_run(tmp_path, whole_run("gossip", has_barrier=False, num_rounds=2))
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b"\n" * 1000)
+    assert read_log(folder / "events.jsonl").ended is not None
+    assert len(caplog.records) == 5
+    assert "further ones are skipped without a word" in caplog.messages[-1]
+
+
+def test_a_damaged_first_line_is_made_up_for_by_the_experiment(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, whole_run("gossip", has_barrier=False, num_rounds=2))
+    path = folder / "events.jsonl"
+    whole = read_log(path)
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first[:-9] + b"\n", *others]))
+    with pytest.raises(RunFolderError, match=r"experiment\.json is missing"):
+        read_log(path)
+    (folder / "experiment.json").write_bytes(first)
+    assert read_log(path) == whole
+
+
+def test_a_line_without_an_end_is_not_taken_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "_LONGEST_LINE", 2**16)
+    folder = write_run(tmp_path, whole_run("gossip", has_barrier=False, num_rounds=2))
+    os.truncate(folder / "events.jsonl", 2**40)  # a hole, which takes no space
+    with pytest.raises(RunFolderError, match=r"events\.jsonl has a line of more than 65,536"):
         read_log(folder / "events.jsonl")
 
 
@@ -167,13 +207,20 @@ def test_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
         {"type": "trained", "time": 1.0, "rank": 0},
         {"type": "trained", "time": 1.0, "start": 0.0, "rank": 7},
         {"type": "sent", "time": 1.0, "rank": 0, "start": "early", "end": 1.0},
+        {"type": "finished", "time": 1e300, "rank": 0},
+        {"type": "crashed", "time": float("nan"), "rank": 0},
+        {"type": "recovered", "time": 1.0, "rank": 0.5},
     ],
-    ids=["field missing", "no such rank", "not a number"],
+    ids=["missing", "no such rank", "no number", "too late", "not a time", "half a rank"],
 )
-def test_event_without_its_fields_is_named(tmp_path: Path, event: Event) -> None:
+def test_an_event_without_its_fields_is_skipped_and_named(
+    tmp_path: Path, event: Event, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = write_run(tmp_path, [header("gossip"), event, ended(2.0)])
-    with pytest.raises(RunFolderError, match="line 2: expected an event with all its fields"):
-        read_folder(folder)
+    [run] = read_folder(folder).runs
+    without = write_run(tmp_path / "without", [header("gossip"), ended(2.0)])
+    assert run.log == read_log(without / "events.jsonl")
+    assert "events.jsonl, line 2 is damaged and skipped" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,25 @@ def test_passwords_stay_out_of_messages() -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://box:6379/0", (None, "from the environment")),
+        ("redis://me@box:6379/0", ("me", "from the environment")),
+        ("redis://me:typed@box:6379/0", ("me", "typed")),
+    ],
+)
+def test_a_password_may_come_from_the_environment_where_nobody_sees_it(
+    url: str, expected: tuple[str | None, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("redis")
+    monkeypatch.setenv("EDGEGOSSIP_REDIS_PASSWORD", "from the environment")
+    store = RedisTelemetry(url, "run")
+    given = store._redis.connection_pool.connection_kwargs
+    assert (given.get("username"), given["password"]) == expected
+    store.close()
+
+
 def test_addresses_and_missing_packages_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NetworkError, match="must look like redis://host:6379/0") as raised:
         open_telemetry("redis://me:secret@host:port/0", "run")

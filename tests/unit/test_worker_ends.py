@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,50 @@ def test_an_end_counts_no_more_once_a_worker_goes_on(crew: Crew) -> None:
 
 def test_a_worker_goes_on_at_its_checkpoint_or_has_come_to_its_end(tmp_path: Path) -> None:
     assert goes_on_at(tmp_path) == 0
-    write_json(tmp_path / "summary.json", {"reason": "interrupted", "seconds": 9.0})
+    end = {"seconds": 9.0, "wall_seconds": 9.0, "mean_staleness": 0.0}
+    write_json(tmp_path / "summary.json", {"reason": "interrupted", **end})
     assert goes_on_at(tmp_path) == 0  # it could not keep a checkpoint
-    save_checkpoint(tmp_path / "checkpoint.safetensors", {"now": 3.5})
+    save_checkpoint(tmp_path / "checkpoint.safetensors", {"now": 3.5, "incarnation": 0})
     assert goes_on_at(tmp_path) == 3.5
-    write_json(tmp_path / "summary.json", {"reason": "finished", "seconds": 9.0})
+    write_json(tmp_path / "summary.json", {"reason": "finished", **end})
     assert goes_on_at(tmp_path) == 9
+
+
+@pytest.mark.parametrize("kept", [7, {"now": 1.0}, {"now": math.inf, "incarnation": 0}])
+def test_a_checkpoint_of_something_else_is_reported_and_done_without(
+    tmp_path: Path, kept: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(tmp_path / "checkpoint.safetensors", kept)
+    assert goes_on_at(tmp_path) == 0
+    assert "checkpoint.safetensors is no worker's checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ['{"reason": "finished", "seconds": Infinity}', '{"reason": "tired"}', "[" * 10**5]
+)
+def test_a_damaged_end_of_a_worker_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"summary\.json"):
+        goes_on_at(tmp_path)
+
+
+def test_a_folder_in_place_of_a_checkpoint_is_reported_and_ends_no_worker(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    (crew.folder(0) / "checkpoint.safetensors").mkdir(parents=True)
+    crew.start(
+        ENDLESS, 0, settings=replace(WITHIN, meet_seconds=0.01, max_seconds=0.05, min_workers=1)
+    )
+    assert crew.join(0) == ["time limit"]
+    assert "beginning without it" in caplog.text
+    assert "cannot delete" in caplog.text
+
+
+def test_a_checkpoint_that_does_not_fit_the_worker_is_named(crew: Crew) -> None:
+    crew.folder(0).mkdir(parents=True)
+    path = crew.folder(0) / "checkpoint.safetensors"
+    save_checkpoint(path, {"now": 1.0, "incarnation": 0, "state": None})
+    crew.start(ENDLESS, 0)
+    [error] = crew.join(0)
+    assert isinstance(error, RunFolderError)
+    assert f"{path} does not fit this worker (KeyError" in str(error)

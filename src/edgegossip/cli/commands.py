@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgegossip.cli.options import Options
+from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, TrainingError, UsageError, without_password
 from edgegossip.experiments.comparison import compare
@@ -105,6 +106,7 @@ def without(arguments: list[str], *options: str) -> list[str]:
 
 def report_command(arguments: list[str]) -> int:
     """`edgegossip report`."""
+    log_to_console()
     folder = tyro.cli(_report_folder, prog="edgegossip report", args=arguments)
     write = write_study_report if (folder / STUDY).exists() else write_report
     print(f"report: {write(folder)}")

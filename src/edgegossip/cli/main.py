@@ -6,7 +6,9 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from edgegossip.cli.printing import printable
 from edgegossip.core.errors import EdgeGossipError, Interrupted, UsageError, unknown_name
 
 USAGE = """\
@@ -115,7 +117,8 @@ def _imported(module: str, function: str) -> Callable[[list[str]], int]:
 
 
 def _complain(error: object) -> None:
-    print(f"edgegossip: {error}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it where a terminal was closed
+        print(f"edgegossip: {printable(str(error))}", file=sys.stderr)
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

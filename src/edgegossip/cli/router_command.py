@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tyro
 
+from edgegossip.cli.printing import log_to_console
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.net.address import Address
@@ -47,7 +48,7 @@ class RouterOptions:
 
 def router_command(arguments: list[str]) -> int:
     """`edgegossip router`."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     options = tyro.cli(RouterOptions, prog="edgegossip router", args=arguments)
     address = Address(listen=options.listen, connect=options.connect)
     tls = load_tls(options.tls, None, options.run, options.ban)

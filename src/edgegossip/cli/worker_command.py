@@ -14,10 +14,12 @@ import tyro
 
 from edgegossip.cli.commands import default_folder, print_table, repeatable, without
 from edgegossip.cli.options import argument_names
+from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.gathering import WORKERS, Gathering
+from edgegossip.core.ranges import check_ranges
+from edgegossip.deploy.gathering import WORKERS, gather
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
@@ -62,9 +64,13 @@ class WorkerOptions:
         snapshots: Keep what accuracy over time is measured on afterwards.
         profile: CSV of `edgegossip profile`, which makes forecasts better from the start.
         telemetry: Where a sample of what this machine was busy with goes each minute: a
-            .jsonl file, a redis:// URL, or memory.
+            .jsonl file, a redis:// URL, or memory. EDGEGOSSIP_REDIS_PASSWORD can hold the
+            password, which other users of this machine could see in a URL.
         parent: Stop when the process of this number has ended.
         threads: Of one training step.
+        max_waiting_bytes: Of messages that are held in memory: of those that wait for one
+            receiver, and of those that have arrived; by default an eighth of the memory, or
+            1 GiB if that is less.
     """
 
     rank: Rank
@@ -88,6 +94,7 @@ class WorkerOptions:
     telemetry: str = "memory"
     parent: int | None = None
     threads: int = 1
+    max_waiting_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +107,7 @@ class LaunchOptions:
         resume: Go on with what was interrupted in `out`.
         max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
         checkpoint_seconds: Between checkpoints.
+        max_waiting_bytes: Of messages that each worker holds; see `edgegossip worker`.
     """
 
     only: str | None = None
@@ -107,6 +115,10 @@ class LaunchOptions:
     resume: bool = False
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
+    max_waiting_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, max_waiting_bytes="at least 1 or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +136,7 @@ class GatherOptions:
 
 def worker_command(arguments: list[str]) -> int:
     """`edgegossip worker`."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     name, options, chosen = parse_recipe("worker", WorkerOptions, arguments)
     experiment = pick(name, chosen, options.only)
     if not 0 <= options.rank < experiment.num_workers:
@@ -179,6 +191,7 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
             snapshots=options.snapshots,
             parent=options.parent,
             threads=options.threads,
+            max_waiting_bytes=options.max_waiting_bytes,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -227,6 +240,7 @@ def _require_number(name: str) -> None:
 
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
+    log_to_console()
     if "-n" in arguments[1:]:
         _require_number(arguments[0])
     arguments = ["--num-workers" if each == "-n" else each for each in arguments]
@@ -260,12 +274,12 @@ def launch_command(arguments: list[str]) -> int:
 
 def gather_command(arguments: list[str]) -> int:
     """`edgegossip gather`."""
+    log_to_console()
     name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
     experiment = pick(name, chosen, options.only)
     with one_intra_op_thread():
-        gathering = Gathering(experiment, options.out, name)
-        results = gathering.finish()
-    for line in gathering.left_out:
+        results, left_out = gather(experiment, options.out, name)
+    for line in left_out:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
     print(f"report: {write_report(options.out)}")

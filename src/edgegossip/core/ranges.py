@@ -21,6 +21,18 @@ def check_ranges(owner: object, **words: str) -> None:
         check_range(name, getattr(owner, name), allowed)
 
 
+def check_counts(owner: object, *names: str) -> None:
+    """Check that attributes of `owner` are whole numbers, or None.
+
+    Raises:
+        ValueError: If one is something else, such as 1e6 or True.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int | None):
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+
+
 def check_range(name: str, value: float | None, words: str) -> None:
     """Check that `value` is what `words` say.
 

@@ -21,7 +21,7 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     """Split `tree` into plain JSON and the tensors in it.
 
     A tensor or dataclass that is in it at several places is kept once, and is one again after
-    `assemble`.
+    `assemble`. Keys of dicts are numbers, strings or tuples of them.
 
     Raises:
         TypeError: If something in it is neither a dataclass, list, tuple, dict, str, number,
@@ -41,7 +41,9 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
 
     Raises:
         ValueError: If `plain` names a dataclass that is not there, not one, or has other
-            fields by now.
+            fields by now, or a dict has other keys than numbers, strings and tuples of them.
+        Exception: If it was not made by `dismantle`: `LookupError`, `TypeError`,
+            `RecursionError`.
     """
     return _Assembling(tensors).give(plain)
 
@@ -104,12 +106,26 @@ class _Assembling:
             case {"tuple": elements}:
                 return tuple(self.give(element) for element in elements)
             case {"dict": pairs}:
-                return {self.give(key): self.give(value) for key, value in pairs}
+                return {self._give_key(key): self.give(value) for key, value in pairs}
             case {"same": number}:
                 return self._instances[number]
-            case {"dataclass": name, "number": number, "fields": fields}:
+            case {"dataclass": str(name), "number": number, "fields": dict(fields)}:
                 return self._give_dataclass(name, number, fields)
+            case dict():
+                raise ValueError(f"{plain!r:.60} is nothing that a checkpoint holds")
         return plain
+
+    def _give_key(self, plain: Json) -> Any:  # noqa: ANN401
+        """A key: a number, text or a tuple of them.
+
+        Dataclasses that hold each other would take for ever to hash.
+        """
+        match plain:
+            case None | bool() | int() | float() | str():
+                return plain
+            case {"tuple": elements}:
+                return tuple(self._give_key(element) for element in elements)
+        raise ValueError(f"{plain!r:.60} is no key of a dict")
 
     def _give_dataclass(self, name: str, number: int, fields: Mapping[str, Json]) -> Any:  # noqa: ANN401
         kind = _find_dataclass(name)

@@ -58,7 +58,10 @@ class Trainer(Protocol):
         """
 
     def cancel(self) -> None:
-        """Leave off, from another thread: nobody waits for the work under way any more."""
+        """Leave off, from another thread: nobody waits for the work under way any more.
+
+        `set_up` and `train` then raise `TrainingError`, within about a second.
+        """
         return
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from heapq import merge
 from itertools import chain, islice, takewhile
@@ -15,14 +16,15 @@ from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.snapshots import read_params, schedule
+from edgegossip.deploy.snapshots import schedule
 from edgegossip.deploy.worker import require_worker_of
-from edgegossip.deploy.worker_folder import WorkerFolder
+from edgegossip.deploy.worker_folder import REASONS, WorkerFolder
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.evaluations import Evaluations
 from edgegossip.experiments.event_log import to_line
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.sim.fault import Faults
@@ -31,6 +33,28 @@ from edgegossip.sim.platform import Platform
 
 WORKERS = "workers"
 """The subfolder of a run folder that holds a folder for each worker, named by its rank."""
+
+
+def gather(
+    experiment: Experiment, out: Path, recipe: str | None = None
+) -> tuple[Results, list[str]]:
+    """Make one run folder of what workers have left in `out`: `edgegossip gather`.
+
+    Returns:
+        The results, and what is not in them (`Gathering.left_out`).
+
+    Raises:
+        RunFolderError: If no worker left a model there, one was in another experiment, or `out`
+            cannot be written or is in use.
+    """
+    if not (out / WORKERS).is_dir():
+        raise RunFolderError(
+            f"there is no folder {out / WORKERS}; copy the folder of worker R there as "
+            f"{WORKERS}/R, or choose another --out"
+        )
+    with locked(out):
+        gathering = Gathering(experiment, out, recipe)
+        return gathering.finish(), gathering.left_out
 
 
 class Gathering:
@@ -100,26 +124,34 @@ class Gathering:
         if not waiting:
             return False
         index = max(waiting)
-        paths = {
-            rank: self.workers[rank].snapshot(index) for rank in ranks if index in there[rank]
+        found = {
+            rank: self.workers[rank].read_snapshot(index, self._num_params(rank))
+            for rank in ranks
+            if index in there[rank]
         }
-        self._evaluations.add(index, self._evaluate_snapshots(index, paths))
-        return True
+        snapshots = {rank: params for rank, params in found.items() if params is not None}
+        if len(snapshots) == len(found) or self._workload.is_whole(snapshots):
+            self._evaluations.add(index, self._evaluate_snapshots(index, snapshots))
+        return True  # damaged ones are not looked at again
 
     def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
         """Delete the snapshots whose evaluations are kept."""
         for rank, found in there.items():
             for index in self._evaluations.kept.intersection(found):
-                self.workers[rank].snapshot(index).unlink(missing_ok=True)
+                with suppress(OSError):  # it takes space, that is all
+                    self.workers[rank].snapshot(index).unlink()
 
     def _evaluated_ranks(self) -> list[Rank]:
         experiment = self._experiment
         ranks = range(experiment.num_workers)
         return [rank for rank in ranks if experiment.algorithm.role(rank).is_evaluated]
 
-    def _evaluate_snapshots(self, index: int, paths: Mapping[Rank, Path]) -> Evaluation:
+    def _num_params(self, rank: Rank) -> int:
+        return len(self._workload.initial_params(rank))
+
+    def _evaluate_snapshots(self, index: int, snapshots: Mapping[Rank, Tensor]) -> Evaluation:
         return self._evaluate(
-            {rank: read_params(path) for rank, path in paths.items()},
+            snapshots,
             next(islice(schedule(), index, None)),
             samples=sum(worker.samples.at(index) for worker in self.workers),
             num_bytes=sum(worker.bytes_sent.at(index) for worker in self.workers),
@@ -165,10 +197,7 @@ class Gathering:
         while self.measure_next():
             pass
         summaries = {w.rank: s for w in self.workers if (s := w.summary) is not None}
-        ends = self._with_model(summaries)
-        estimates = {
-            rank: read_params(self.workers[rank].path / "params.safetensors") for rank in ends
-        }
+        estimates = self._last_estimates(summaries)
         mean, _ = self._workload.average(estimates)
         time = max(summary["seconds"] for summary in summaries.values())
         # A run that was killed and went on from checkpoints may end earlier than it had come.
@@ -217,20 +246,24 @@ class Gathering:
             if path.is_dir() and path.name not in known
         ]
 
-    def _with_model(self, summaries: Mapping[Rank, Mapping[str, Any]]) -> list[Rank]:
-        """Who has left one."""
+    def _last_estimates(
+        self, summaries: Mapping[Rank, Mapping[str, Any]]
+    ) -> dict[Rank, Tensor]:
+        """The estimates of those who have come to their ends."""
         # What is left of one that failed may be no model.
         ends = [
             rank
             for rank in self._evaluated_ranks()
             if rank in summaries and summaries[rank]["reason"] != "failed"
         ]
-        if not self._workload.is_whole(ends):
-            which = f"none but {ends} of the workers" if ends else "no worker"
+        found = {rank: self.workers[rank].last_params(self._num_params(rank)) for rank in ends}
+        estimates = {rank: params for rank, params in found.items() if params is not None}
+        if not self._workload.is_whole(estimates):
+            which = f"none but {[*estimates]} of the workers" if estimates else "no worker"
             raise RunFolderError(
                 f"{which} in {self._out / WORKERS} has come to its end, so there is no model"
             )
-        return ends
+        return estimates
 
     def _write(self, results: Results) -> None:
         """The files of a run folder, as `docs/run-folder.md` has them."""
@@ -274,5 +307,4 @@ class Gathering:
 
 def _worst(reasons: Iterable[str]) -> str:
     """One word for how all of them ended."""
-    order = ("finished", "time limit", "interrupted", "failed")
-    return max(reasons, key=order.index)
+    return max(reasons, key=REASONS.index)

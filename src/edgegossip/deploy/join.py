@@ -10,6 +10,7 @@ from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.introducing import run_key
 from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.folder_lock import require_unlocked
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.machine.allocation import keep_freed_memory
@@ -85,9 +86,10 @@ def join(
 
     Raises:
         NetworkError: If this machine cannot take part, or may not without TLS.
-        RunFolderError: If `out` cannot be written, or holds something else.
+        RunFolderError: If `out` cannot be written, holds something else, or is in use.
         TrainingError: If a loss is not finite.
     """
+    require_unlocked(Path(out))  # before seconds of measuring
     run = run_key(experiment, recipe, settings.name)
     tls = load_tls(connection.tls, rank, [bound_name(run)], connection.ban)
     keep_freed_memory()

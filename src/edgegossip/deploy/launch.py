@@ -19,6 +19,7 @@ from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.deploy.worker import goes_on_at, has_ended
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.folder_lock import locked, require_unlocked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.signals import on_stop_signal
@@ -57,16 +58,38 @@ def launch(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM; the workers have kept checkpoints.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have kept checkpoints.
         TrainingError: If no worker has come to its end.
-        RunFolderError: If `out` cannot be written, or holds a run.
+        RunFolderError: If `out` cannot be written, holds a run, or is in use.
     """
-    if (out / "events.jsonl").exists():
-        raise RunFolderError(f"{out} already holds a run; choose another --out")
-    gathering = Gathering(experiment, out, recipe, command)
-    described = header(experiment, recipe)
-    ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
-    gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
+    with locked(out):
+        if (out / "events.jsonl").exists():
+            raise RunFolderError(f"{out} already holds a run; choose another --out")
+        gathering = Gathering(experiment, out, recipe, command)
+        # Each is locked by its worker: those of a launcher that was killed may still be ending.
+        require_unlocked(*(each.path for each in gathering.workers))
+        described = header(experiment, recipe)
+        ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
+        gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
+        failures = _run_workers(
+            experiment, gathering, make_command, ended, progress or Silent()
+        )
+        if failures is None:
+            raise Interrupted(
+                f"interrupted; {out} holds the workers' checkpoints, and the same command with "
+                "--resume and this --out goes on"
+            )
+        return _gather(gathering, out, failures)
+
+
+def _run_workers(
+    experiment: Experiment,
+    gathering: Gathering,
+    make_command: MakeCommand,
+    ended: Sequence[Rank],
+    progress: Progress,
+) -> list[Rank] | None:
+    """Let all workers but those that have ended take part; who failed, or None if stopped."""
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     asked: list[int] = []
@@ -84,18 +107,13 @@ def launch(
                 processes[rank] = _start(arguments, folder)
             if asked:
                 stop()  # again, for those that were started since
-            _watch(experiment, gathering, processes, progress or Silent())
+            _watch(experiment, gathering, processes, progress)
     finally:
         _send(processes.values(), signal.SIGKILL)  # however this ends, no worker outlives it
         for process in processes.values():
             process.wait()
     failures = [rank for rank, process in processes.items() if process.returncode]
-    if asked and failures:
-        raise Interrupted(
-            f"interrupted; {out} holds the workers' checkpoints, and the same command with "
-            "--resume and this --out goes on"
-        )
-    return _gather(gathering, out, failures)
+    return None if asked and failures else failures
 
 
 def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Results:

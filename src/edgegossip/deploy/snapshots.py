@@ -8,6 +8,7 @@ from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
@@ -82,16 +83,30 @@ def snapshot_path(folder: Path, index: int) -> Path:
 
 def indices(folder: Path) -> list[int]:
     """Which snapshots there are, in order."""
-    return sorted(int(path.stem) for path in folder.glob("*.safetensors"))
+    found = (path.stem for path in folder.glob("*.safetensors"))
+    return sorted(int(stem) for stem in found if stem.isdecimal())
 
 
-def read_params(path: Path) -> Tensor:
+def read_params(path: Path, num_params: int | None = None) -> Tensor:
     """Read a snapshot, or a worker's last parameters.
 
+    Args:
+        path: Of the file.
+        num_params: How many there must be; None for any number.
+
     Raises:
-        RunFolderError: If it is missing or damaged.
+        RunFolderError: If it is missing, damaged, or of another model.
     """
     try:
-        return safetensors.torch.load_file(path)["params"]
-    except (OSError, LookupError, safetensors.SafetensorError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from error
+        params = safetensors.torch.load_file(path)["params"]
+    except (OSError, LookupError, ValueError, safetensors.SafetensorError) as error:
+        raise RunFolderError(f"cannot read {path}: {error!r}; expected parameters") from error
+    if params.dim() != 1 or len(params) != (len(params) if num_params is None else num_params):
+        expected = f"[{'num_params' if num_params is None else num_params}]"
+        raise RunFolderError(
+            f"{path} has parameters of shape {list(params.shape)}, expected {expected}; is it "
+            "of another model?"
+        )
+    if params.dtype != torch.float32:
+        raise RunFolderError(f"{path} has parameters of {params.dtype}, expected torch.float32")
+    return params

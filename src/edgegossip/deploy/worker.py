@@ -6,6 +6,8 @@ import json
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,20 +17,22 @@ import psutil
 import safetensors.torch
 
 from edgegossip.core.errors import NetworkError, RunFolderError
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.protocol import Rank, Seconds, WorkerState
+from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.introducing import introduce, run_id, run_key, shared_settings
 from edgegossip.deploy.snapshots import Snapshots
+from edgegossip.deploy.worker_folder import read_summary, require_numbers
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
+    LOADING_ERRORS,
     load_checkpoint,
-    make_folder,
     save_checkpoint,
     write_atomically,
     write_json,
 )
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
@@ -57,9 +61,11 @@ class WorkerSettings:
         snapshots: Keep what accuracy over time is measured on afterwards.
         parent: Stop when the process of this number has ended; None to depend on nobody.
         threads: Of one training step, at least 1.
+        max_waiting_bytes: Of messages that are held in memory; see `HostSettings`.
 
     Raises:
-        ValueError: If `threads` or `min_workers` is below 1.
+        ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1, or no whole
+            number.
     """
 
     name: str = ""
@@ -71,9 +77,16 @@ class WorkerSettings:
     snapshots: bool = True
     parent: int | None = None
     threads: int = 1
+    max_waiting_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self, threads="at least 1", min_workers="at least 1 or None")
+        check_counts(self, "threads", "min_workers", "max_waiting_bytes")
+        check_ranges(
+            self,
+            threads="at least 1",
+            min_workers="at least 1 or None",
+            max_waiting_bytes="at least 1 or None",
+        )
 
 
 def take_part(
@@ -109,13 +122,13 @@ def take_part(
     Raises:
         NetworkError: If this machine cannot take part, too few others do, or they take part
             in something else.
-        RunFolderError: If `out` cannot be written, or holds something else.
+        RunFolderError: If `out` cannot be written, holds something else, or is in use.
         TrainingError: If a loss is not finite.
     """
     if not 0 <= rank < experiment.num_workers:
         raise ValueError(f"rank must be in 0..{experiment.num_workers - 1}, got {rank}")
-    worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
-    with intra_op_threads(settings.threads):
+    with locked(Path(out)), intra_op_threads(settings.threads):
+        worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
         return worker.run(transport, forecaster)
 
 
@@ -154,10 +167,14 @@ class _Worker:
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
         """Take part, and leave a whole folder whatever happens."""
-        host = self._host = self._make_host(transport, forecaster)
+        try:
+            host = self._host = self._make_host(transport, forecaster)
+        except BaseException:
+            self._diary.close()
+            raise
         reason = "failed"
         try:
-            with on_stop_signal(host.stop):
+            with on_stop_signal(host.stop), self._blaming_the_checkpoint():
                 reason = host.run()
         finally:
             self._snapshots.close()
@@ -180,33 +197,51 @@ class _Worker:
         limit = settings.max_seconds or experiment.max_seconds or math.inf
         self._snapshots = Snapshots(self._out / "snapshots", lambda: host.state.estimate)
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
-        host: Host[Any] = Host(
-            experiment.algorithm,
-            self._rank,
-            experiment.num_workers,
-            workload.initial_params(self._rank),
-            workload.make_trainer(self._rank, self._incarnation),
-            transport,
-            settings=HostSettings(
-                run=run_id(run_key(experiment, self._recipe, settings.name)),
-                introduction=introduce(
-                    experiment, workload, None if limit == math.inf else limit
-                ),
-                meet_seconds=settings.meet_seconds,
-                min_to_begin=settings.min_workers or 2,
-                min_workers=settings.min_workers or 1,
-                ended=settings.ended,
-                max_seconds=limit,
-                checkpoint_seconds=settings.checkpoint_seconds,
-            ),
-            forecaster=forecaster,
-            evaluate=validator.evaluate if validator else None,
-            observer=self._diary,
-            chores=(self._show, *([self._snapshots.due] if is_watched else [])),
-            save=self._save,
-            checkpoint=checkpoint,
+        host_settings = HostSettings(
+            run=run_id(run_key(experiment, self._recipe, settings.name)),
+            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
+            meet_seconds=settings.meet_seconds,
+            min_to_begin=settings.min_workers or 2,
+            min_workers=settings.min_workers or 1,
+            ended=settings.ended,
+            max_seconds=limit,
+            checkpoint_seconds=settings.checkpoint_seconds,
+            max_waiting_bytes=settings.max_waiting_bytes,
         )
+        trainer = workload.make_trainer(self._rank, self._incarnation)
+        initial = workload.initial_params(self._rank)
+        self._is_untried = checkpoint is not None  # until the next one is kept
+        with self._blaming_the_checkpoint():
+            host: Host[Any] = Host(
+                experiment.algorithm,
+                self._rank,
+                experiment.num_workers,
+                initial,
+                trainer,
+                transport,
+                settings=host_settings,
+                forecaster=forecaster,
+                evaluate=validator.evaluate if validator else None,
+                observer=self._diary,
+                chores=(self._show, *([self._snapshots.due] if is_watched else [])),
+                save=self._save,
+                checkpoint=checkpoint,
+            )
+            _require_like(host.state, experiment.algorithm.init(self._rank, initial))
         return host
+
+    @contextmanager
+    def _blaming_the_checkpoint(self) -> Iterator[None]:
+        """Say so, if it is what was loaded that does not work."""
+        try:
+            yield
+        except LOADING_ERRORS as error:
+            if not self._is_untried:
+                raise
+            raise RunFolderError(
+                f"{self._checkpoint} does not fit this worker ({error!r:.300}); was its code "
+                "changed? - delete it, and the worker begins without it"
+            ) from error
 
     def _show(self, now: Seconds) -> Seconds:
         self._diary.show()
@@ -221,6 +256,7 @@ class _Worker:
         except RunFolderError as error:
             _LOG.warning("%s - training goes on without a new checkpoint", error)
             return False
+        self._is_untried = False
         return True
 
     def _end(self, host: Host[Any], reason: str) -> None:
@@ -246,7 +282,10 @@ class _Worker:
             },
         )
         if reason in _ENDS:
-            self._checkpoint.unlink(missing_ok=True)
+            try:
+                self._checkpoint.unlink(missing_ok=True)
+            except OSError as error:  # a worker that has ended does not look at it
+                _LOG.warning("cannot delete %s: %s", self._checkpoint, error.strerror)
 
     def _validate(self, host: Host[Any]) -> float | None:
         """Accuracy of this worker's own model; None without validation data, or with a part."""
@@ -302,7 +341,7 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
             f"{out} holds a worker of another experiment: {_difference(kept, now)}; choose "
             "another --out, or give the options that it had"
         )
-    return summary.exists() and read_json(summary)["reason"] in _ENDS
+    return summary.exists() and read_summary(summary)["reason"] in _ENDS
 
 
 def _difference(kept: object, now: object) -> str:
@@ -313,8 +352,7 @@ def _difference(kept: object, now: object) -> str:
 def goes_on_at(out: Path) -> Seconds:
     """Where in the run the worker of folder `out` goes on, or came to its end."""
     path = out / "summary.json"
-    summary = read_json(path) if path.exists() else {"reason": "killed"}
-    if summary["reason"] in _ENDS:
+    if path.exists() and (summary := read_summary(path))["reason"] in _ENDS:
         return float(summary["seconds"])
     checkpoint = _kept(out / "checkpoint.safetensors")
     return 0.0 if checkpoint is None else float(checkpoint["now"])
@@ -324,17 +362,32 @@ def _kept(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        checkpoint: dict[str, Any] = load_checkpoint(path)
+        checkpoint = load_checkpoint(path)
+        if not isinstance(checkpoint, dict):
+            raise ValueError(f"it holds {checkpoint!r:.60}")
+        require_numbers(checkpoint, ("now", "incarnation"))
         return checkpoint
+    except ValueError as error:
+        _LOG.warning("%s is no worker's checkpoint (%s) - beginning without it", path, error)
+        return None
     except RunFolderError as error:
         _LOG.warning("%s - beginning without it", error)
         return None
 
 
+def _require_like(state: WorkerState, fresh: WorkerState) -> None:
+    """Make sure that a state could have come of a fresh one.
+
+    Raises:
+        TypeError: If not.
+    """
+    if type(state) is not type(fresh) or state.estimate.shape != fresh.estimate.shape:
+        raise TypeError(f"a state like {type(fresh).__name__} was expected, got {state!r:.60}")
+
+
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Make the folder; in one that is there, an earlier end counts no more."""
+    """Say what the folder is of; in one that is there, an earlier end counts no more."""
     path = out / "experiment.json"
-    make_folder(out)
     for end in ("summary.json", "params.safetensors"):
         (out / end).unlink(missing_ok=True)
     if path.exists():

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.snapshots import indices, schedule, snapshot_path
-from edgegossip.experiments.event_log import to_line, whole_lines
+from edgegossip.deploy.snapshots import indices, read_params, schedule, snapshot_path
+from edgegossip.experiments.event_log import SkippedLines, parse_event, to_line, whole_lines
 from edgegossip.experiments.run_folder import read_json
 
 _BLOCK = 2**18
 """Bytes of a log that are read at once to put it in order."""
+_NUMBERS = {
+    "worker": (),
+    "ended": (),
+    "trained": ("time", "start", "num_samples", "cost"),
+    "sent": ("time", "num_bytes", "round"),
+}
+"""What is read of an event of each type; of all others the time."""
+_COUNTS = ("num_samples", "cost", "num_bytes", "round")
+_LARGEST = 2.0**63
+REASONS = ("finished", "time limit", "interrupted", "failed")
+"""How a worker can end, the best first."""
+_SUMMARY = ("seconds", "wall_seconds", "mean_staleness")
+_LOG = logging.getLogger("edgegossip.deploy")
 
 
 class RunningTotal:
@@ -57,6 +73,8 @@ class RunningTotal:
 class WorkerFolder:
     """Reads what a worker writes, as it grows; holds totals alone.
 
+    Nothing that is damaged in it raises: it is passed over with a warning, once.
+
     Attributes:
         path: Of the folder.
         rank: Whose it is.
@@ -80,22 +98,45 @@ class WorkerFolder:
     _latest: Seconds = 0.0
     _last_seen: Seconds = 0.0
     _offset: int = 0
+    _num_lines: int = 0
+    _complaints: set[str] = field(default_factory=set)
+    _unreadable: set[int] = field(default_factory=set)  # snapshots
+    _skipped: SkippedLines = field(init=False)
     _blocks: list[tuple[int, Seconds]] = field(default_factory=list)  # begins at, earliest time
     _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
 
+    def __post_init__(self) -> None:
+        self._skipped = SkippedLines(self._log)
+
     @property
     def snapshots(self) -> list[int]:
-        """Numbers of the snapshots there are."""
-        return indices(self.path / "snapshots")
+        """Numbers of the snapshots there are, but for those that were found damaged."""
+        found = indices(self.path / "snapshots")
+        return [index for index in found if index not in self._unreadable]
 
     def snapshot(self, index: int) -> Path:
         return snapshot_path(self.path / "snapshots", index)
 
+    def read_snapshot(self, index: int, num_params: int) -> Tensor | None:
+        """The parameters of a snapshot, [num_params]; None if it is damaged."""
+        params = self._read_params(self.snapshot(index), num_params)
+        if params is None:
+            self._unreadable.add(index)
+        return params
+
+    def last_params(self, num_params: int) -> Tensor | None:
+        """The parameters at the end, [num_params]; None if they are damaged."""
+        return self._read_params(self.path / "params.safetensors", num_params)
+
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What the worker wrote at its end; None if it never did."""
+        """What the worker wrote at its end; None if it never did, or that is damaged."""
         path = self.path / "summary.json"
-        return read_json(path) if path.exists() else None
+        try:
+            return read_summary(path) if path.exists() else None
+        except RunFolderError as error:
+            self._complain(error)
+            return None
 
     @property
     def throughput(self) -> float:
@@ -106,15 +147,23 @@ class WorkerFolder:
         cost, seconds = (
             (self._cost, self._training) if self._training else self._first or (0, 0)
         )
-        return cost / seconds if seconds else 0.0
+        throughput = cost / seconds if seconds else 0.0
+        return throughput if throughput < math.inf else 0.0
 
     def read(self) -> None:
         """Read the lines that have been written since."""
-        if not self._log.exists():
-            return
-        for line in whole_lines(self._log, self._offset):
-            self._add(json.loads(line))
-            self._offset += len(line)
+        try:
+            if not self._log.exists():
+                return
+            for line in whole_lines(self._log, self._offset):
+                self._num_lines += 1
+                try:
+                    self._add(_parse(line))
+                except ValueError as error:
+                    self._skipped.add(self._num_lines, error)
+                self._offset += len(line)
+        except (OSError, RunFolderError) as error:
+            self._complain(error)
 
     def timeline(self) -> Iterator[tuple[Seconds, bytes]]:
         """Time and line of each event read, in order of time, ties in that of the log.
@@ -182,6 +231,71 @@ class WorkerFolder:
             if start in self._crashes:
                 yield self._crashes[start]
             start += len(line)
-            event = json.loads(line)
+            try:
+                event = _parse(line)
+            except ValueError:  # said when it was first read
+                continue
             if event["type"] not in ("worker", "ended"):
                 yield event
+
+    def _read_params(self, path: Path, num_params: int) -> Tensor | None:
+        try:
+            return read_params(path, num_params)
+        except RunFolderError as error:
+            self._complain(error)
+            return None
+
+    def _complain(self, error: Exception) -> None:
+        if str(error) not in self._complaints:
+            self._complaints.add(str(error))
+            _LOG.warning("of worker %d: %s - going on without it", self.rank, error)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """The event of a line, with all the numbers that are read of it.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    event = parse_event(line)
+    names = _NUMBERS.get(event["type"], ("time",))
+    require_numbers(event, names)
+    if event["type"] == "trained" and event["start"] > event["time"]:
+        raise ValueError(f"start is {event['start']!r}, after its time")
+    if negative := [name for name in _COUNTS if name in names and event[name] < 0]:
+        raise ValueError(f"{negative[0]} is {event[negative[0]]!r}, below 0")
+    return event
+
+
+def require_numbers(content: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Make sure that `content` has finite numbers of these names.
+
+    Raises:
+        ValueError: If not.
+    """
+    for name in names:
+        value = content.get(name)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not -_LARGEST <= value <= _LARGEST
+        ):
+            raise ValueError(f"{name} is {value!r:.60}, not a finite number")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read the `summary.json` of a worker.
+
+    Raises:
+        RunFolderError: If it is missing or damaged.
+    """
+    summary = read_json(path)
+    try:
+        require_numbers(summary, _SUMMARY)
+        if summary.get("reason") not in REASONS:
+            raise ValueError(f"reason is {summary.get('reason')!r:.60}, none of {REASONS}")
+    except ValueError as error:
+        raise RunFolderError(
+            f"{path} is damaged ({error}); delete it, and the worker counts as killed"
+        ) from None
+    return summary

@@ -9,6 +9,7 @@ from typing import Any
 from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.experiment import Comparison, throughput_bound
 from edgegossip.experiments.files import write_json
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import require_folder
@@ -40,9 +41,10 @@ def compare(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
         TrainingError: If a loss is not finite.
-        RunFolderError: If `out` cannot be written, or does not hold what `resume` needs.
+        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
+            use by another process.
     """
     out = Path(out)
     if (out / "events.jsonl").exists():
@@ -50,17 +52,18 @@ def compare(
     if resume:
         require_folder(out)
     results: dict[str, Results] = {}
-    for name, experiment in comparison.experiments.items():
-        results[name] = run(
-            replace(experiment, name=name),
-            out=out / name,
-            resume=resume and (out / name).is_dir(),
-            recipe=recipe,
-            command=command,
-            num_threads=num_threads,
-            progress=progress,
-        )
-        write_json(out / "summary.json", summarize(comparison, results, recipe))
+    with locked(out):
+        for name, experiment in comparison.experiments.items():
+            results[name] = run(
+                replace(experiment, name=name),
+                out=out / name,
+                resume=resume and (out / name).is_dir(),
+                recipe=recipe,
+                command=command,
+                num_threads=num_threads,
+                progress=progress,
+            )
+            write_json(out / "summary.json", summarize(comparison, results, recipe))
     return results
 
 

@@ -7,12 +7,13 @@ others are the same bytes whenever the same experiment runs.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Message, Rank, Seconds, Trained
@@ -27,6 +28,10 @@ _KEPT = (
     "_sends",  # a line that may grow on
 )
 _READ_AT_ONCE = 2**16
+_LONGEST_LINE = 2**26
+"""Bytes; a longer one is no event, and might not fit into memory."""
+_MAX_WARNINGS = 5
+_LOG = logging.getLogger("edgegossip.experiments")
 
 
 def to_line(event: Mapping[str, Any]) -> bytes:
@@ -35,14 +40,24 @@ def to_line(event: Mapping[str, Any]) -> bytes:
 
 
 def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[bytes]:
-    """The lines between two places of a file, but for a last one that has not ended."""
+    """The lines between two places of a file, but for a last one that has not ended.
+
+    Raises:
+        OSError: If it cannot be read.
+        RunFolderError: If a line is longer than any event.
+    """
     while start < end:
         # Not left open: a run may have more workers than a process may have files.
         with path.open("rb") as file:
             file.seek(start)
-            lines = file.readlines(_READ_AT_ONCE)
+            lines = _some_lines(file)
         if not lines:
             return
+        if len(lines[-1]) >= _LONGEST_LINE:
+            raise RunFolderError(
+                f"{path} has a line of more than {_LONGEST_LINE:,} bytes, which no event has; "
+                "the file is damaged - delete that line"
+            )
         for line in lines:
             if start >= end or not line.endswith(b"\n"):
                 return
@@ -50,36 +65,84 @@ def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[b
             yield line
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run, the experiment first; a last one that a killed process tore is not.
+def _some_lines(file: BinaryIO) -> list[bytes]:
+    lines: list[bytes] = []
+    num_bytes = 0
+    while num_bytes < _READ_AT_ONCE and (line := file.readline(_LONGEST_LINE)):
+        lines.append(line)
+        num_bytes += len(line)
+    return lines
+
+
+def parse_event(line: bytes) -> dict[str, Any]:
+    """The event of a line.
 
     Raises:
-        RunFolderError: If the file cannot be read, is empty, or holds something else.
+        ValueError: If it is something else.
     """
-    number = 0
+    try:
+        # Decoded here: `json` would take a damaged line for one of another encoding.
+        event = json.loads(line.decode())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+        raise ValueError(f"expected a JSON object with a type, got {event!r:.60}")
+    return event
+
+
+class SkippedLines:
+    """Warns of the lines of a log that are passed over, one by one but for a flood of them.
+
+    Args:
+        path: Of the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_skipped = 0
+
+    def add(self, number: int, error: Exception) -> None:
+        """Pass over a line, counted from 1."""
+        self._num_skipped += 1
+        if self._num_skipped <= _MAX_WARNINGS:
+            is_last = self._num_skipped == _MAX_WARNINGS
+            _LOG.warning(
+                "%s, line %d is damaged and skipped (%s: %s)%s",
+                self._path,
+                number,
+                type(error).__name__,
+                error,
+                "; further ones are skipped without a word" if is_last else "",
+            )
+
+
+def read_events(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The events of a run with the numbers of their lines, from 1, the experiment first.
+
+    Damaged lines are passed over, and so is a last one that a killed process tore.
+
+    Raises:
+        RunFolderError: If the file cannot be read, or no event is in it.
+    """
+    is_empty = True
     try:
         for number, line in enumerate(whole_lines(path), start=1):
-            event = json.loads(line)
-            if not isinstance(event, dict):
-                raise bad_line(path, number, "one JSON object", TypeError(f"got {event!r:.60}"))
-            yield event
+            try:
+                event = parse_event(line)
+            except ValueError as error:
+                skipped.add(number, error)
+                continue
+            is_empty = False
+            yield number, event
     except OSError as error:
         raise RunFolderError(
             f"cannot read {path} ({error.strerror}); expected the events of a run - "
             "give the folder that a run wrote"
         ) from error
-    except ValueError as error:
-        raise bad_line(path, number, "one JSON object", error) from error
-    if number == 0:
-        raise RunFolderError(f"{path} is empty; expected the events of a run - run it again")
-
-
-def bad_line(path: Path, number: int, expected: str, error: Exception) -> RunFolderError:
-    """What to say of a line, counted from 1, that is not what it should be."""
-    return RunFolderError(
-        f"{path}, line {number}: expected {expected} "
-        f"({type(error).__name__}: {error}); the file is damaged - run the experiment again"
-    )
+    if is_empty:
+        raise RunFolderError(
+            f"{path} holds no events; expected those of a run - run the experiment again"
+        )
 
 
 class EventLog:

@@ -99,6 +99,18 @@ def save_checkpoint(path: Path, tree: object) -> None:
 _PLAIN = "plain"
 
 
+LOADING_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    LookupError,
+    RuntimeError,  # PyTorch's, and RecursionError
+    TypeError,
+    ValueError,
+)
+"""What a checkpoint of something else makes code raise that takes its own for granted."""
+
+
 def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -124,8 +136,8 @@ def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
         raise RunFolderError(
             f"{path} is not there; --resume needs the --out folder of an interrupted run"
         ) from None
-    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+    except (safetensors.SafetensorError, OSError, *LOADING_ERRORS) as error:
         raise RunFolderError(
-            f"{path} is not a checkpoint of this program ({error}); delete it, and --resume "
-            "begins from the start"
+            f"{path} is not a checkpoint of this program ({error!r:.300}); delete it, and "
+            "--resume begins from the start"
         ) from error

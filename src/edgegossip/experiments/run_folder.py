@@ -14,10 +14,9 @@ import safetensors.torch
 from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.experiments.event_log import read_events
+from edgegossip.experiments.event_log import SkippedLines, read_events
 from edgegossip.experiments.files import (
     load_checkpoint,
-    make_folder,
     save_checkpoint,
     write_atomically,
     write_json,
@@ -29,7 +28,7 @@ class RunFolder:
     """Paths and files of one run; `docs/run-folder.md` says what is in each.
 
     Args:
-        path: Made if need be.
+        path: Is there, and `locked`.
         header: The resolved experiment, as `describe.header` gives it.
         resume: The folder must hold a run of the same experiment; otherwise it must hold none.
 
@@ -44,14 +43,11 @@ class RunFolder:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._experiment = path / "experiment.json"
         self._checkpoint = path / "checkpoint.safetensors"
-        if resume:
-            require_folder(path)
         # A run killed before it kept anything is resumed from the start.
         self._resume = resume and self._experiment.exists()
         if self._resume:
             self._require_same_experiment()
             return
-        make_folder(path)
         if self.events.exists() or (path / "summary.json").exists():
             raise RunFolderError(
                 f"{path} already holds a run; choose another --out, or --resume it"
@@ -105,6 +101,12 @@ class RunFolder:
         checkpoint: dict[str, Any] | None = None
         if self._checkpoint.exists():
             checkpoint = load_checkpoint(self._checkpoint)
+            size = checkpoint.get("log_size") if isinstance(checkpoint, dict) else None
+            if not isinstance(size, int) or size < 0:
+                raise RunFolderError(
+                    f"{self._checkpoint} is not the checkpoint of a run; delete it, and "
+                    "--resume begins from the start"
+                )
         # What came out before is no summary of what will be in the log.
         (self.path / "summary.json").unlink(missing_ok=True)
         return checkpoint
@@ -134,7 +136,7 @@ def load_results(path: Path) -> Results:
     """
     try:
         return _load_results(path)
-    except (OSError, LookupError, TypeError, safetensors.SafetensorError) as error:
+    except (OSError, LookupError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise RunFolderError(
             f"the results in {path} are damaged ({error}); run it again elsewhere"
         ) from error
@@ -142,11 +144,7 @@ def load_results(path: Path) -> Results:
 
 def _load_results(path: Path) -> Results:
     summary = read_json(path / "summary.json")
-    history = [
-        read_evaluation(line)
-        for line in read_events(path / "events.jsonl")
-        if line["type"] == "evaluated"
-    ]
+    history = _read_history(path / "events.jsonl")
     tensors = safetensors.torch.load_file(path / "params.safetensors")
     return Results(
         name=summary["name"],
@@ -161,6 +159,21 @@ def _load_results(path: Path) -> Results:
     )
 
 
+def _read_history(path: Path) -> list[Evaluation]:
+    """All evaluations of a run, but for damaged lines."""
+    history = []
+    skipped = SkippedLines(path)
+    for number, event in read_events(path, skipped):
+        if event["type"] == "evaluated":
+            try:
+                history.append(read_evaluation(event))
+            except (LookupError, TypeError) as error:
+                skipped.add(number, error)
+    if not history:
+        raise LookupError("no evaluation is left")
+    return history
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file of a run folder.
 
@@ -171,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing; {path.parent} is no run folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
     if not isinstance(content, dict):
         raise RunFolderError(f"{path} is no JSON object; run it again")

@@ -18,9 +18,11 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.files import LOADING_ERRORS
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
-from edgegossip.experiments.run_folder import RunFolder
+from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.sim.forecasting import profiled
 from edgegossip.sim.pool import ComputePool
@@ -52,19 +54,24 @@ def run(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM; `out` is valid and can be resumed.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; `out` is valid and can be resumed.
         TrainingError: If a loss is not finite; what was computed so far is in `out`.
-        RunFolderError: If `out` cannot be written, or does not hold what `resume` needs.
+        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
+            use by another process.
     """
-    folder = RunFolder(Path(out), header(experiment, recipe), resume=resume)
-    if results := folder.finished_results():
-        return results
-    with one_intra_op_thread(), ComputePool(num_threads) as pool:
-        running = _Run(
-            experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
-        )
-        with on_stop_signal(running.stop):
-            return running.execute()
+    out = Path(out)
+    if resume:
+        require_folder(out)
+    with locked(out):
+        folder = RunFolder(out, header(experiment, recipe), resume=resume)
+        if results := folder.finished_results():
+            return results
+        with one_intra_op_thread(), ComputePool(num_threads) as pool:
+            running = _Run(
+                experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
+            )
+            with on_stop_signal(running.stop):
+                return running.execute()
 
 
 def one_intra_op_thread() -> AbstractContextManager[None]:
@@ -107,6 +114,7 @@ class _Run:
         self._started = self._last_checkpoint = time.monotonic()
         self._wall_before = 0.0
         checkpoint = folder.checkpoint()
+        self._is_untried = checkpoint is not None  # until the next one is kept
         self._log = EventLog(folder.events, checkpoint["log_size"] if checkpoint else 0)
         validator = self._workload.validator
         self.simulator = Simulator(
@@ -166,6 +174,11 @@ class _Run:
         except KeyboardInterrupt:
             return False  # asked twice: the last checkpoint has to do
         except RunFolderError:
+            raise
+        except LOADING_ERRORS as error:
+            if self._is_untried:
+                raise self._misfit(error) from error
+            self._end("failed", error)
             raise
         except Exception as error:
             self._end("failed", error)
@@ -300,20 +313,26 @@ class _Run:
             }
         )
         self._last_checkpoint = time.monotonic()
+        self._is_untried = False
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         try:
             self.simulator.load_state_dict(checkpoint["simulator"])
-        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            self._log.load_state_dict(checkpoint["log"])
+            self._history = [
+                read_evaluation(dataclasses.asdict(each)) for each in checkpoint["history"]
+            ]
+            self._num_looks = int(checkpoint["num_looks"])
+            self._wall_before = float(checkpoint["wall_seconds"])
+        except LOADING_ERRORS as error:
             self._log.abandon()
-            raise RunFolderError(
-                f"the checkpoint in {self._folder.path} does not fit this experiment "
-                f"({error}); was its code changed? - choose another --out"
-            ) from error
-        self._log.load_state_dict(checkpoint["log"])
-        self._history = checkpoint["history"]
-        self._num_looks = checkpoint["num_looks"]
-        self._wall_before = checkpoint["wall_seconds"]
+            raise self._misfit(error) from error
+
+    def _misfit(self, error: Exception) -> RunFolderError:
+        return RunFolderError(
+            f"the checkpoint in {self._folder.path} does not fit this experiment "
+            f"({error!r:.300}); was its code changed? - choose another --out"
+        )
 
     def _end(self, reason: str, error: Exception | None = None) -> Results:
         """Write what there is: the last line of the log, the summary, the parameters."""

@@ -1,4 +1,4 @@
-"""Ctrl+C and SIGTERM: the first asks to stop, the second insists."""
+"""Ctrl+C, SIGTERM and SIGHUP: the first asks to stop, the second insists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def interrupt() -> None:
@@ -22,7 +22,9 @@ def on_stop_signal(
 ) -> Iterator[None]:
     """Call `stop` at the first signal, and `insist` at each one after it.
 
-    Only the main thread is told of signals; in others this does nothing.
+    A terminal that is closed hangs up more than once, so SIGHUP never insists; one that is
+    ignored, as under nohup, stays so. Only the main thread is told of signals; in others this
+    does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,11 +34,17 @@ def on_stop_signal(
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_asked
         if is_asked:
+            if number == signal.SIGHUP:
+                return
             insist()
         is_asked = True
         stop()
 
-    earlier = {number: signal.signal(number, handle) for number in _NUMBERS}
+    earlier = {
+        number: signal.signal(number, handle)
+        for number in _NUMBERS
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -23,7 +23,8 @@ from edgegossip.core.errors import (
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.files import make_folder, write_json
+from edgegossip.experiments.files import write_json
+from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import read_json, require_folder
@@ -171,15 +172,26 @@ def run_study(
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C or SIGTERM.
-        RunFolderError: If `out` cannot be written, or does not hold what `resume` needs.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
+        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
+            use by another process.
     """
     out = Path(out)
-    record = _Record(study, out, command, resume=resume)
+    if resume:
+        require_folder(out)
+    with locked(out):
+        record = _Record(study, out, command, resume=resume)
+        _do_cells(study, record, out, num_threads, progress or Silent())
+    return record.rows
+
+
+def _do_cells(
+    study: Study, record: _Record, out: Path, num_threads: int | None, progress: Progress
+) -> None:
     for number, cell in enumerate(study.cells, start=1):
         if cell.name in record.rows:
             continue
-        view = _Named(progress or Silent(), f"{number}/{len(study.cells)} {cell.name}")
+        view = _Named(progress, f"{number}/{len(study.cells)} {cell.name}")
         session = Session(
             folder=out / "cells" / cell.name,
             rows=record.rows,
@@ -196,7 +208,6 @@ def run_study(
                 f"interrupted in {cell.name}; {out} holds everything so far, and the same "
                 "command with --resume and --out goes on"
             ) from None
-    return record.rows
 
 
 class _Record:
@@ -211,15 +222,12 @@ class _Record:
         self._groups: dict[str, str] = {}
         self._wall_seconds: dict[str, float] = {}
         self._wall_started = datetime.now(UTC).isoformat(timespec="seconds")
-        if resume:
-            require_folder(out)
         if self._path.exists():
             if not resume:
                 raise RunFolderError(
                     f"{out} already holds a study; choose another --out, or --resume it"
                 )
             self._go_on(read_json(self._path))
-        make_folder(out)
         self.write()
 
     def _go_on(self, kept: dict[str, Any]) -> None:

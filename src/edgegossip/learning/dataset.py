@@ -301,6 +301,8 @@ def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = total * x.shape[1] / x.numel()
     std = (squares * x.shape[1] / x.numel() - mean.square()).clamp(min=0).sqrt()
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
-    # What rounding leaves of a constant is noise, which must not be blown up.
-    std = torch.where(std <= 1e-6 * mean.abs(), unit, std)
+    # What rounding leaves of a constant is noise, which must not be blown up; nor may what is
+    # divided by become infinite.
+    least = (1e-6 * mean.abs()).clamp(min=unit * torch.finfo(torch.float32).tiny)
+    std = torch.where(std <= least, unit, std)
     return (mean / unit).float(), (std / unit).float()

@@ -22,6 +22,7 @@ from edgegossip.learning.loss import Loss, prepare_batch
 from edgegossip.learning.optimizer import OptimizerFactory
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.batches import BatchStream
+from edgegossip.learning.sampling.leaving_off import asking
 from edgegossip.learning.sampling.sampler import Batch
 from edgegossip.learning.schedule import Constant, Schedule
 
@@ -124,7 +125,11 @@ class Learner(Trainer):
         return num_flops / training_flops(self.model.module, x)
 
     def set_up(self) -> None:
-        """Aggregate the shard."""
+        """Aggregate the shard.
+
+        Raises:
+            TrainingError: After `cancel`.
+        """
         _ = self.batches
 
     def assign(self, ranks: tuple[Rank, ...]) -> None:
@@ -153,7 +158,8 @@ class Learner(Trainer):
         if len(self.shard) == 0:
             raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
         if self._batches is None:
-            batches = self._make_batches()
+            with asking(self._leave_off_if_cancelled):
+                batches = self._make_batches()
             if self._kept_batches is not None:
                 batches.load_state_dict(self._kept_batches)
             self._batches = batches
@@ -200,8 +206,7 @@ class Learner(Trainer):
             request.work, request.keep_ratio, begins_pass=request.begins_pass
         )
         for batch in batches:
-            if self._is_cancelled:
-                raise TrainingError(f"worker {self.rank} was told to leave off")
+            self._leave_off_if_cancelled()
             losses.append(self._step(batch))
             num_samples += len(batch)
         if not torch.equal(before, torch.get_rng_state()):
@@ -222,8 +227,12 @@ class Learner(Trainer):
         )
 
     def cancel(self) -> None:
-        """Leave off after the present step, for good."""
+        """Leave off after the present step of training or aggregating, for good."""
         self._is_cancelled = True
+
+    def _leave_off_if_cancelled(self) -> None:
+        if self._is_cancelled:
+            raise TrainingError(f"worker {self.rank} was told to leave off")
 
     def _step(self, batch: Batch) -> Tensor:
         x, y = self._dataset.train.batch(self.shard[batch.positions])

@@ -5,6 +5,7 @@ Pictures stay uint8 in memory: a quarter of what floats take.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,8 @@ from edgegossip.learning.formats import read_cifar10, read_idx, read_npz
 
 NUM_TEST_DIGITS = 360
 NUM_CIFAR10_BATCHES = 5
+MAX_CLASSES = 1000
+"""A data set with fewer samples may have so many; a model has an output for each."""
 
 
 def digits(seed: int = 0) -> Dataset:
@@ -131,7 +134,7 @@ def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
         x_train, y_train = map(np.concatenate, zip(*batches, strict=True))
         test = _split(*_imagenet_batch(folder / "val_data.npz", size))
         train = _split(x_train, y_train)
-        return _standardized(name, train, test, _num_classes(train))
+        return _standardized(name, train, test, _num_classes(train, name))
 
 
 def npz(path: Path | str) -> Dataset:
@@ -149,7 +152,7 @@ def npz(path: Path | str) -> Dataset:
     arrays = read_npz(path, ("x_train", "y_train", "x_test", "y_test"), ("subject_train",))
     train = _split(arrays["x_train"], arrays["y_train"], f"{path}, train")
     test = _split(arrays["x_test"], arrays["y_test"], f"{path}, test")
-    task = _standardized(path.stem, train, test, _num_classes(train))
+    task = _standardized(path.stem, train, test, _num_classes(train, f"{path}, train"))
     if "subject_train" not in arrays:
         return task
     return replace(task, subjects=_int64(arrays["subject_train"], f"{path}: subject_train"))
@@ -204,7 +207,7 @@ def huggingface(
             "pip install edgegossip[huggingface]"
         ) from None
     try:
-        tables = load_dataset(name, configuration)
+        tables = load_dataset(name, configuration, **_without_remote_code(load_dataset))
         columns = {
             (split, column): _column(tables[split], column)
             for split in (train_split, test_split)
@@ -218,7 +221,7 @@ def huggingface(
         _split(columns[split, input_column], columns[split, label_column], f"{name}, {split}")
         for split in (train_split, test_split)
     )
-    return _standardized(name, train, test, _num_classes(train))
+    return _standardized(name, train, test, _num_classes(train, name))
 
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
@@ -263,7 +266,18 @@ def _imagenet_batch(path: Path, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
             f"{path}: data is {data.dtype} {list(data.shape)}, "
             f"expected uint8 [num_samples, {3 * size * size}]"
         )
+    if labels.shape != data.shape[:1]:
+        raise DataError(
+            f"{path}: labels are {list(labels.shape)}, expected one for each of {len(data)} "
+            "samples"
+        )
     return data.reshape(-1, 3, size, size), _int64(labels, f"{path}: labels").numpy() - 1
+
+
+def _without_remote_code(load: Callable[..., Any]) -> dict[str, bool]:
+    """What forbids a data set to bring code of its own, which since version 4 none can."""
+    is_asked = "trust_remote_code" in inspect.signature(load).parameters
+    return {"trust_remote_code": False} if is_asked else {}
 
 
 def _column(table: Any, name: str) -> NDArray[Any]:  # noqa: ANN401 - `datasets` has no types
@@ -276,7 +290,7 @@ def _split(x: NDArray[Any], y: NDArray[Any], where: str = "") -> ArraySplit:
     """Arrays as tensors: pictures stay uint8, all other samples become float32."""
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, np.newaxis]  # gray pictures have one channel
-    if x.ndim < 2 or x.dtype.kind not in "iuf":
+    if x.ndim < 2 or 0 in x.shape[1:] or x.dtype.kind not in "iuf":
         raise DataError(
             f"{where}: samples are {x.dtype} {list(x.shape)}, "
             "expected numbers [num_samples, channels, ...]"
@@ -294,9 +308,16 @@ def _int64(array: NDArray[Any], where: str) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _num_classes(train: ArraySplit) -> int:
+def _num_classes(train: ArraySplit, where: str) -> int:
     # Splits without labels are left to `Dataset` to refuse.
-    return int(train.y.max()) + 1 if train.y.numel() else 1
+    num_classes = int(train.y.max()) + 1 if train.y.numel() else 1
+    most = max(MAX_CLASSES, len(train))
+    if num_classes > most:
+        raise DataError(
+            f"{where}: a label is {num_classes - 1}, expected 0 .. {most - 1} for {len(train)} "
+            "samples; number the classes from 0 without gaps"
+        )
+    return num_classes
 
 
 def _standardized(name: str, train: ArraySplit, test: ArraySplit, num_classes: int) -> Dataset:

@@ -14,6 +14,9 @@ from edgegossip.core.ranges import check_range
 from edgegossip.machine.contention import Contention
 
 COLUMNS = ("cores", "network", "disk", "seconds")
+_MAX_BYTES = 2**26
+_MAX_ROWS = 10**6
+"""A session makes some hundreds."""
 MIN_ROWS = 10
 """Fewer say nothing about a function of three variables."""
 
@@ -95,12 +98,14 @@ def _require_time(seconds: float) -> float:
 def _number(value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is not a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{value!r:.60} is not a number") from None
 
 
 def _read_csv(path: Path) -> Mapping[str, Sequence[object]]:
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise csv.Error(f"more than {_MAX_BYTES:,} bytes")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             _require_columns(path, reader.fieldnames or ())
@@ -120,6 +125,8 @@ def _read_parquet(path: Path) -> Mapping[str, Sequence[object]]:
             "pip install 'edgegossip[parquet]'"
         ) from None
     try:
+        if pyarrow.parquet.read_metadata(path).num_rows > _MAX_ROWS:
+            raise pyarrow.ArrowInvalid(f"more than {_MAX_ROWS:,} rows")
         table = pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from None

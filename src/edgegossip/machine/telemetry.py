@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 7 * 24 * 60
 """Of each worker that memory and Redis keep: a week."""
+PASSWORD = "EDGEGOSSIP_REDIS_PASSWORD"
+"""Name of the environment variable that may hold the password of Redis."""
 _MAX_UNSTORED = 24 * 60
 """Samples that wait for a store which does not take them: a day."""
 _PATIENCE: Seconds = 1.0
@@ -208,7 +210,9 @@ class RedisTelemetry:
     there twice after an answer was lost.
 
     Args:
-        url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS.
+        url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS. Where it has
+            no password, the environment variable EDGEGOSSIP_REDIS_PASSWORD may have one: other
+            users of a machine can see what is typed, but not that.
         run: Tells runs apart that share a server.
         max_samples: Of each rank.
 
@@ -261,6 +265,7 @@ def _connect(url: str) -> tuple[Redis, type[Exception]]:
     try:
         client = redis.Redis.from_url(
             url,
+            password=os.environ.get(PASSWORD),  # one in the URL goes first
             socket_timeout=_PATIENCE,
             socket_connect_timeout=_PATIENCE,
             retry=Retry(NoBackoff(), 0),  # the journal tries again, a minute later

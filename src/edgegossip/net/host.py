@@ -182,7 +182,7 @@ class Host(Generic[State]):
         self.post.tell_all()
         if peers.is_resumed:
             self.post.send_again()
-            self._work.ask_again()
+            self._work.ask_again(self.now, self._progress)
         else:
             if has_rejoined:
                 self._observer.changed(self.now, self.rank, "recovered")
@@ -247,7 +247,7 @@ class Host(Generic[State]):
         return at
 
     def _why_end(self) -> str | None:
-        if self._should_stop and not self._work.is_busy:
+        if self._should_stop and (not self._work.is_busy or self._work.put_off()):
             if self.peers.has_begun and self._save is not None:
                 self.post.phase = Phase.LEAVING
                 self._keep()

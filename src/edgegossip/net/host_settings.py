@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgegossip.core.protocol import Predicted, Rank, Seconds
-from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.core.ranges import check_counts, check_range, check_ranges
 from edgegossip.net.introduction import Introduction
 from edgegossip.net.runtime import RealRuntime, Runtime
 
@@ -78,6 +78,7 @@ class HostSettings:
             raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
         for name in ("meet_seconds", "max_seconds", "checkpoint_seconds"):
             check_range(name, getattr(self, name), "above 0")
+        check_counts(self, "max_waiting_bytes")
         check_ranges(
             self,
             min_to_begin="at least 1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError, no_validation_data
+from edgegossip.core.errors import LocalProtocolError, TrainingError, no_validation_data
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -73,6 +74,9 @@ class Work:
         self._runtime = runtime
         self._clock = runtime.clock
         self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
+        self._train: Train | None = None  # what is trained, or would be after setting up
+        self._lock = threading.Lock()  # of the two below
+        self._is_set_up = self._is_put_off = False
         self._bench = runtime.background(f"train {rank}")
         self._judge: Background | None = None
 
@@ -80,7 +84,7 @@ class Work:
         """What the worker is told first."""
         if not has_data:
             return Started(has_rejoined)
-        self._beside(self._bench, self._trainer.set_up)
+        self._beside(self._bench, self._set_up)
         trainer = self._trainer
         return Started(
             has_rejoined, trainer.num_samples, trainer.epoch_cost, layout=trainer.layout
@@ -90,11 +94,11 @@ class Work:
         """Begin to train; ends with `Trained`. `progress` is what `Trainer.train` takes."""
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
-        self.is_busy = True
+        self.is_busy, self._train = True, effect
         trainer = self._trainer
 
         def job() -> Callable[[Seconds], Event]:
-            trainer.set_up()
+            self._set_up()
             began = self._clock()
             cost = trainer.cost(effect)
             result = trainer.train(effect, progress)
@@ -103,8 +107,24 @@ class Work:
 
         self._beside(self._bench, job)
 
+    def _set_up(self) -> None:
+        self._trainer.set_up()
+        with self._lock:
+            if self._is_put_off:
+                raise TrainingError(f"worker {self._rank} was told to leave off")
+            self._is_set_up = True
+
+    def put_off(self) -> bool:
+        """Leave what waits for setting up to whoever goes on from the checkpoint.
+
+        False if it does not wait for that: then it is worth waiting for.
+        """
+        with self._lock:
+            self._is_put_off = not self._is_set_up
+            return self._is_put_off
+
     def _trained(self, event: Trained, span: Span) -> Trained:
-        self.is_busy = False
+        self.is_busy, self._train = False, None
         if self._forecaster is not None:
             self._forecaster.trained(*span, event.cost)
         return event
@@ -126,15 +146,17 @@ class Work:
         """Something was asked that has no answer yet."""
         return bool(self._asked)
 
-    def ask_again(self) -> None:
-        """Ask what had no answer yet when the checkpoint was kept."""
+    def ask_again(self, now: Seconds, progress: float) -> None:
+        """Ask what had no answer yet when the checkpoint was kept; train what was put off."""
         asked, self._asked = self._asked, []
         for effect in asked:
             self.ask(effect)
+        if self._train is not None:
+            self.train(self._train, now, progress)
 
     def forget_questions(self) -> None:
         """Nobody waits for the answers any more."""
-        self._asked = []
+        self._asked, self._train = [], None
 
     def _evaluate_beside(self, effect: Evaluate) -> None:
         evaluate = self._evaluate
@@ -163,11 +185,12 @@ class Work:
 
         def job() -> Callable[[Seconds], Event]:
             trainer.assign(effect.ranks)
+            self._is_set_up = False
             assigned = Assigned(trainer.num_samples, trainer.epoch_cost)
             return partial(self._assigned, assigned)
 
         self._beside(self._bench, job)
-        self._beside(self._bench, trainer.set_up)
+        self._beside(self._bench, self._set_up)
 
     def _assigned(self, event: Assigned, now: Seconds) -> Assigned:
         self.is_busy = False
@@ -191,6 +214,8 @@ class Work:
         self, bench: Background, job: Callable[[], Callable[[Seconds], Event] | None]
     ) -> None:
         def work() -> Completed | None:
+            if self._is_put_off:
+                return None
             try:
                 event = job()
             except BaseException as error:  # whatever it is, the host must hear of it
@@ -211,9 +236,10 @@ class Work:
 
     def state_dict(self) -> Mapping[str, Any]:
         """The trainer's, and what has no answer yet; nothing may be training."""
-        return {"trainer": self._trainer.state_dict(), "asked": [*self._asked]}
+        trainer = self._trainer.state_dict()
+        return {"trainer": trainer, "asked": [*self._asked], "train": self._train}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a `state_dict`; see `ask_again`."""
         self._trainer.load_state_dict(state["trainer"])
-        self._asked = list(state["asked"])
+        self._asked, self._train = list(state["asked"]), state["train"]

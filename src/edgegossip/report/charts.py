@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter
 
 from edgegossip.report.heat_map import draw_map, map_words
 from edgegossip.report.style import (
@@ -105,6 +106,13 @@ def draw_panel(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) 
         _draw_bars(axes, panel["series"], colors, unit, is_stacked=panel["kind"] == "stacked")
     if panel["is_log"]:
         axes.set_yscale("log")
+        _write_powers(axes.yaxis)
+
+
+def _write_powers(axis: Axis) -> None:
+    """Label a logarithmic axis with numbers, where matplotlib would write formulas."""
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter())
 
 
 def _tick(value: float, unit: str) -> str:
@@ -121,6 +129,7 @@ def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str])
     unit = panel.get("x_unit", "number")
     if panel.get("is_x_log", False):
         axes.set_xscale("log")
+        _write_powers(axes.xaxis)
         axes.minorticks_off()
     else:
         axes.set_xlim(left=0)

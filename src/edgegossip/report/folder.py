@@ -159,7 +159,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _bad_summary(path, f"one JSON object ({error})") from error
     if not isinstance(content, dict):
         raise _bad_summary(path, f"one JSON object, got {type(content).__name__}")

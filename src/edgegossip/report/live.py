@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -36,7 +37,10 @@ def cells(status: Status) -> list[str]:
 
 
 class LiveView:
-    """A table with a row for each run; a line every few seconds where there is no terminal."""
+    """A table with a row for each run; a line every few seconds where there is no terminal.
+
+    A terminal that is closed takes the view with it, and nothing else.
+    """
 
     def __init__(self, console: Console | None = None, line_seconds: float = 5.0) -> None:
         self._console = console or Console(file=sys.stderr)
@@ -48,6 +52,10 @@ class LiveView:
 
     def update(self, status: Status) -> None:
         self._statuses[status.name] = status
+        with suppress(OSError):
+            self._show(status)
+
+    def _show(self, status: Status) -> None:
         if self._live is not None:
             self._live.update(self._table())
             return
@@ -78,4 +86,5 @@ class LiveView:
         traceback: TracebackType | None,
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds, Span
-from edgegossip.experiments.event_log import bad_line, read_events
+from edgegossip.experiments.event_log import SkippedLines, read_events
 from edgegossip.experiments.results import Evaluation
-from edgegossip.experiments.run_folder import read_evaluation
+from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
+_MAX_SECONDS: Seconds = 1e15
+"""Thirty million years: later times are damage, and no axis has room for them."""
 HEADER_TYPES = {
     "name": str,
     "num_workers": int,
@@ -90,37 +93,43 @@ class RunLog:
     duration: Seconds = 0.0
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Account for one event; types that a report does not show are passed over."""
-        self.duration = max(self.duration, float(event["time"]))
-        # Only the last line says how it ended: an interrupted run may have gone on later.
-        self.ended = None
+        """Account for one event; types that a report does not show are passed over.
+
+        Raises:
+            LookupError: If a field is missing; the log is then as it was.
+            TypeError: If a field is of another type.
+            ValueError: If a number is out of range.
+        """
+        now, ended = _seconds(event, "time"), None
         match event["type"]:
             case "trained":
-                span = (float(event["start"]), float(event["time"]))
+                start, num_samples = _seconds(event, "start"), _count(event, "num_samples")
                 worker = self._worker(event)
-                worker.training.append(span)
-                worker.num_samples += int(event["num_samples"])
+                worker.training.append((start, now))
+                worker.num_samples += num_samples
             case "sent":
-                span = (float(event["start"]), float(event["end"]))
+                span = (_seconds(event, "start"), _seconds(event, "end"))
                 worker = self._worker(event)
-                worker.sending.append(span)
                 if event["kind"] == "params":
-                    worker.num_rounds = int(event["round"]) + 1
+                    worker.num_rounds = _count(event, "round") + 1
                     worker.round_samples = worker.num_samples
+                worker.sending.append(span)
             case "lost":
                 self.lost[str(event["reason"])] += 1
             case "evaluated":
                 self.evaluations.append(read_evaluation(event))
             case "crashed":
-                self._worker(event).crash(float(event["time"]))
+                self._worker(event).crash(now)
             case "recovered":
-                self._worker(event).recoveries.append(float(event["time"]))
+                self._worker(event).recoveries.append(now)
             case "finished":
-                self._worker(event).finished = float(event["time"])
+                self._worker(event).finished = now
             case "ended":
-                self.ended = Ended(
-                    event["reason"], event["error"], float(event["wall_seconds"])
-                )
+                wall_seconds = _seconds(event, "wall_seconds")
+                ended = Ended(event["reason"], event["error"], wall_seconds)
+        self.duration = max(self.duration, now)
+        # Only the last line says how it ended: an interrupted run may have gone on later.
+        self.ended = ended
 
     def first_at(self, accuracy: float | None) -> Evaluation | None:
         """The first evaluation at `accuracy` or above; None if there is none, or no target."""
@@ -130,29 +139,62 @@ class RunLog:
         return next(reached, None)
 
     def _worker(self, event: Mapping[str, Any]) -> WorkerLog:
-        rank: Rank = event["rank"]
-        if not 0 <= rank < len(self.workers):
+        rank: Rank = _count(event, "rank")
+        if rank >= len(self.workers):
             raise ValueError(f"rank {rank} of {len(self.workers)} workers")
         return self.workers[rank]
 
 
+def _seconds(event: Mapping[str, Any], name: str) -> Seconds:
+    value = event[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r:.60}, not a number")
+    if not -_MAX_SECONDS <= value <= _MAX_SECONDS:
+        raise ValueError(f"{name} is {value!r:.60}, longer than {_MAX_SECONDS:g} s")
+    return float(value)
+
+
+def _count(event: Mapping[str, Any], name: str) -> int:
+    value = event[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r:.60}, not a whole number")
+    if not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {value!r:.60}, not in 0 .. 2**63 - 1")
+    return value
+
+
 def read_log(path: Path) -> RunLog:
-    """Read the events of one run; a torn last line, left by a killed process, is passed over.
+    """Read the events of one run; damaged lines are passed over, with a warning of each.
+
+    The first line, if it is one of them, is made up for by `experiment.json`.
 
     Raises:
-        RunFolderError: If the file cannot be read, or a line is not what it should be.
+        RunFolderError: If the file cannot be read, or does not say what the experiment is.
     """
-    events = enumerate(read_events(path), start=1)
-    log = _empty_log(path, next(events)[1])
+    skipped = SkippedLines(path)
+    events = read_events(path, skipped)
+    first = next(events)
+    if first[1]["type"] == "experiment":
+        log = _empty_log(path, first[1])
+    else:
+        experiment = path.with_name("experiment.json")
+        log = _empty_log(experiment, read_json(experiment))
+        events = chain([first], events)
     for number, event in events:
         try:
             log.record(event)
         except (LookupError, TypeError, ValueError) as error:
-            raise bad_line(path, number, "an event with all its fields", error) from error
+            skipped.add(number, error)
     return log
 
 
 def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
+    """The log of a run that has just begun.
+
+    Args:
+        path: Of the file that says what the experiment is.
+        header: What it says.
+    """
     try:
         if header["schema"] != SCHEMA:
             raise RunFolderError(
@@ -161,7 +203,10 @@ def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
             )
         _check_header(header)
     except (LookupError, TypeError, ValueError) as error:
-        raise bad_line(path, 1, "the experiment, with a platform per worker", error) from error
+        raise RunFolderError(
+            f"{path}, line 1: expected the experiment, with a platform per worker "
+            f"({type(error).__name__}: {error}); the file is damaged - run it again"
+        ) from error
     return RunLog(header=header, workers=[WorkerLog() for _ in header["platforms"]])
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, TemplateError
 
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
@@ -23,6 +23,16 @@ from edgegossip.report.units import data_size, listing, number, percent, seconds
 
 REPORT = "report.html"
 FIGURES = "figures"
+DRAWING_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    TemplateError,
+)
+"""What values that are no run's or study's make drawing raise."""
 # A topology may carry all its edges: enough to recognize it, not enough to bury the page.
 MAX_SETTING = 160
 
@@ -48,11 +58,17 @@ def write_report(folder: Path) -> Path:
         RunFolderError: If the folder has no run, a file in it is damaged, or it cannot be
             written to.
     """
-    contents = read_folder(folder)
-    colors = run_colors([run.name for run in contents.runs], contents.baseline)
-    curves = list(accuracy_pictures(contents, colors))
-    timelines = list(timeline_pictures(contents, colors))
-    page = render_page(contents, colors, curves, timelines)
+    try:
+        contents = read_folder(folder)
+        colors = run_colors([run.name for run in contents.runs], contents.baseline)
+        curves = list(accuracy_pictures(contents, colors))
+        timelines = list(timeline_pictures(contents, colors))
+        page = render_page(contents, colors, curves, timelines)
+    except DRAWING_ERRORS as error:
+        raise RunFolderError(
+            f"what {folder} holds cannot be drawn ({error!r:.300}); a file in it is damaged - "
+            "run the experiment again"
+        ) from error
     try:
         (folder / FIGURES).mkdir(exist_ok=True)
         for picture in (*curves, *timelines):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.report.charts import study_picture
-from edgegossip.report.page import FIGURES, REPORT, template
+from edgegossip.report.page import DRAWING_ERRORS, FIGURES, REPORT, template
 from edgegossip.report.style import Picture
 
 STUDY = "study.json"
+_MAX_PANELS = 24
+_MAX_VALUES = 10**5
 _FIELDS = {
     "study": str,
     "title": str,
@@ -43,11 +46,12 @@ def write_study_report(folder: Path) -> Path:
     """
     study = _read(folder / STUDY)
     try:
+        _require_drawable(study["figures"])
         pictures = [study_picture(figure) for figure in study["figures"]]
         page = template("study.html").render(study=study, pictures=pictures)
-    except (LookupError, TypeError, ValueError) as error:
+    except DRAWING_ERRORS as error:
         raise RunFolderError(
-            f"{folder / STUDY} is damaged ({type(error).__name__}: {error}); go on with the "
+            f"{folder / STUDY} is damaged ({error!r:.300}); go on with the "
             "study, and it is written anew"
         ) from error
     try:
@@ -58,6 +62,24 @@ def write_study_report(folder: Path) -> Path:
             "there: make room, or copy its folder elsewhere, and report it again"
         ) from error
     return folder / REPORT
+
+
+def _require_drawable(figures: Sequence[Mapping[str, Any]]) -> None:
+    """Make sure that figures have names for files, and that there is an end to them.
+
+    Raises:
+        ValueError: If not; other errors if they are no figures at all.
+    """
+    for figure in figures:
+        if not re.fullmatch(r"\w[\w.-]{,99}", figure["name"], re.ASCII):
+            raise ValueError(f"figure {figure['name']!r:.60} has no name for a file")
+        panels = figure["panels"]
+        num_values = sum(len(each["y"]) for panel in panels for each in panel["series"])
+        if not 0 < len(panels) <= _MAX_PANELS or num_values > _MAX_VALUES:
+            raise ValueError(
+                f"figure {figure['name']!r} has {len(panels)} panels and {num_values} values; "
+                f"expected 1 .. {_MAX_PANELS} and at most {_MAX_VALUES}"
+            )
 
 
 def _write(folder: Path, page: str, pictures: list[Picture]) -> None:
@@ -71,7 +93,7 @@ def _write(folder: Path, page: str, pictures: list[Picture]) -> None:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         study = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(
             f"cannot read {path} ({error}); give the folder that a study wrote"
         ) from error

@@ -51,6 +51,8 @@ STYLE = {
     "lines.solid_joinstyle": "round",
     "figure.facecolor": "white",
     "savefig.dpi": 150,
+    # Names come from people: a dollar sign in one begins no formula.
+    "text.parse_math": False,
     # Without these two, ids and dates differ from one run of the program to the next.
     "svg.hashsalt": "edgegossip",
     "svg.fonttype": "path",

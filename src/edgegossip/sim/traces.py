@@ -6,6 +6,7 @@ import ast
 import gzip
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from edgegossip.core.randomness import generator, uniform
 from edgegossip.machine.contention import Contention
 from edgegossip.sim.platform import ContentionTrace, Platform
 
+_MAX_BYTES = 2**26
 _WORD_COUNT = (
     Contention(cores=0.45, network=1e6, disk=40e6),  # map
     Contention(cores=0.15, network=30e6, disk=5e6),  # shuffle
@@ -144,7 +146,10 @@ def batch_jobs(
 
 
 def _positive(value: Any) -> float:  # noqa: ANN401
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not 0 < number < math.inf:
         raise ValueError(f"{number} is not a speed")
     return number
@@ -153,9 +158,14 @@ def _positive(value: Any) -> float:  # noqa: ANN401
 def _read(path: Path, hint: str) -> Any:  # noqa: ANN401
     try:
         opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt") as file:
-            return json.load(file)
+        with opener(path, "rb") as file:
+            text: bytes = file.read(
+                _MAX_BYTES + 1
+            )  # a packed one may be far larger than it looks
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"it holds more than {_MAX_BYTES:,} bytes")
+        return json.loads(text.decode())
     except FileNotFoundError:
         raise DataError(f"there is no trace {path}; expected {hint}") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise DataError(f"cannot read the trace {path} ({error}); expected {hint}") from None

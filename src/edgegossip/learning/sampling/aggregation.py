@@ -13,6 +13,7 @@ from edgegossip.core.errors import DataError, unknown_name
 from edgegossip.core.randomness import derive_seed
 from edgegossip.learning.sampling.aggregated import AggregatedData
 from edgegossip.learning.sampling.division import Division, GaussianMixture, KMeans, MedianSplit
+from edgegossip.learning.sampling.leaving_off import leave_off_if_told
 from edgegossip.learning.sampling.reduction import (
     PCA,
     Fingerprint,
@@ -100,6 +101,7 @@ class Aggregator:
         for samples, label, first, number in zip(
             classes, labels.tolist(), firsts.tolist(), num_subsets.tolist(), strict=True
         ):
+            leave_off_if_told()
             points = (x[samples] / (largest or 1.0)).float()
             subset_of[samples] = first + self._divide(points, number, label)
         means = _means(x, subset_of, int(num_subsets.sum()))
@@ -208,6 +210,7 @@ def _means(x: Tensor, subset_of: Tensor, num_subsets: int) -> Tensor:
     for samples, subsets in zip(
         torch.split(x, 1024), torch.split(subset_of, 1024), strict=True
     ):
+        leave_off_if_told()
         sums.index_add_(0, subsets, samples.double())
     sizes = subset_of.bincount(minlength=num_subsets)
     return (sums / sizes.view(-1, *(1 for _ in x.shape[1:]))).float()

@@ -11,8 +11,9 @@ import heapq
 import math
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from sklearn.cluster import kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from edgegossip.core.randomness import generator
 from edgegossip.core.ranges import check_ranges
+from edgegossip.learning.sampling.leaving_off import leave_off_if_told
 from edgegossip.learning.sampling.reduction import MAX_SEED
 
 
@@ -59,7 +61,7 @@ class KMeans:
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
         features = features - features.mean(dim=0)  # small numbers lose less in distances
         initial, _ = kmeans_plusplus(
-            features.numpy(), num_subsets, random_state=seed % MAX_SEED
+            features.numpy(), num_subsets, random_state=_AskingDraws(seed % MAX_SEED)
         )
         centroids = torch.from_numpy(initial)
         for _ in range(self.num_iterations):
@@ -72,13 +74,11 @@ class KMeans:
     def _nearest(self, features: Tensor, centroids: Tensor) -> Tensor:
         """The centroid nearest to each point, by ``|c|^2 - 2 c x``."""
         squares = centroids.square().sum(dim=1)
-        chunks = torch.split(features, self.chunk_size)
-        return torch.cat(
-            [
-                torch.addmm(squares, chunk, centroids.T, alpha=-2).argmin(dim=1)
-                for chunk in chunks
-            ]
-        )
+        nearest = []
+        for chunk in torch.split(features, self.chunk_size):
+            leave_off_if_told()
+            nearest.append(torch.addmm(squares, chunk, centroids.T, alpha=-2).argmin(dim=1))
+        return torch.cat(nearest)
 
     def num_flops(self, num_points: float, num_subsets: float) -> float:
         # k-means++ tries 2 + log(num_subsets) candidates for each centroid; each centroid and
@@ -113,6 +113,7 @@ class MedianSplit:
         # (points, first bucket, number of buckets, level)
         parts = [(torch.arange(len(features)), 0, num_subsets, 0)]
         while parts:
+            leave_off_if_told()
             points, first, num_buckets, level = parts.pop()
             if num_buckets == 1:
                 subset_of[points] = first
@@ -174,12 +175,12 @@ class GaussianMixture:
         check_ranges(self, num_iterations="at least 1")
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
-        mixture = SklearnMixture(
+        mixture = _AskingMixture(
             num_subsets,
             covariance_type="diag",
             max_iter=self.num_iterations,
             init_params="k-means++",
-            random_state=seed % MAX_SEED,
+            random_state=_AskingDraws(seed % MAX_SEED),
         )
         scale = features.std()
         standardized = (features - features.mean(dim=0)) / scale.where(scale > 0, 1)
@@ -218,6 +219,7 @@ def split_largest(subset_of: Tensor, features: Tensor, num_subsets: int) -> Tens
     ]
     heapq.heapify(heap)
     for number in range(num_found, num_subsets):
+        leave_off_if_told()
         _, kept, points = heapq.heappop(heap)
         widest = features[points].var(dim=0, correction=0).argmax()
         points = points[features[points, widest].argsort(stable=True)]
@@ -226,3 +228,23 @@ def split_largest(subset_of: Tensor, features: Tensor, num_subsets: int) -> Tens
         heapq.heappush(heap, (-len(low), kept, low))
         heapq.heappush(heap, (-len(high), number, high))
     return subset_of
+
+
+# scikit-learn knows no way to stop. It calls these between two steps; if it does not in some
+# version, results are the same, and a computation ends with its class.
+
+
+class _AskingDraws(np.random.RandomState):
+    """Random numbers as NumPy draws them: k-means++ takes some for each centroid."""
+
+    def uniform(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        leave_off_if_told()
+        return super().uniform(*arguments, **named)
+
+
+class _AskingMixture(SklearnMixture):  # type: ignore[misc]
+    """A mixture as scikit-learn fits it, a step of expectation maximization at a time."""
+
+    def _m_step(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        leave_off_if_told()
+        return super()._m_step(*arguments, **named)

@@ -22,6 +22,7 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from edgegossip.core.ranges import check_ranges
+from edgegossip.learning.sampling.leaving_off import leave_off_if_told
 
 MAX_SEED = 2**32
 """scikit-learn takes seeds below it."""
@@ -57,14 +58,18 @@ class SingularValues:
     """
 
     num_features: int = 10
+    chunk_size: ClassVar[int] = 256
     flops_per_operation: ClassVar[float] = 170
 
     def __post_init__(self) -> None:
         check_ranges(self, num_features="at least 1")
 
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
-        values: Tensor = torch.linalg.svdvals(_matrices(points))
-        return values[:, : self.num_features]
+        values = []
+        for chunk in torch.split(points, self.chunk_size):
+            leave_off_if_told()
+            values.append(torch.linalg.svdvals(_matrices(chunk))[:, : self.num_features])
+        return torch.cat(values)
 
     def num_flops(
         self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
@@ -153,6 +158,7 @@ class IncrementalSVD:
             slice(start, start + self.block_size) for start in range(0, len(u), self.block_size)
         ]
         for _ in range(self.num_passes):
+            leave_off_if_told()
             for block in blocks:
                 part = u[block]
                 predicted = others[block] + np.outer(part, v)

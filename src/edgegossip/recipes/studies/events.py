@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.experiments.event_log import read_events
+from edgegossip.experiments.event_log import SkippedLines, read_events
 
 
 class TrainingEvents:
@@ -14,10 +15,15 @@ class TrainingEvents:
 
     Args:
         path: The file; the run was not interrupted before its first line.
+
+    Raises:
+        RunFolderError: If it cannot be read, or its first line is damaged.
     """
 
     def __init__(self, path: Path) -> None:
-        lines = list(read_events(path))
+        lines = [event for _, event in read_events(path, SkippedLines(path))]
+        if lines[0]["type"] != "experiment":
+            raise RunFolderError(f"{path}, line 1: expected the experiment; run it again")
         self._sizes: list[int] = lines[0]["shard_sizes"]
         self._trained = [line for line in lines if line["type"] == "trained"]
         self._sent: dict[tuple[Rank, int], Any] = {

@@ -1,0 +1,37 @@
+"""What the program prints, with nothing in it that a terminal or a log would obey."""
+
+from __future__ import annotations
+
+import logging
+
+
+def printable(text: str) -> str:
+    r"""`text` with its control characters written out, but for ends of lines.
+
+    >>> printable("a file named \x1b[2J\r, in\ntwo lines")
+    'a file named \\x1b[2J\\r, in\ntwo lines'
+    """
+    return "\n".join(map(_escaped, text.split("\n")))
+
+
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+class _OneLine(logging.Formatter):
+    """A line for each record, whatever names and reasons of others are in it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return _escaped(super().formatMessage(record))
+
+
+def log_to_console(level: int = logging.WARNING, style: str = "%(message)s") -> None:
+    """Print log lines on standard error.
+
+    Args:
+        level: The least that is worth a line.
+        style: As `logging.Formatter` takes it.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine(style))
+    logging.basicConfig(handlers=[handler], level=level)

@@ -1,0 +1,122 @@
+"""One process at a time writes a folder; the kernel forgets a lock when its holder is gone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments.files import make_folder
+
+LOCK = ".lock"
+"""Holds the number of the process that writes the folder; gone when it has ended by itself."""
+_LOG = logging.getLogger("edgegossip.experiments")
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# No link: what it leads to would be overwritten.
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_held: set[int] = set()  # descriptors
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other writer out of `folder`, made if need be, while the block runs.
+
+    A lock that a killed process has left hinders nobody. Children do not inherit it, however
+    they were started: a worker's process holds the lock of its own folder.
+
+    Raises:
+        RunFolderError: If another process, or this one, holds it, or it cannot be written.
+    """
+    make_folder(folder)
+    descriptor = _take(folder)
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        # Removed while it is held: whoever has opened it meanwhile notices, see `_take`.
+        with suppress(OSError):
+            (folder / LOCK).unlink()
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def require_unlocked(*folders: Path) -> None:
+    """Refuse folders that are being written, before anything is done for them.
+
+    Raises:
+        RunFolderError: If one is.
+    """
+    for folder in folders:
+        if (folder / LOCK).exists():
+            with locked(folder):
+                pass
+
+
+def _take(folder: Path) -> int:
+    """Open the lock file and lock it; returns its descriptor."""
+    path = folder / LOCK
+    while True:
+        try:
+            descriptor = os.open(path, _OPEN, 0o666)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write {path}: {error.strerror}; choose another --out"
+            ) from error
+        try:
+            _lock(descriptor, folder)
+            if _is_there(descriptor, path):
+                _write_holder(descriptor)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its last holder has removed it since it was opened
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+        which = f"process {holder}" if holder.isdecimal() else "another process"
+        raise RunFolderError(
+            f"{folder} is in use by {which}; wait until it has ended, or choose another --out"
+        ) from None
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise RunFolderError(f"cannot lock {folder}: {error.strerror}") from error
+        _LOG.warning(
+            "%s cannot be locked (%s): make sure that nothing else writes to it",
+            folder,
+            error.strerror,
+        )
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    """Whether `path` is still the file that was opened."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _write_holder(descriptor: int) -> None:
+    with suppress(OSError):  # on a full disk, the lock holds all the same
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+
+
+def _forget_in_child() -> None:
+    """A forked child would hold the lock for as long as it lives."""
+    for descriptor in _held:
+        with suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,241 @@
+"""Files that may come from somebody else: whole ones, and how the package reads each."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from tests.run_folders import comparison
+from tests.small_runs import NUM_WORKERS, ctrl_c_at, quick, small_run
+from tests.unit.test_study_report import figure, map_panel, panel, write_study
+
+from edgegossip.core.errors import Interrupted
+from edgegossip.deploy import worker
+from edgegossip.deploy.gathering import WORKERS, Gathering
+from edgegossip.deploy.snapshots import snapshot_path
+from edgegossip.deploy.worker import WorkerSettings, goes_on_at, has_ended, take_part
+from edgegossip.experiments.describe import header
+from edgegossip.experiments.event_log import to_line
+from edgegossip.experiments.files import save_checkpoint, write_json
+from edgegossip.experiments.run_folder import load_results
+from edgegossip.experiments.runner import run
+from edgegossip.learning import readers
+from edgegossip.learning.dataset import Dataset
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.profile import Profile
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.report.folder import read_folder
+from edgegossip.report.page import write_report
+from edgegossip.report.study_page import write_study_report
+from edgegossip.sim.traces import gpus, phones
+
+QUICK = quick()
+EPOCHS = small_run("epoch-gossip", evaluation_interval=None)
+DRAWS = np.random.default_rng(0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that the package reads.
+
+    Args:
+        make: Writes whole files into an empty folder.
+        read: Reads that folder; may write to it.
+        files: Patterns of the files in it that are damaged.
+        share: How often it is chosen, against others.
+    """
+
+    make: Callable[[Path], object]
+    read: Callable[[Path], object]
+    files: tuple[str, ...] = ("**/*",)
+    share: float = 1.0
+
+
+def pixels(*shape: int) -> NDArray[np.uint8]:
+    return DRAWS.integers(0, 256, shape, dtype=np.uint8)
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    shape = np.array(array.shape, ">u4").tobytes()
+    return bytes((0, 0, 8, array.ndim)) + shape + array.tobytes()
+
+
+def make_mnist(folder: Path) -> None:
+    (folder / "fashion-mnist").mkdir()
+    for part, number in (("train", 20), ("t10k", 10)):
+        labels = (np.arange(number) % 10).astype(np.uint8)
+        path = folder / "fashion-mnist" / f"{part}-images-idx3-ubyte.gz"
+        path.write_bytes(gzip.compress(idx(pixels(number, 9, 9))))
+        (path.parent / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+
+
+def make_cifar10(folder: Path) -> None:
+    (folder / "cifar-10-batches-bin").mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        path = folder / "cifar-10-batches-bin" / f"{name}.bin"
+        path.write_bytes(b"".join(bytes([each]) + pixels(3072).tobytes() for each in range(3)))
+
+
+def make_har(folder: Path) -> None:
+    y = np.arange(12) % 6
+    x = DRAWS.normal(size=(12, 9, 16)).astype(np.float32)
+    named = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    np.savez_compressed(folder / "uci_har.npz", **named, subject_train=np.arange(12) % 3)  # type: ignore[arg-type]
+
+
+def make_imagenet(folder: Path) -> None:
+    (folder / "imagenet8x8").mkdir()
+    for name in ("train_data_batch_1", "train_data_batch_2", "val_data"):
+        np.savez(
+            folder / "imagenet8x8" / f"{name}.npz",
+            data=pixels(5, 192),
+            labels=np.arange(1, 6),
+        )
+
+
+def make_traces(folder: Path) -> None:
+    job = "ResNet-18 (batch size 64)"
+    speeds = {f"('{job}', 1)": {"null": 10.0}, f"('{job}', 4)": {"null": 35.0}}
+    scores = [{"Model": f"phone {score}", "CPU_F_AI_Score": score} for score in (50, 200.0)]
+    (folder / "gpus.json").write_text(json.dumps({"v100": speeds, "k80": speeds}))
+    (folder / "phones.json.gz").write_bytes(gzip.compress(json.dumps(scores).encode()))
+
+
+def read_traces(folder: Path) -> None:
+    gpus(folder / "gpus.json", num_workers=3)
+    phones(folder / "phones.json.gz", num_workers=3, throughput=100.0)
+
+
+def make_profile(folder: Path) -> None:
+    loads = [Contention(cores=n / 12, network=1e6 * n, disk=1e5 * n) for n in range(12)]
+    Profile(loads, [0.01 * (1 + n) for n in range(12)]).write(folder / "profile.csv")
+
+
+def make_stopped(folder: Path) -> None:
+    """A run that was interrupted, with its checkpoint."""
+    try:
+        with ctrl_c_at(9, QUICK.algorithm):
+            run(QUICK, out=folder, num_threads=0)
+    except Interrupted:
+        return
+
+
+def make_finished(folder: Path) -> None:
+    run(QUICK, out=folder, num_threads=0)
+
+
+def make_workers(folder: Path) -> None:
+    """Folders of workers that have come to their ends, and snapshots that nobody measured."""
+    params = EPOCHS.workload().initial_params()
+    described = header(EPOCHS, None)
+    end = {"reason": "finished", "seconds": 2.0, "wall_seconds": 3.0, "mean_staleness": 0.0}
+    for rank in range(NUM_WORKERS):
+        own = folder / WORKERS / str(rank)
+        (own / "snapshots").mkdir(parents=True)
+        write_json(own / "experiment.json", described)
+        write_json(own / "summary.json", {"rank": rank, **end})
+        who = {"rank": rank, "start": 0.25}
+        lines = [
+            {"type": "worker", "incarnation": 0},
+            {"type": "trained", "time": 0.5, "num_samples": 8, "cost": 8, "loss": 1.0, **who},
+            {"type": "sent", "time": 0.5, "round": 0, "num_bytes": 99, "end": 0.6, **who},
+            {"type": "recovered", "time": 0.9, **who},
+            {"type": "ended", "time": 2.0},
+        ]
+        (own / "events.jsonl").write_bytes(b"".join(map(to_line, lines)))
+        safetensors.torch.save_file({"params": params}, own / "params.safetensors")
+        safetensors.torch.save_file(
+            {"params": params}, snapshot_path(own / "snapshots", rank % 2)
+        )
+        save_checkpoint(own / "checkpoint.safetensors", {"now": 1.0, "incarnation": 0})
+    write_json(folder / WORKERS / "evaluations.json", {"0": dict.fromkeys(EVALUATED, 0.5)})
+
+
+EVALUATED = (
+    "time",
+    "epochs",
+    "accuracy",
+    "loss",
+    "consensus_distance",
+    "bytes_sent",
+    "samples_processed",
+)
+
+
+def read_workers(folder: Path) -> None:
+    """What `launch --resume` does but for starting processes, and `gather`."""
+    gathering = Gathering(EPOCHS, folder)
+    described = header(EPOCHS, None)
+    ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
+    assert len(ended) <= NUM_WORKERS
+    gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
+    gathering.finish()
+
+
+ALONE = WorkerSettings(meet_seconds=0.01, max_seconds=0.2, checkpoint_seconds=0.001)
+
+
+def be_worker(folder: Path) -> None:
+    """Take part without the others, or go on."""
+    take_part(EPOCHS, 0, MemoryNetwork().transport(0), out=folder, settings=ALONE)
+
+
+def make_worker(folder: Path) -> None:
+    """A worker that was killed."""
+    kept: list[bytes] = []
+    path = folder / "checkpoint.safetensors"
+
+    def save_and_keep(to: Path, tree: object) -> None:
+        save_checkpoint(to, tree)
+        kept.append(to.read_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "save_checkpoint", save_and_keep)
+        be_worker(folder)
+    path.write_bytes(kept[-1])
+    (folder / "summary.json").unlink()
+
+
+def make_study(folder: Path) -> None:
+    panels = [panel("lines"), panel("bars"), panel("stacked"), map_panel()]
+    write_study(folder, figures=[figure("bars") | {"panels": panels}])
+
+
+def use(dataset: Dataset) -> None:
+    """Take what training takes first."""
+    x, y = dataset.train.batch(torch.arange(min(4, len(dataset.train))))
+    assert bool(dataset.prepare(x).isfinite().all())
+    assert 0 <= int(y.min()) <= int(y.max()) < dataset.num_classes
+    assert math.prod(dataset.input_shape) > 0
+
+
+TARGETS = {
+    "fashion-mnist": Target(make_mnist, lambda out: use(readers.fashion_mnist(out)), share=3),
+    "cifar10": Target(make_cifar10, lambda out: use(readers.cifar10(out))),
+    "har": Target(make_har, lambda out: use(readers.har(out)), share=3),
+    "imagenet8x8": Target(make_imagenet, lambda out: use(readers.downsampled_imagenet(out))),
+    "traces": Target(make_traces, read_traces),
+    "profile": Target(make_profile, lambda out: Profile.read(out / "profile.csv")),
+    "resumed run": Target(
+        make_stopped,
+        lambda out: run(QUICK, out=out, resume=True, num_threads=0),
+        ("checkpoint.safetensors", "experiment.json", "events.jsonl"),
+    ),
+    "finished run": Target(make_finished, load_results),
+    "workers": Target(make_workers, read_workers, share=2),
+    "resumed worker": Target(
+        make_worker, be_worker, ("checkpoint.safetensors", "events.jsonl"), share=0.1
+    ),
+    "comparison": Target(comparison, read_folder, share=2),
+    "report": Target(comparison, write_report, share=0.03),
+    "study": Target(make_study, write_study_report, share=0.03),
+}
