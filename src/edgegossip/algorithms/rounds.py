@@ -184,11 +184,20 @@ class Synchronous(Algorithm[S], Generic[S]):
             case WorkerLost():
                 state.lost[event.rank] = None
                 state.first_exchange[event.rank] = math.inf
+                if event.has_lied:
+                    self._forget(state, event.rank)
                 return self._go_on(state, now)
             case WorkerJoined():
                 state.lost.pop(event.rank, None)
                 return self._help_to_catch_up(state, event.rank, now)
         return []
+
+    def _forget(self, state: S, rank: Rank) -> None:
+        """Drop what `rank` has sent and was not made use of."""
+        for box in state.inbox.values():
+            box.pop(rank, None)
+        if state.catch_up is not None:
+            state.catch_up.pop(rank, None)
 
     # One round.
 
