@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Generic
 
 from torch import Tensor
@@ -34,6 +32,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.trainer import Trainer
 from edgegossip.net.alarms import Alarms, Chores
+from edgegossip.net.fair_queue import FairQueue
 from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
@@ -100,7 +99,7 @@ class Host(Generic[State]):
         self._save = save
         self._zero = settings.clock()
         self._kept_at: Seconds = 0.0
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._items = FairQueue()
         self._work = Work(rank, trainer, self._items, forecaster, evaluate, settings.clock)
         log_bytes = 0 if save is None else settings.max_log_bytes
         self.peers = Peers(
@@ -109,6 +108,7 @@ class Host(Generic[State]):
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
+        self._work.footing = self.post.footing
         self._alarms = Alarms()
         self._patience = Patience()
         self._changed_at: Seconds = math.inf
@@ -204,9 +204,7 @@ class Host(Generic[State]):
 
     def _take_next(self, wake_at: Seconds) -> None:
         """Wait for something to happen until `wake_at`, and account for it."""
-        item = None
-        with suppress(queue.Empty):
-            item = self._items.get(timeout=max(0.0, min(wake_at - self.now, 3600.0)))
+        item = self._items.get(timeout=max(0.0, min(wake_at - self.now, 3600.0)))
         if isinstance(item, ITEMS):
             if self._should_stop:
                 return  # it will be sent again to whoever goes on from the checkpoint

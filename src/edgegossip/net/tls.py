@@ -100,7 +100,7 @@ class TLS:
 
     def _check_signature(self, certificate: x509.Certificate) -> None:
         authorities = load_certificates(self.ca)
-        if not any(_has_signed(authority, certificate) for authority in authorities):
+        if not any(has_signed(authority, certificate) for authority in authorities):
             names = " or ".join(repr(common_name(each.subject)) for each in authorities)
             raise NetworkError(
                 f"{self.certificate} is signed by {common_name(certificate.issuer)!r} and not "
@@ -122,7 +122,8 @@ class TLS:
             )
 
 
-def _has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+def has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """Whether `certificate` is one that `authority` has issued itself."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):

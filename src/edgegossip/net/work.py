@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError, no_validation_data
+from edgegossip.core.errors import LocalProtocolError, TrainingError, no_validation_data
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -28,6 +27,8 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.trainer import Trainer
 from edgegossip.net.background import Background
+from edgegossip.net.fair_queue import Sink
+from edgegossip.net.footing import Footing
 from edgegossip.net.host_settings import Forecaster
 
 _LEAVE_OFF: Seconds = 10.0
@@ -54,13 +55,16 @@ class Work:
         forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
         evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
         clock: What the forecaster goes by.
+
+    Attributes:
+        footing: Where to go back to when training fails; None never goes back.
     """
 
     def __init__(
         self,
         rank: Rank,
         trainer: Trainer,
-        items: queue.SimpleQueue[Any],
+        items: Sink,
         forecaster: Forecaster | None,
         evaluate: Judge | None,
         clock: Callable[[], Seconds],
@@ -72,6 +76,8 @@ class Work:
         self._forecaster = forecaster
         self._evaluate = evaluate
         self._clock = clock
+        self.footing: Footing | None = None
+        self._training: tuple[Train, Seconds] | None = None
         self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
         self._bench = Background(f"train {rank}")
         self._judge: Background | None = None
@@ -91,6 +97,7 @@ class Work:
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
         self.is_busy = True
+        self._training = effect, now
         trainer = self._trainer
 
         def job() -> Callable[[Seconds], Event]:
@@ -179,12 +186,32 @@ class Work:
         Raises:
             BaseException: Whatever the work has raised.
         """
+        try:
+            event = self._event(done, now)
+            if isinstance(event, Trained) and self.footing is not None:
+                self.footing.check(event)
+        except TrainingError as error:
+            event = self._go_back(error, now)
+        if isinstance(event, Trained):
+            self._training = None
+        if question := _QUESTIONS.get(type(event)):
+            self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
+        return event
+
+    def _event(self, done: Completed, now: Seconds) -> Event:
         if done.error is not None:
             raise done.error
         assert done.event is not None
-        event = done.event(now)
-        if question := _QUESTIONS.get(type(event)):
-            self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
+        return done.event(now)
+
+    def _go_back(self, error: TrainingError, now: Seconds) -> Trained:
+        """Go on from where training was sound, if somebody else can be blamed for `error`."""
+        if self.footing is None or self._training is None:
+            raise error
+        request, began = self._training
+        event = self.footing.go_back(request, now - began, error)
+        self._trainer.start_over()
+        self.is_busy = False
         return event
 
     def _beside(

@@ -86,6 +86,7 @@ class ZenohTransport:
         self._prefix = f"edgegossip/{run}"
         self._run = run
         self._num_workers = num_workers
+        self.security = security
         self._is_secure = security is not None
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
