@@ -31,6 +31,7 @@ SENT = [
             "scale": torch.tensor([0.5], dtype=torch.float16),
         },
     ),
+    Message("told", 40, {"2.x": PARAMS[:5], "3.x": PARAMS[5:10]}),
     WorkerStatus(
         phase=Phase.WAITING,
         life=SENDER_LIFE,
@@ -57,6 +58,10 @@ SCHEMA = {
             "signs": TensorSpec(torch.bool, (3,)),
             "scale": TensorSpec(torch.float16, (1,)),
         }
+    ),
+    "told": MessageSpec(
+        optional={f"{rank}.x": TensorSpec(torch.float32, (5,)) for rank in range(4)},
+        is_passed_on=True,
     ),
     STATUS: spec(NUM_WORKERS),
 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import queue
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -21,8 +20,10 @@ from typing import Any, TypeVar
 
 from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.fair_queue import FairQueue
 from edgegossip.net.host import Host
 from edgegossip.net.runtime import Life
+from edgegossip.net.tls import TLS
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 T = TypeVar("T")
@@ -68,13 +69,14 @@ class VirtualTime:
         return True
 
 
-class VirtualInbox(queue.SimpleQueue[Any]):
+class VirtualInbox(FairQueue):
     """Tells its process that there is something."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
+        super().__init__()
         self._notify = notify
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ANN401
+    def put(self, item: Any, /) -> None:  # noqa: ANN401
         super().put(item)
         self._notify()
 
@@ -193,8 +195,7 @@ class Process:
 
     def _wake(self, serial: int) -> None:
         if serial == self._wakes and self.reason is None:
-            item = self._inbox.get_nowait() if not self._inbox.empty() else None
-            self._send(item)
+            self._send(self._inbox.get(timeout=0))
 
     def _send(self, item: Any) -> None:  # noqa: ANN401
         self._count_step()
@@ -451,6 +452,7 @@ class VirtualTransport:
     """One process's end of a `VirtualNetwork`; a `Transport`."""
 
     listener: Listener
+    security: TLS | None = None
 
     def __init__(self, network: VirtualNetwork, process: Process) -> None:
         self.rank = process.rank

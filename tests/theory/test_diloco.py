@@ -278,6 +278,23 @@ def trained(before: Tensor, after: Tensor) -> Trained:
     return trained_event(after, before)
 
 
+def test_one_that_had_to_go_back_says_so_and_the_models_agree_again() -> None:
+    algorithm = DiLoCo(
+        topology=complete(NUM_WORKERS), num_rounds=16, local_steps=1, repair_rounds=2
+    )
+    world = make_world(algorithm)
+    world.run(until=3.5)
+    went_back = world.states[1]
+    good = went_back.params.clone()
+    algorithm.learn(went_back, trained_event(good, good, num_steps=0, has_gone_back=True))
+    assert torch.equal(went_back.params, good)
+    assert went_back.has_missed
+    assert not went_back.velocity.any()
+    world.run()
+    models = [state.params for state in world.states]
+    assert max(float((model - models[0]).abs().max()) for model in models) < 1e-5
+
+
 def test_flooding_takes_as_long_as_the_longest_way() -> None:
     assert [flooding_time(each) for each in (ring(8), star(6), directed_ring(9))] == [4, 2, 8]
     # Worker 0 hears of worker 4 over (3, 4), (2, 3), (1, 2), (0, 1), which take turns.

@@ -134,6 +134,25 @@ def test_other_seeds_push_to_others() -> None:
     assert receivers(0) == receivers(0) != receivers(1)
 
 
+def test_no_worker_ever_claims_more_than_all_the_weight() -> None:
+    state = fresh(ALWAYS)
+    for sender in (1, 2, 3):
+        ALWAYS.handle(state, push(sender, 5.0, 1.0), 0)
+    [sent] = pushes(ALWAYS, state, 1)
+    assert sent.message.numbers == {"weight": 0.125}
+    assert state.weight == 1.0
+
+
+def test_what_one_that_has_lied_has_sent_and_is_not_merged_is_forgotten() -> None:
+    state = fresh(NEVER)
+    for sender in (1, 2):
+        NEVER.handle(state, push(sender, 5.0, 0.25), 0)
+    NEVER.handle(state, WorkerLost(1, has_lied=True), 0)
+    assert [sender for sender, _ in state.queue] == [2]
+    NEVER.handle(state, WorkerLost(2), 0)
+    assert [sender for sender, _ in state.queue] == [2]
+
+
 def test_lost_workers_are_not_pushed_to_until_they_join_again() -> None:
     state = fresh(GoSGD(topology=complete(3), num_rounds=99, exchange_probability=1.0))
     algorithm = GoSGD(topology=complete(3), num_rounds=99, exchange_probability=1.0)

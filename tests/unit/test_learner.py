@@ -279,6 +279,32 @@ def test_an_exploding_loss_is_noticed() -> None:
         some.train(Train(start(some), Steps(10)))
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_learner_that_starts_over_has_forgotten_where_it_was(optimizer: Optimizer) -> None:
+    some, other = (learner(optimizer=optimizer, augmentation=None) for _ in range(2))
+    good = start(some)
+    with pytest.raises(TrainingError, match="became"):
+        some.train(Train(torch.full_like(good, 1e30), Steps(3)))
+    other.train(Train(good, Steps(3)))  # so that the same samples come next
+    some.start_over()
+    other.start_over()
+    result = some.train(Train(good, Steps(3)))
+    assert torch.equal(result.params, other.train(Train(good, Steps(3))).params)
+
+
+def test_running_statistics_that_are_not_exchanged_start_over_too() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
+
+    whole = seeded(model)
+    whole(torch.zeros(2, *SHAPE))
+    some = learner(model=whole, has_buffers=False, augmentation=None)
+    norm = some.model.module[1]  # type: ignore[index]
+    norm.running_mean.fill_(math.nan)
+    some.start_over()
+    assert norm.running_mean.abs().max() == 0
+
+
 def _first_output(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     return F.cross_entropy(outputs[0], y)
 

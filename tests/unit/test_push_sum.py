@@ -60,6 +60,30 @@ def test_waits_for_the_in_neighbor_and_merges_its_half() -> None:
     assert worker.state.round == 1
 
 
+def test_no_worker_ever_claims_more_weight_than_others_let_in() -> None:
+    worker = Worker()
+    most = worker.algorithm.schema(torch.zeros(2))["push"].numbers["weight"][1]
+    worker.on(Started())
+    for session in (1.0, 2.0):
+        worker.hears(0, value=6.0, weight=most, session=session, kind="catch-up")
+    worker.trains_to(0.0)
+    worker.hears(0, value=6.0, weight=1.0, session=2.0)
+    assert worker.value == pytest.approx(6.0, abs=0.01)
+    send = only(Send, worker.trains_to(5.0))
+    assert 0.9 * most < send.message.numbers["weight"] <= most
+
+
+def test_what_one_that_has_lied_has_sent_too_early_is_forgotten() -> None:
+    worker = Worker()
+    worker.on(Started())
+    worker.hears(0, value=100.0)
+    worker.hears(2, value=100.0)
+    worker.on(WorkerLost(0, has_lied=True))
+    worker.trains_to(4.0)
+    assert worker.value == 4.0
+    assert not any(link.held for link in worker.state.links.inlets.values())
+
+
 def test_mass_of_a_later_round_waits() -> None:
     worker = Worker()
     worker.on(Started())

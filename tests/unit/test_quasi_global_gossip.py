@@ -148,6 +148,17 @@ def test_a_model_that_is_passed_on_untrained_is_not_moved_by_momentum() -> None:
     assert torch.equal(state.params, before)
 
 
+def test_one_that_had_to_go_back_begins_without_velocity() -> None:
+    algorithm = quasi_global()
+    state = algorithm.init(0, torch.zeros(2))
+    state.velocity = torch.full((2,), 1e6)
+    good = torch.ones(2)
+    algorithm.handle(state, trained_event(good, good, num_steps=0, has_gone_back=True), 0.0)
+    assert torch.equal(state.params, good)
+    assert torch.equal(state.start, good)
+    assert not state.velocity.any()
+
+
 def test_it_is_faster_than_gossip() -> None:
     lr, num_rounds = 0.01, 60
     arguments: dict[str, Any] = {"topology": ring(5), "num_rounds": num_rounds}

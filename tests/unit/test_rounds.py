@@ -61,6 +61,18 @@ def test_trains_from_a_snapshot_that_mixing_does_not_write_to() -> None:
     assert train.params.tolist() == [0.0, 0.0]
 
 
+def test_what_one_that_has_lied_has_sent_for_later_is_forgotten() -> None:
+    worker = Worker(RING)
+    worker.on(Started())
+    for round in (0, 1, 2):
+        worker.hears(1, round=round, value=1e6)
+    worker.hears(3, round=0, value=3.0)
+    worker.on(WorkerLost(1, has_lied=True))
+    worker.trains_to(3.0)
+    assert worker.value == 3.0
+    assert not any(1 in box for box in worker.state.inbox.values())
+
+
 def test_sends_to_its_neighbors_only_what_it_has_after_training() -> None:
     worker = Worker(RING)
     worker.on(Started())

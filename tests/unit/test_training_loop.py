@@ -198,6 +198,31 @@ def test_one_that_leaves_early_does_not_keep_the_other() -> None:
     assert loops[0].rounds == EPOCHS.num_rounds
 
 
+def test_a_loop_goes_back_where_another_worker_is_to_blame() -> None:
+    network = MemoryNetwork()
+    learners = [Learner(rank) for rank in (0, 1)]
+    loops = [make_loop(learners[rank], EPOCHS, rank, network) for rank in (0, 1)]
+    loops[1]._host.post.footing._blame = lambda: True
+    has_failed = False
+
+    def diverge_once() -> None:
+        nonlocal has_failed
+        with loops[1] as loop:
+            while not loop.is_over:
+                for x in learners[1].batches:
+                    loss = learners[1].step(x)
+                    if loop.rounds == 2 and not has_failed:
+                        has_failed, loss = True, float("nan")
+                        learners[1].optimizer.state.clear()
+                    loop.step(loss, len(x))
+
+    raised = side_by_side(lambda: train(learners[0], loops[0]), diverge_once)
+    assert raised == [None, None]
+    assert has_failed
+    assert loops[1].rounds == EPOCHS.num_rounds
+    assert learners[1].values.isfinite().all()
+
+
 def test_a_loss_that_is_not_finite_ends_a_loop_and_not_the_others() -> None:
     network = MemoryNetwork()
     learners = [Learner(rank) for rank in (0, 1)]

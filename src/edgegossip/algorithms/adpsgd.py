@@ -122,7 +122,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         state.is_new = has_rejoined and self._can_reach_any(state)
 
     def learn(self, state: ADPSGDState, trained: Trained, now: Seconds) -> list[Effect]:
-        if not state.has_averaged:
+        if not state.has_averaged or trained.has_gone_back:
             state.params = trained.params
         elif not state.has_taken_over:
             # What an exchange has changed meanwhile stays.

@@ -93,6 +93,10 @@ class Asynchronous(Algorithm[S], Generic[S]):
         """Do without worker `rank`."""
         return []
 
+    def forget(self, state: S, rank: Rank) -> None:
+        """Drop what `rank` has sent and was not made use of."""
+        return
+
     def welcome(self, state: S, event: WorkerJoined) -> list[Effect]:
         """Help a worker that can be reached again."""
         return []
@@ -117,6 +121,8 @@ class Asynchronous(Algorithm[S], Generic[S]):
                 return self.wake(state, now)
             case WorkerLost():
                 state.lost[event.rank] = None
+                if event.has_lied:
+                    self.forget(state, event.rank)
                 return self.lose(state, event.rank)
             case WorkerJoined():
                 state.lost.pop(event.rank, None)

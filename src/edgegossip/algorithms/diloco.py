@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -149,13 +149,22 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     def learn(self, state: DiLoCoState, trained: Trained) -> None:
         key = (self.seed, state.rank, "update", state.round)
-        turn = feed_back(self.compressor, trained.delta, state.error, *key)
+        delta = trained.delta
+        if trained.has_gone_back:
+            delta = self._start_anew(state, trained.params)
+        turn = feed_back(self.compressor, delta, state.error, *key)
         update, state.error = turn.payload, turn.error
         if state.round < state.repairs_until:
             # Not a number of the message: it belongs to the update, which others pass on.
             until = torch.tensor(state.repairs_until)
             update = {**update, "part": self._own_part(state), "until": until}
         state.updates[state.rank] = update
+
+    def _start_anew(self, state: DiLoCoState, params: Tensor) -> Tensor:
+        """Go on from parameters that are not what the others share, and say so."""
+        state.params, state.has_missed = params, True
+        state.velocity = state.error = torch.zeros_like(params)
+        return state.error
 
     # Flooding.
 
@@ -170,19 +179,26 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         }
 
     def mix(self, state: DiLoCoState, inbox: Mapping[Rank, Payload]) -> None:
+        passed_on: list[tuple[Rank, Payload]] = []
         for sender, payload in inbox.items():
             told = state.told.setdefault(sender, {})
             for rank, update in _by_rank(payload).items():
                 told[rank] = None
-                if self._is_sound(update, state.round, state.params.numel()):
-                    state.updates.setdefault(rank, update)
+                if not self._is_sound(update, state.round, state.params.numel()):
+                    continue
+                if rank == sender:  # nobody knows it better, whatever others have said
+                    state.updates[rank] = update
+                else:
+                    passed_on.append((rank, update))
+        for rank, update in passed_on:
+            state.updates.setdefault(rank, update)
         if (state.exchange + 1) % self.exchanges_per_round == 0:
             self._end_round(state)
             state.updates, state.told = {}, {}
 
     def _is_sound(self, update: Payload, round: int, numel: int) -> bool:
         """Whether all of it is there, and fits; each tensor alone is as `schema` says."""
-        expected = set(self.compressor.schema(numel))
+        expected = set(self.compressor.schema(numel)) | ({"seal"} & update.keys())
         if "part" in update:
             part = self._part(round, numel)
             if update["part"].shape[1] != part.stop - part.start:
@@ -209,7 +225,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             for rank in range(self.topology.num_workers)
             for name, spec in update.items()
         }
-        return {**super().schema(params), "params": self.exchanged({}, updates)}
+        params_spec = replace(self.exchanged({}, updates), is_passed_on=True)
+        return {**super().schema(params), "params": params_spec}
 
     def handle(self, state: DiLoCoState, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, Started) and event.has_rejoined:

@@ -64,7 +64,7 @@ class GoSGD(Asynchronous[GoSGDState]):
         return GoSGDState(rank=rank, params=params, weight=1 / self.topology.num_workers)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Parameters and their weight, which is never more than that of all workers."""
+        """Parameters and their weight, 0 from one that has just come back."""
         push = MessageSpec(
             {"params": params}, numbers={"weight": (0, 1)}, max_ahead=self.num_rounds
         )
@@ -89,6 +89,9 @@ class GoSGD(Asynchronous[GoSGDState]):
             self._drain(state)
         return []
 
+    def forget(self, state: GoSGDState, rank: Rank) -> None:
+        state.queue = [item for item in state.queue if item[0] != rank]
+
     def _push(self, state: GoSGDState) -> list[Effect]:
         receiver = self.draw_neighbor(state, "receiver")
         if receiver is None:
@@ -106,5 +109,7 @@ class GoSGD(Asynchronous[GoSGDState]):
                 # x_m + share * (x_s - x_m), the same convex combination in one pass.
                 share = weight / total
                 state.params = state.params.lerp(message.payload["params"], share)
-                state.weight = total
+                # All weights together are 1. One who pretends to have more must not make this
+                # worker claim so too: its own pushes would then be refused.
+                state.weight = min(total, 1.0)
         state.queue.clear()

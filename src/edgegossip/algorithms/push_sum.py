@@ -36,8 +36,17 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 P = TypeVar("P", bound=PushSumState)
 
-_LARGEST = 1e12
-"""Weights are at most the number of workers, sessions seconds; a float32 must hold them."""
+_LATEST = 1e12
+"""Sessions are seconds of the sender's clock."""
+_MAX_GROWTH = 2.0**10
+"""By what factor the sum of all weights may have grown.
+
+It is `num_workers` until a worker is cut off: if it had merged a message whose acknowledgment
+was lost, the sender takes back what exists twice then. That is at most the sum, so such a cut
+doubles it at worst; in fact it adds a share of one worker's weight, and this factor is reached
+after more than ten such cuts of each worker. Beyond it a worker scales numerator and weight
+down, which leaves its estimate as it is. So no honest worker claims more, whatever it was sent.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +157,11 @@ class PushSum(LocalSteps[P], Generic[P]):
         r"""The consensus step :math:`\gamma` of offers of a kind, for `numel` parameters."""
         return 1.0
 
+    @property
+    def _max_weight(self) -> float:
+        """The largest weight of any worker."""
+        return _MAX_GROWTH * self.topology.num_workers
+
     def share(self, rank: Rank, message_round: int, kind: str, numel: int) -> float:
         r""":math:`\gamma p`, what each out-neighbor of `rank` gets in a round."""
         degree = self.topology.out_degree(rank, message_round)
@@ -159,8 +173,8 @@ class PushSum(LocalSteps[P], Generic[P]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Offers, whole estimates for those who come back, and acknowledgments."""
         # Each is sent with a weight and the session.
-        session = {"session": (0.0, _LARGEST)}
-        mass = {"weight": (0.0, _LARGEST), **session}
+        session = {"session": (0.0, _LATEST)}
+        mass = {"weight": (0.0, self._max_weight), **session}
         ahead = self.total_rounds
         own = {
             kind: MessageSpec(
@@ -199,6 +213,9 @@ class PushSum(LocalSteps[P], Generic[P]):
             case TimerFired(name) if name == RESEND:
                 return state.links.resend(now)
             case WorkerLost():
+                if event.has_lied:
+                    state.arrived = [m for m in state.arrived if m.sender != event.rank]
+                    state.links.forget(event.rank)
                 state.arrived += state.links.take_back(event.rank)
             case WorkerJoined(has_restarted=True):
                 state.needy[event.rank] = None
@@ -298,6 +315,9 @@ class PushSum(LocalSteps[P], Generic[P]):
         for mass in masses:
             params.add_(mass.vector, alpha=sign * mass.share)
             state.weight += sign * mass.weight
+        if state.weight > self._max_weight:
+            params.mul_(self._max_weight / state.weight)
+            state.weight = self._max_weight
         state.params = params
 
     # Coming back.

@@ -101,6 +101,8 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
         state.start, state.params = trained.before, trained.params
         if trained.is_skipped:
+            if trained.has_gone_back:
+                state.velocity = torch.zeros_like(state.velocity)
             return
         state.params = torch.sub(trained.params, state.velocity, alpha=self.momentum)
         if state.layout is not None:  # statistics have no momentum

@@ -235,6 +235,11 @@ class ReliableLinks(Generic[C]):
             link = self.inlets[sender] = Inlet(self.first_session, next_round(0))
         return link
 
+    def forget(self, sender: Rank) -> None:
+        """Drop what came from `sender` too early."""
+        if (link := self.inlets.get(sender)) is not None:
+            link.held.clear()
+
     def acknowledgment(self, sender: Rank, session: Seconds) -> list[Effect]:
         """Say how far `session` has come, if it is under way."""
         link = self.inlets[sender]

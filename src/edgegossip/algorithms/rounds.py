@@ -195,11 +195,20 @@ class Synchronous(Algorithm[S], Generic[S]):
                 state.lost[event.rank] = None
                 state.first_exchange[event.rank] = math.inf
                 state.ahead.pop(event.rank, None)
+                if event.has_lied:
+                    self._forget(state, event.rank)
                 return self._go_on(state, now)
             case WorkerJoined():
                 state.lost.pop(event.rank, None)
                 return self._help_to_catch_up(state, event.rank, now)
         return []
+
+    def _forget(self, state: S, rank: Rank) -> None:
+        """Drop what `rank` has sent and was not made use of."""
+        for box in state.inbox.values():
+            box.pop(rank, None)
+        if state.catch_up is not None:
+            state.catch_up.pop(rank, None)
 
     # One round.
 
@@ -356,18 +365,13 @@ class Synchronous(Algorithm[S], Generic[S]):
         if not self._is_far(exchange, state.exchange):
             return False
         own = self.topology.all_in_neighbors(state.rank)
+        near = {j for j in own if state.first_exchange.get(j, 0) <= state.exchange} - {other}
         heard = [j for j in self.topology.all_in_neighbors(other) if j not in state.lost]
-        here = [
-            j
-            for j in heard
-            if j == state.rank
-            or (j in own and j != other and state.first_exchange.get(j, 0) <= state.exchange)
-        ]
+        here = (near | {state.rank}).intersection(heard)
         return len(here) >= _enough(len(heard))
 
     def _is_far(self, behind: int, ahead: int) -> bool:
-        lead = max(self.exchanges_per_round, longest_lead(self.topology))
-        return ahead > behind + lead
+        return ahead > behind + max(self.exchanges_per_round, longest_lead(self.topology))
 
 
 def _enough(num_neighbors: int) -> int:

@@ -140,6 +140,9 @@ class Trained:
         cost: What it cost in training samples' worth of time: `num_samples`, and what was
             paid to choose them.
         metrics: Whatever else the trainer has measured, by name.
+        has_gone_back: What training was to start from was no good, probably because of what
+            others have sent. Nothing was trained: `params` and `before` are the last that were
+            sound, and what was made of later ones (momentum, errors) is better forgotten.
     """
 
     params: Tensor
@@ -151,6 +154,7 @@ class Trained:
     outputs: Payload = field(default_factory=dict)
     cost: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    has_gone_back: bool = False
 
     @classmethod
     def skipped(cls, params: Tensor) -> Trained:
@@ -216,9 +220,13 @@ class TimerFired:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """Worker `rank` is gone, or cannot be reached; it may come back."""
+    """Worker `rank` is gone, or cannot be reached; it may come back.
+
+    If it `has_lied`, what it has sent and nobody has made use of yet is to be forgotten.
+    """
 
     rank: Rank
+    has_lied: bool = False
 
 
 @dataclass(slots=True)

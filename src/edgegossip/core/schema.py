@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
@@ -28,6 +28,8 @@ class TensorSpec:
         max_numel: Entries at most; needed if, and only if, a length is None.
         minimum: Of all entries.
         maximum: Of all entries.
+        measure: The largest absolute value of what a tensor stands for that is no plain list of
+            floats: of what a compressor has packed. None for the entries themselves.
 
     Raises:
         ValueError: If `max_numel` is missing, or given beside a fixed shape.
@@ -44,6 +46,7 @@ class TensorSpec:
     max_numel: int | None = None
     minimum: float = -math.inf
     maximum: float = math.inf
+    measure: Callable[[Tensor], float] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if (None in self.shape) != (self.max_numel is not None):
@@ -79,7 +82,7 @@ class TensorSpec:
 
     def allows(self, tensor: Tensor) -> bool:
         """Whether all entries of a `tensor` that fits are finite and within the limits."""
-        is_limited = self.minimum > -math.inf or self.maximum < math.inf
+        is_limited = self._is_limited
         if tensor.numel() == 0 or not (is_limited or self.dtype.is_floating_point):
             return True
         # A sum is finite only if all its terms are, and takes least time (`isfinite().all()`
@@ -89,6 +92,25 @@ class TensorSpec:
         low, high = (extreme.item() for extreme in tensor.aminmax())
         is_finite = math.isfinite(low) and math.isfinite(high)
         return is_finite and self.minimum <= low and high <= self.maximum
+
+    def magnitude(self, tensor: Tensor) -> float | None:
+        """The largest absolute value of what a `tensor` that is allowed stands for.
+
+        None where there is nothing to compare: it has limits of its own, or is no float.
+
+        >>> TensorSpec(torch.float32, (2,)).magnitude(torch.tensor([1.0, -3.0]))
+        3.0
+        """
+        if self.measure is not None:
+            return self.measure(tensor)
+        if self._is_limited or not self.dtype.is_floating_point or tensor.numel() == 0:
+            return None
+        low, high = (extreme.item() for extreme in tensor.aminmax())
+        return max(-low, high)
+
+    @property
+    def _is_limited(self) -> bool:
+        return self.minimum > -math.inf or self.maximum < math.inf
 
     def __str__(self) -> str:
         lengths = ", ".join("any" if length is None else str(length) for length in self.shape)
@@ -107,6 +129,9 @@ class MessageSpec:
         optional_numbers: What numbers there may be besides.
         max_ahead: By how many rounds the message may be ahead of its receiver; None for any
             number. Rounds are never negative.
+        is_passed_on: Tensors are named ``RANK.name``: what the worker RANK has written in the
+            message's round, passed on by others as it is. A network may add ``RANK.seal``,
+            which is passed on with the rest.
 
     >>> spec = MessageSpec({"x": torch.zeros(2)}, numbers={"weight": (0, 1)})
     >>> spec.mismatch({"x": torch.zeros(3)}, {"weight": 0.5})
@@ -120,6 +145,7 @@ class MessageSpec:
     numbers: Mapping[str, Limits] = field(default_factory=dict)
     optional_numbers: Mapping[str, Limits] = field(default_factory=dict)
     max_ahead: int | None = None
+    is_passed_on: bool = False
 
     def __post_init__(self) -> None:
         like = {
@@ -131,14 +157,14 @@ class MessageSpec:
     @property
     def max_num_bytes(self) -> int:
         """What the tensors of the largest such message take."""
-        return sum(spec.max_num_bytes for spec in self._specs.values())
+        return sum(spec.max_num_bytes for spec in self.specs.values())
 
     def mismatch(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> str | None:
         """What is wrong with the names, dtypes or shapes of a message; None if nothing is."""
         for what, given, needed, known in (
-            ("tensor", payload, self.tensors, self._specs),
+            ("tensor", payload, self.tensors, self.specs),
             ("number", numbers, self.numbers, self._limits),
         ):
             if missing := needed.keys() - given.keys():
@@ -146,7 +172,7 @@ class MessageSpec:
             if unknown := given.keys() - known.keys():
                 return f"nothing is known of a {what} {min(unknown)[:40]!r}"
         for name, tensor in payload.items():
-            spec = self._specs[name]
+            spec = self.specs[name]
             if not spec.fits(tensor):
                 return f"tensor {name!r} is {TensorSpec.like(tensor)} instead of {spec}"
         return None
@@ -156,7 +182,7 @@ class MessageSpec:
     ) -> str | None:
         """Which value of a message without mismatch must not be; None if all may."""
         for name, tensor in payload.items():
-            spec = self._specs[name]
+            spec = self.specs[name]
             if not spec.allows(tensor):
                 limits = f"[{spec.minimum:g}, {spec.maximum:g}]"
                 return f"tensor {name!r} has values that are not finite or not in {limits}"
@@ -166,7 +192,8 @@ class MessageSpec:
         return None
 
     @property
-    def _specs(self) -> Mapping[str, TensorSpec]:
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Each tensor that there may be, by name."""
         return {**self.tensors, **self.optional}  # type: ignore[dict-item]  # see __post_init__
 
     @property

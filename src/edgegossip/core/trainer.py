@@ -57,6 +57,10 @@ class Trainer(Protocol):
             progress: How much of the run is over, in [0, 1]: what learning rates go by.
         """
 
+    def start_over(self) -> None:
+        """Forget momentum: training failed, and goes on from quite other parameters."""
+        return
+
     def cancel(self) -> None:
         """Leave off, from another thread: nobody waits for the work under way any more.
 

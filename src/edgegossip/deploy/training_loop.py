@@ -160,19 +160,27 @@ class TrainingLoop:
     def step(self, loss: float, num_samples: int) -> None:
         """The optimizer has made a step; exchange the model if it is time to.
 
+        If the loss is not finite because of what another worker has sent, the model goes back
+        to the last parameters that were sound; then call ``optimizer.state.clear()``, whose
+        momentum is not finite either.
+
         Args:
-            loss: Of the batch, finite.
+            loss: Of the batch.
             num_samples: In the batch.
 
         Raises:
-            TrainingError: If the loss is not finite, or the run has failed.
+            TrainingError: If the loss is not finite and no other worker can be blamed for it,
+                or the run has failed.
         """
         if self.is_over:
             return
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss became {loss}; try a smaller learning rate")
         piece = self._present
         assert piece is not None, "step is called within `with`"
+        if not math.isfinite(loss):
+            wrong = f"the loss became {loss}; try a smaller learning rate"
+            self._work.done.put(TrainingError(wrong))
+            self._take_next()
+            return
         piece.losses.append(loss)
         piece.num_samples += num_samples
         if piece.is_done or getattr(self._host.state, "is_ending", False):
@@ -259,7 +267,9 @@ class _OwnWork(Trainer):
         self.progress = 0.0
         self._layout = layout
         self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
-        self.done: queue.SimpleQueue[TrainingResult | None] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[TrainingResult | TrainingError | None] = (
+            queue.SimpleQueue()
+        )
         self._num_samples = num_samples
         self._batch_size = 1.0
 
@@ -288,6 +298,8 @@ class _OwnWork(Trainer):
         result = self.done.get()
         if result is None:
             raise _LoopLeftError
+        if isinstance(result, TrainingError):
+            raise result
         self._batch_size = result.num_samples / result.num_steps
         return result
 

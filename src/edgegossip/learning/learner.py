@@ -88,8 +88,9 @@ class Learner(Trainer):
         replace_dropout(module, self._dropout)
         self.model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
         is_elementwise = getattr(optimizer, "is_elementwise", False)
-        trained = [self.model.trained] if is_elementwise else list(module.parameters())
-        self._optimizer = optimizer(trained)
+        self._trained = [self.model.trained] if is_elementwise else list(module.parameters())
+        self._make_optimizer = optimizer
+        self._optimizer = optimizer(self._trained)
         self._schedule = schedule
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._loss = loss
@@ -225,6 +226,16 @@ class Learner(Trainer):
             loss,
             metrics={"focus": self.batches.focus},
         )
+
+    def start_over(self) -> None:
+        """Forget what the optimizer remembers: it may be as infinite as the loss was.
+
+        So may be the running statistics of normalisation layers that are not exchanged.
+        """
+        self._optimizer = self._make_optimizer(self._trained)
+        for module in self.model.module.modules():
+            if not all(buffer.isfinite().all() for buffer in module.buffers(recurse=False)):
+                module.reset_running_stats()  # type: ignore[operator]  # no others have any
 
     def cancel(self) -> None:
         """Leave off after the present step of training or aggregating, for good."""

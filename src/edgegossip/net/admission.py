@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor
 
 from edgegossip.core.codec import MAX_HEADER_BYTES, Buffer
 from edgegossip.core.protocol import Message, Rank
 from edgegossip.core.schema import MessageSpec
 from edgegossip.net import envelope as envelopes
 from edgegossip.net.envelope import Envelope, unpack
+from edgegossip.net.plausibility import Plausibility
+from edgegossip.net.runtime import Life
+from edgegossip.net.seals import Part, Seals, parts_of
+from edgegossip.net.strikes import (
+    BAD_VALUES,
+    IMPOSSIBLE_ROUND,
+    IN_ANOTHERS_NAME,
+    LIES,
+    OTHER_FORM,
+    TOO_LARGE,
+)
 
 _LOG = logging.getLogger("edgegossip.net")
 # Whoever invents ever new reasons shall fill neither memory nor log.
@@ -29,9 +43,15 @@ class Admission:
         num_workers: In the run.
         schema: What messages look like, by kind.
         max_bytes: Of a frame; None for what the largest message of the schema takes.
+        plausibility: Says which values are too large; None if any may be sent.
+        seals: Checks what others have written that the sender passes on; None where nothing
+            is sealed.
+        life_of: The life of a worker as far as it is known; 0 where it is not.
 
     Attributes:
         max_bytes: The same, for a transport that need not collect more.
+        offenders: Who has sent what no honest worker sends, once each time; the owner empties
+            it.
         dropped: How much was dropped, or is missing, which counts what was dropped again, by
             sender and reason. The sender is None for what comes from no worker of this run.
     """
@@ -44,7 +64,15 @@ class Admission:
         num_workers: int,
         schema: Mapping[str, MessageSpec],
         max_bytes: int | None = None,
+        plausibility: Plausibility | None = None,
+        seals: Seals | None = None,
+        life_of: Callable[[Rank], Life] = lambda rank: 0,
     ) -> None:
+        self.offenders: list[Rank] = []
+        self._rank = rank
+        self._plausibility = plausibility
+        self._seals = seals
+        self._life_of = life_of
         self.dropped: Counter[tuple[Rank | None, str]] = Counter()
         self._run = run
         self._others = {*range(num_workers)} - {rank}
@@ -64,6 +92,8 @@ class Admission:
             return self._check(sender, frame, own_round)
         except _AdmissionError as error:
             self.refused(sender, *error.args)
+            if error.args[0] in LIES:
+                self.offenders.append(sender)
             return None
 
     def refused(
@@ -99,9 +129,9 @@ class Admission:
         if envelope.run != self._run:
             raise _AdmissionError("of another run")
         if envelope.sender != sender:
-            raise _AdmissionError("in another's name", f"worker {envelope.sender}")
+            raise _AdmissionError(IN_ANOTHERS_NAME, f"worker {envelope.sender}")
         self._check_message(message, own_round)
-        return envelope, message
+        return envelope, self._check_values(sender, message)
 
     def _check_message(self, message: Message, own_round: int) -> None:
         kind = repr(message.kind[:40])
@@ -111,11 +141,58 @@ class Admission:
         ahead = message.round - own_round
         if message.round < 0 or (spec.max_ahead is not None and ahead > spec.max_ahead):
             rounds = f"{kind} of round {message.round} while we are in round {own_round}"
-            raise _AdmissionError("of an impossible round", rounds)
+            raise _AdmissionError(IMPOSSIBLE_ROUND, rounds)
         if mismatch := spec.mismatch(message.payload, message.numbers):
-            raise _AdmissionError("of another form", f"{kind}: {mismatch}")
+            raise _AdmissionError(OTHER_FORM, f"{kind}: {mismatch}")
         if bad_values := spec.bad_values(message.payload, message.numbers):
-            raise _AdmissionError("with bad values", f"{kind}: {bad_values}")
+            raise _AdmissionError(BAD_VALUES, f"{kind}: {bad_values}")
+
+    def _check_values(self, sender: Rank, message: Message) -> Message:
+        """Hold values against what is usual; returns what may be passed to the algorithm."""
+        if self._schema[message.kind].is_passed_on:
+            return self._check_parts(sender, message)
+        if excess := self._excess(sender, message.kind, message.payload):
+            raise _AdmissionError(TOO_LARGE, excess)
+        return message
+
+    def _check_parts(self, sender: Rank, message: Message) -> Message:
+        """The same for what several workers have written, each held to what is its own.
+
+        One who passes on a part without a good seal has made it up, as honest workers do not
+        take it in; what else is wrong with a part is its origin's affair.
+        """
+        payload: dict[str, Tensor] = {}
+        for part in parts_of(message.payload):
+            if part.origin == self._rank or self._is_of_earlier_life(message, part):
+                continue  # it knows itself what it has written
+            is_own = part.origin == sender
+            # Without seals anybody could vote in another's name.
+            author = part.origin if is_own or self._seals is not None else None
+            excess = self._excess(author, message.kind, part.payload)
+            if excess is None:
+                payload.update({f"{part.origin}.{n}": x for n, x in part.payload.items()})
+            elif is_own:
+                raise _AdmissionError(TOO_LARGE, excess)
+            else:
+                self.refused(sender if author is None else author, TOO_LARGE, excess)
+                self.offenders += [] if author is None else [author]
+        return replace(message, payload=payload)
+
+    def _is_of_earlier_life(self, message: Message, part: Part) -> bool:
+        if self._seals is None:
+            return False
+        life = self._seals.is_genuine(message, part)
+        if life is None:
+            raise _AdmissionError(IN_ANOTHERS_NAME, f"{message.kind!r} of {part.origin}")
+        return self._life_of(part.origin) not in (0, life)
+
+    def _excess(
+        self, author: Rank | None, kind: str, payload: Mapping[str, Tensor]
+    ) -> str | None:
+        if self._plausibility is None:
+            return None
+        excess = self._plausibility.excess(author, kind, payload)
+        return excess and f"{kind!r}: {excess}"
 
 
 class _AdmissionError(Exception):

@@ -107,6 +107,7 @@ class Host(Generic[State]):
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
+        self._work.footing = self.post.footing
         self.meeting = Meeting(self.peers, self.post, settings)
         self._alarms = Alarms()
         self._patience = Patience()

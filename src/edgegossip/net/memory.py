@@ -12,6 +12,7 @@ from edgegossip.core.codec import Buffer
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 from edgegossip.net.chunks import Assembler, split
+from edgegossip.net.tls import TLS
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 
@@ -30,10 +31,18 @@ class MemoryNetwork:
         self._open: dict[Rank, MemoryTransport] = {}
         self._cuts: set[frozenset[Rank]] = set()
 
-    def transport(self, rank: Rank, incarnation: Incarnation | None = None) -> MemoryTransport:
-        """One end of the network; `incarnation` is drawn if it is not given."""
+    def transport(
+        self,
+        rank: Rank,
+        incarnation: Incarnation | None = None,
+        security: TLS | None = None,
+    ) -> MemoryTransport:
+        """One end of the network; `incarnation` is drawn if it is not given.
+
+        Links need no `security`; what workers pass on for others does.
+        """
         return MemoryTransport(
-            self, rank, secrets.randbits(63) if incarnation is None else incarnation
+            self, rank, secrets.randbits(63) if incarnation is None else incarnation, security
         )
 
     def cut(self, a: Rank, b: Rank) -> None:
@@ -94,9 +103,16 @@ class MemoryNetwork:
 class MemoryTransport:
     """One worker's end of a `MemoryNetwork`, which makes it."""
 
-    def __init__(self, network: MemoryNetwork, rank: Rank, incarnation: Incarnation) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        rank: Rank,
+        incarnation: Incarnation,
+        security: TLS | None = None,
+    ) -> None:
         self.rank = rank
         self.incarnation = incarnation
+        self.security = security
         self._network = network
         self._serials = itertools.count()
         self._assemblers: dict[Rank, Assembler] = {}

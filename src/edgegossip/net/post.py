@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,18 +18,25 @@ from edgegossip.core.protocol import (
     Rank,
     Received,
     Seconds,
+    WorkerLost,
 )
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.fair_queue import REFUSED_COST, STATUS_COST, Sink, TokenBucket
+from edgegossip.net.footing import Footing
 from edgegossip.net.holding import Holding
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.introduction import INTRODUCTION, SPEC, Introductions
 from edgegossip.net.link_log import LinkLog
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
-from edgegossip.net.runtime import Inbox
+from edgegossip.net.plausibility import Plausibility
+from edgegossip.net.seals import Seals, with_seals
 from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
+from edgegossip.net.strikes import FLOOD, Strikes
 from edgegossip.net.transport import Incarnation, Transport
+
+_LOG = logging.getLogger("edgegossip.net")
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +103,7 @@ class Post:
         algorithm: Algorithm[Any],
         params: Tensor,
         transport: Transport,
-        items: Inbox,
+        items: Sink,
         peers: Peers,
         settings: HostSettings,
     ) -> None:
@@ -109,16 +117,30 @@ class Post:
         self._clock = settings.runtime.clock
         self.introductions = Introductions(peers.num_workers, settings.introduction)
         self._links = LinkLog()
-        schema = {**algorithm.schema(params), STATUS: spec(peers.num_workers)}
+        own = {STATUS: spec(peers.num_workers), INTRODUCTION: SPEC}
+        schema = {**algorithm.schema(params), **own}
+        self._passed_on = {kind for kind, each in schema.items() if each.is_passed_on}
+        self._seals: Seals | None = None
+        if transport.security is not None and self._passed_on:
+            self._seals = Seals(transport.security, rank, settings.run)
+            schema = with_seals(schema, peers.num_workers)
+        self.plausibility = Plausibility(schema, params, rank)
+        self.footing = Footing(params, self.blame, self.plausibility.went_well)
+        self._strikes = Strikes()
+        self._buckets = {other: TokenBucket() for other, _ in peers}
         self.admission = Admission(
             run=settings.run,
             rank=rank,
             num_workers=peers.num_workers,
-            schema={**schema, INTRODUCTION: SPEC},
+            schema=schema,
+            plausibility=self.plausibility,
+            seals=self._seals,
+            life_of=lambda other: peers[other].life,
         )
         self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
         """When each of the others last said how it is."""
-        largest = max(each.max_num_bytes for each in schema.values())
+        # Introductions are few, and read at once.
+        largest = max(s.max_num_bytes for kind, s in schema.items() if kind != INTRODUCTION)
         self._holding = Holding(settings.max_waiting_bytes, largest)
         room = max(self._holding.max_bytes, self._holding.share)
         self._outbox = Outbox(transport, room, settings.runtime)
@@ -147,6 +169,13 @@ class Post:
     # What the transport says, from its threads.
 
     def received(self, sender: Rank, frame: memoryview) -> None:
+        if sender in self._strikes.muted:
+            self.refused(sender, "no longer heard")
+            return
+        bucket = self._buckets.get(sender)
+        if bucket is not None and not bucket.take(self._clock()):
+            self.refused(sender, FLOOD)
+            return
         held = self._holding.take(sender, frame)
         if held is None:
             self.refused(sender, "more than can be held")
@@ -178,6 +207,9 @@ class Post:
                 self._links.found(rank, incarnation, self._clock())
                 if self.peers.has_begun:
                     self._relinked.add(rank)
+                if incarnation != self.peers[rank].incarnation:
+                    self._strikes.forgive(rank)
+                    self.plausibility.acquit(rank)
                 self.peers.appeared(rank, incarnation)
                 self.introductions.appeared(rank, incarnation)
                 self._post(rank, self.introductions.message, 0, None)
@@ -193,15 +225,28 @@ class Post:
                 with self._lock:
                     number = self._refused.pop(item)
                 self.admission.refused(rank, reason, number=number)
+                if reason == FLOOD and rank is not None and rank not in self._strikes.muted:
+                    return self._mute(rank, "it has sent more than any honest worker does")
         return []
 
     def _open_frame(
         self, sender: Rank, data: memoryview, own_round: int, now: Seconds
     ) -> list[Event]:
-        admitted = self.admission.admit(sender, data, own_round)
-        if admitted is None:
+        if sender in self._strikes.muted:
             return []
-        envelope, message = admitted
+        admitted = self.admission.admit(sender, data, own_round)
+        events = self._punish()
+        bucket = self._buckets[sender] if sender in self._buckets else TokenBucket()
+        if admitted is None:
+            bucket.charge(REFUSED_COST)
+            return events
+        if admitted[1].kind in (STATUS, INTRODUCTION):
+            bucket.charge(STATUS_COST)
+        return [*events, *self._read(sender, *admitted, now)]
+
+    def _read(
+        self, sender: Rank, envelope: Envelope, message: Message, now: Seconds
+    ) -> list[Event]:
         if message.kind == INTRODUCTION:
             self.introductions.take(sender, message)
         if difference := self.introductions.difference(sender):
@@ -238,6 +283,37 @@ class Post:
             self.tell(sender, again=True)
         return events
 
+    # Those who lie.
+
+    def _punish(self) -> list[Event]:
+        """Nobody waits for what was refused, nor hears one who goes on so."""
+        offenders, self.admission.offenders = self.admission.offenders, []
+        events: list[Event] = []
+        for rank in offenders:
+            is_too_much = self._strikes.add(rank)
+            why = "it has sent what no honest worker sends, three times"
+            events += self._mute(rank, why) if is_too_much else self._lose(rank)
+        return events
+
+    def _lose(self, rank: Rank) -> list[Event]:
+        return [WorkerLost(rank, has_lied=True) for _ in self.peers.lose(rank)]
+
+    def _mute(self, rank: Rank, why: str) -> list[Event]:
+        _LOG.warning("worker %d is heard no longer, until it is started again: %s", rank, why)
+        self._strikes.mute(rank)
+        self.plausibility.acquit(rank)
+        self.peers[rank].status = None
+        return self._lose(rank)
+
+    def blame(self) -> bool:
+        """Training has failed: mute the sender that stood out most; say whether one did."""
+        rank = self.plausibility.suspect()
+        if rank is None:
+            return False
+        for event in self._mute(rank, "training failed after what it sent, larger than all"):
+            self._items.put(event)
+        return True
+
     # What the host wants sent.
 
     def send(
@@ -252,6 +328,7 @@ class Post:
         if not can_send and (peer.is_lost or not peer.life):
             return False
         peer.sent += 1
+        self.plausibility.sent(message)
         peer.log.add(peer.sent, message)
         if not can_send:
             return True  # it has left for a moment, and gets this if it goes on with its life
@@ -279,12 +356,14 @@ class Post:
             receiver_life=self.peers[receiver].life,
             number=number,
         )
+        if self._seals is not None and message.kind in self._passed_on:
+            message = self._seals.sealed(message, self.peers.life)
         return self._outbox.put(receiver, pack(envelope, message), left)
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
         """Send `rank` the own status, if it can be reached and does not know it yet."""
         status = self.peers.status_for(rank, self.phase, self.elapsed())
-        if self.peers[rank].is_reachable and (again or _news(status, self._told.get(rank))):
+        if self.peers[rank].is_reachable and (again or status.is_news(self._told.get(rank))):
             self._told[rank] = status
             self._post(rank, status.message(), 0, None)
 
@@ -300,11 +379,6 @@ class Post:
         return {f"worker {sender}: {reason}": n for (sender, reason), n in dropped}
 
     @property
-    def num_bytes_held(self) -> int:
-        """Memory of the messages that arrived and are still in use."""
-        return self._holding.num_bytes
-
-    @property
     def is_over(self) -> bool:
         """Everyone who is there has finished, and nothing is under way."""
         peers = self.peers
@@ -314,10 +388,3 @@ class Post:
             and not peers.unfinished
             and peers.is_nothing_under_way
         )
-
-
-def _news(status: WorkerStatus, told: WorkerStatus | None) -> bool:
-    def content(status: WorkerStatus) -> tuple[object, ...]:
-        return (status.phase, status.life, status.begun_with, status.sent, status.received)
-
-    return told is None or content(status) != content(told)

@@ -11,15 +11,15 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from edgegossip.core.protocol import Seconds
+from edgegossip.net.fair_queue import FairQueue
 
 T = TypeVar("T")
 Life: TypeAlias = int
 """One life of a rank, drawn when it starts with nothing; a resumed worker keeps its own."""
-Inbox: TypeAlias = "queue.SimpleQueue[Any]"
 Course: TypeAlias = Generator[Seconds, Any, T]
 """Yields until when there is nothing to do, by `Runtime.clock`.
 
@@ -45,7 +45,7 @@ class Runtime(Protocol):
     def clock(self) -> Seconds:
         """Seconds, never going back."""
 
-    def inbox(self) -> Inbox:
+    def inbox(self) -> FairQueue:
         """An empty inbox."""
 
     def background(self, name: str) -> Background:
@@ -55,7 +55,7 @@ class Runtime(Protocol):
         """Draw a life in 1..2**63 - 1 that no other worker has."""
 
 
-def drive(course: Course[T], inbox: Inbox, clock: Callable[[], Seconds]) -> T:
+def drive(course: Course[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> T:
     """Do what `course` does, and wait where it asks to; returns what it returns."""
     item = None
     with closing(course):
@@ -64,9 +64,7 @@ def drive(course: Course[T], inbox: Inbox, clock: Callable[[], Seconds]) -> T:
                 until = course.send(item)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            item = None
-            with suppress(queue.Empty):
-                item = inbox.get(timeout=min(max(0.0, until - clock()), _LONGEST_WAIT))
+            item = inbox.get(timeout=min(max(0.0, until - clock()), _LONGEST_WAIT))
 
 
 class BackgroundThread:
@@ -108,9 +106,9 @@ class RealRuntime:
         """See `Runtime`."""
         return time.monotonic()
 
-    def inbox(self) -> Inbox:
+    def inbox(self) -> FairQueue:
         """See `Runtime`."""
-        return queue.SimpleQueue()
+        return FairQueue()
 
     def background(self, name: str) -> Background:
         """See `Runtime`."""

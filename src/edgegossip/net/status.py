@@ -61,6 +61,10 @@ class WorkerStatus:
         whole = {name: int(values[name]) for name in values if name != "elapsed"}
         return Message(STATUS, 0, lists, {**whole, "elapsed": float(self.elapsed)})
 
+    def is_news(self, told: WorkerStatus | None) -> bool:
+        """Whether it says something that `told`, if anything, did not."""
+        return told is None or _content(self) != _content(told)
+
     @classmethod
     def parse(cls, message: Message) -> WorkerStatus:
         """Read what `message` wrote; see `spec`.
@@ -75,6 +79,10 @@ class WorkerStatus:
         values["is_resumed"] = bool(values["is_resumed"])
         values |= {name: tuple(x.tolist()) for name, x in message.payload.items()}
         return cls(**values)
+
+
+def _content(status: WorkerStatus) -> tuple[object, ...]:
+    return (status.phase, status.life, status.begun_with, status.sent, status.received)
 
 
 def spec(num_workers: int) -> MessageSpec:

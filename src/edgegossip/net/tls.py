@@ -86,7 +86,7 @@ class Credentials:
         """Whether its own certificate is on a list."""
         holder = self.identity.holder
         return any(
-            holder.serial_number in self._revoked(authority) and _has_signed(authority, holder)
+            holder.serial_number in self._revoked(authority) and has_signed(authority, holder)
             for authority in self.identity.authorities
         )
 
@@ -247,7 +247,7 @@ class TLS:
     def _check_signature(
         self, certificate: x509.Certificate, authorities: Sequence[x509.Certificate]
     ) -> None:
-        if not any(_has_signed(authority, certificate) for authority in authorities):
+        if not any(has_signed(authority, certificate) for authority in authorities):
             names = " or ".join(repr(common_name(each.subject)) for each in authorities)
             raise NetworkError(
                 f"{self.certificate} is signed by {common_name(certificate.issuer)!r} and not "
@@ -272,7 +272,8 @@ class TLS:
             )
 
 
-def _has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+def has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """Whether `certificate` is one that `authority` has issued itself."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank
+from edgegossip.net.tls import TLS
 
 Incarnation: TypeAlias = int
 """Drawn anew by every process that speaks for a rank: tells a restart from a pause."""
@@ -34,7 +35,12 @@ class Transport(Protocol):
     """Carries frames between workers; knows nothing of algorithms.
 
     Frames of one sender arrive at one receiver in the order sent, each whole or not at all.
+
+    Attributes:
+        security: The certificates by which workers know each other; None where they do not.
     """
+
+    security: TLS | None
 
     @property
     def calls(self) -> tuple[str, ...]:

@@ -27,8 +27,10 @@ from edgegossip.core.protocol import (
     Trained,
 )
 from edgegossip.core.trainer import Trainer
+from edgegossip.net.fair_queue import Sink
+from edgegossip.net.footing import Footing
 from edgegossip.net.host_settings import Forecaster
-from edgegossip.net.runtime import Background, Inbox, Runtime
+from edgegossip.net.runtime import Background, Runtime
 
 _LEAVE_OFF: Seconds = 10.0
 _QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
@@ -54,13 +56,16 @@ class Work:
         forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
         evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
         runtime: Has the threads, and the clock that the forecaster goes by.
+
+    Attributes:
+        footing: Where to go back to when training fails; None never goes back.
     """
 
     def __init__(
         self,
         rank: Rank,
         trainer: Trainer,
-        items: Inbox,
+        items: Sink,
         forecaster: Forecaster | None,
         evaluate: Judge | None,
         runtime: Runtime,
@@ -73,8 +78,10 @@ class Work:
         self._evaluate = evaluate
         self._runtime = runtime
         self._clock = runtime.clock
+        self.footing: Footing | None = None
+        # What is trained, or would be after setting up, and when it was asked for.
+        self._training: tuple[Train, Seconds] | None = None
         self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
-        self._train: Train | None = None  # what is trained, or would be after setting up
         self._lock = threading.Lock()  # of the two below
         self._is_set_up = self._is_put_off = False
         self._bench = runtime.background(f"train {rank}")
@@ -94,7 +101,7 @@ class Work:
         """Begin to train; ends with `Trained`. `progress` is what `Trainer.train` takes."""
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
-        self.is_busy, self._train = True, effect
+        self.is_busy, self._training = True, (effect, now)
         trainer = self._trainer
 
         def job() -> Callable[[Seconds], Event]:
@@ -124,7 +131,7 @@ class Work:
             return self._is_put_off
 
     def _trained(self, event: Trained, span: Span) -> Trained:
-        self.is_busy, self._train = False, None
+        self.is_busy = False
         if self._forecaster is not None:
             self._forecaster.trained(*span, event.cost)
         return event
@@ -151,12 +158,12 @@ class Work:
         asked, self._asked = self._asked, []
         for effect in asked:
             self.ask(effect)
-        if self._train is not None:
-            self.train(self._train, now, progress)
+        if self._training is not None:
+            self.train(self._training[0], now, progress)
 
     def forget_questions(self) -> None:
         """Nobody waits for the answers any more."""
-        self._asked, self._train = [], None
+        self._asked, self._training = [], None
 
     def _evaluate_beside(self, effect: Evaluate) -> None:
         evaluate = self._evaluate
@@ -202,12 +209,32 @@ class Work:
         Raises:
             BaseException: Whatever the work has raised.
         """
+        try:
+            event = self._event(done, now)
+            if isinstance(event, Trained) and self.footing is not None:
+                self.footing.check(event)
+        except TrainingError as error:
+            event = self._go_back(error, now)
+        if isinstance(event, Trained):
+            self._training = None
+        if question := _QUESTIONS.get(type(event)):
+            self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
+        return event
+
+    def _event(self, done: Completed, now: Seconds) -> Event:
         if done.error is not None:
             raise done.error
         assert done.event is not None
-        event = done.event(now)
-        if question := _QUESTIONS.get(type(event)):
-            self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
+        return done.event(now)
+
+    def _go_back(self, error: TrainingError, now: Seconds) -> Trained:
+        """Go on from where training was sound, if somebody else can be blamed for `error`."""
+        if self.footing is None or self._training is None:
+            raise error
+        request, began = self._training
+        event = self.footing.go_back(request, now - began, error)
+        self._trainer.start_over()
+        self.is_busy = False
         return event
 
     def _beside(
@@ -237,9 +264,11 @@ class Work:
     def state_dict(self) -> Mapping[str, Any]:
         """The trainer's, and what has no answer yet; nothing may be training."""
         trainer = self._trainer.state_dict()
-        return {"trainer": trainer, "asked": [*self._asked], "train": self._train}
+        put_off = None if self._training is None else self._training[0]
+        return {"trainer": trainer, "asked": [*self._asked], "train": put_off}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a `state_dict`; see `ask_again`."""
         self._trainer.load_state_dict(state["trainer"])
-        self._asked, self._train = list(state["asked"]), state["train"]
+        self._asked, put_off = list(state["asked"]), state["train"]
+        self._training = None if put_off is None else (put_off, 0.0)

@@ -87,7 +87,7 @@ class ZenohTransport:
         self._prefix = f"edgegossip/{run}"
         self._run = run
         self._num_workers = num_workers
-        self._security = security
+        self.security = security
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
         self._lease = lease
@@ -114,9 +114,9 @@ class ZenohTransport:
     ) -> None:
         """See `Transport`."""
         watch = None
-        if self._security is not None:
+        if self.security is not None:
             log_refused_connections()
-            watch = CertificateWatch(self._security, self.rank, [bound_name(self._run)])
+            watch = CertificateWatch(self.security, self.rank, [bound_name(self._run)])
         elif os.environ.get("RUST_LOG"):
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         self._listener = listener

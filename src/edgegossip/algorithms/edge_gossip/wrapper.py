@@ -331,6 +331,9 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
+        if event.has_gone_back:  # what was planned was for other parameters
+            state.plan = None
+            return self._pass_on(state, event, now)
         cost = event.cost or event.num_samples
         state.pass_left -= cost
         state.trained_at, state.step_cost = now, cost / max(1, event.num_steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -109,7 +110,17 @@ class PartwiseCompressor(Compressor):
 
     def schema_of_parts(self, sizes: Sizes) -> Mapping[str, TensorSpec]:
         """The `schema` for vectors whose parts have these `sizes`."""
-        return {"bits": TensorSpec(torch.uint8, (None,), max_numel=self.max_num_bytes(sizes))}
+        measure = partial(self._measure, sizes)
+        most = self.max_num_bytes(sizes)
+        return {"bits": TensorSpec(torch.uint8, (None,), max_numel=most, measure=measure)}
+
+    def _measure(self, sizes: Sizes, bits: Tensor) -> float:
+        with np.errstate(all="ignore"):
+            return self.magnitude(bits.cpu().numpy(), sizes)
+
+    def magnitude(self, data: Bytes, sizes: Sizes) -> float:
+        """The largest absolute value in what `unpack` makes of `data`, or a bound of it."""
+        return float(np.abs(self.unpack(data, sizes)).max(initial=0.0))
 
     @abstractmethod
     def contraction_of_parts(self, sizes: Sizes) -> float:

@@ -87,6 +87,10 @@ class Sparse(PartwiseCompressor):
         vector[positions[is_inside]] = values[is_inside]
         return vector
 
+    def magnitude(self, data: Bytes, sizes: Sizes) -> float:
+        kept = self.num_kept(sizes)
+        return self.values.magnitude(data[: self.values.max_num_bytes(kept)], kept)
+
     def max_num_bytes(self, sizes: Sizes) -> int:
         num_position_bytes = self.max_positions_num_bytes(sizes)
         return self.values.max_num_bytes(self.num_kept(sizes)) + num_position_bytes

@@ -78,6 +78,9 @@ class Sign(Values):
         is_negative = np.unpackbits(data[num_scale_bytes:], count=sum(sizes)).view(np.bool_)
         return np.where(is_negative, -means, means)
 
+    def magnitude(self, data: Bytes, sizes: Sizes) -> float:
+        return float(np.abs(_unpack_bfloat16(data, len(sizes))).max(initial=0.0))
+
     def max_num_bytes(self, sizes: Sizes) -> int:
         return 2 * len(sizes) + packed_num_bytes(sum(sizes), 1)
 
@@ -158,6 +161,13 @@ class Quantize(Values):
         values: Floats = levels[codes] * np.repeat(_unpack_bfloat16(scales, len(sizes)), sizes)
         np.nan_to_num(values, copy=False)
         return values
+
+    def magnitude(self, data: Bytes, sizes: Sizes) -> float:
+        data = padded(data, self.max_num_bytes(sizes))
+        scales, rest = data[: 2 * len(sizes)], data[2 * len(sizes) :]
+        levels = np.nan_to_num(rest[: 2 * self.num_levels].view("<f2").astype(np.float32))
+        largest = np.abs(_unpack_bfloat16(scales, len(sizes))).max(initial=0.0)
+        return float(largest) * float(np.abs(levels).max(initial=0.0))
 
     def max_num_bytes(self, sizes: Sizes) -> int:
         codes = packed_num_bytes(sum(sizes), self.bits)

@@ -1,0 +1,123 @@
+"""What waits for the host: whoever sends much waits longer, and nobody else does."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict, deque
+from typing import Any, Protocol, TypeAlias
+
+from edgegossip.core.protocol import Rank, Seconds
+
+_Lane: TypeAlias = Rank | None
+RATE = 2000.0
+"""Messages a second that are taken from one sender for as long as it likes."""
+BURST = 100_000
+"""Messages that are taken at once.
+
+More than are ever sent again: a checkpoint holds 64 MiB, of at least 1 KiB for each message."""
+REFUSED_COST = 100
+"""What a frame that is refused costs: in messages, as honest workers send none."""
+STATUS_COST = 20
+"""What a worker's account of itself costs, which is due every twentieth of a second at most."""
+
+
+class Sink(Protocol):
+    """Where something is put for a host to take; any queue."""
+
+    def put(self, item: Any, /) -> None:  # noqa: ANN401
+        """Take `item`, from any thread."""
+
+
+class FairQueue:
+    """A queue for one taker that takes from senders in turns.
+
+    What is of one sender (a `sender` or a `rank` says of whom) stays in order; so does what is
+    of none, which has its own turn.
+
+    >>> from edgegossip.core.protocol import WorkerJoined, WorkerLost
+    >>> waiting = FairQueue()
+    >>> for item in (WorkerLost(1), WorkerJoined(1), WorkerLost(2), "own"):
+    ...     waiting.put(item)
+    >>> [waiting.get() for _ in range(4)]  # doctest: +ELLIPSIS
+    [WorkerLost(rank=1, ...), WorkerLost(rank=2, ...), 'own', WorkerJoined(rank=1, ...)]
+    """
+
+    def __init__(self) -> None:
+        # Also a signal's handler may put something in, in the midst of a `get`.
+        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lanes: defaultdict[_Lane, deque[Any]] = defaultdict(deque)
+        self._turns: deque[_Lane] = deque()
+
+    def put(self, item: Any, /) -> None:  # noqa: ANN401
+        """Add `item`; from any thread."""
+        self._arrived.put(item)
+
+    def get(self, timeout: Seconds | None = None) -> Any:  # noqa: ANN401
+        """Take what is next, waiting for it for at most `timeout`; None if nothing came.
+
+        For one thread only.
+        """
+        while not self._arrived.empty():
+            self._sort(self._arrived.get())
+        if not self._turns:
+            try:
+                self._sort(self._arrived.get(timeout=timeout))
+            except queue.Empty:
+                return None
+        lane = self._turns.popleft()
+        item = self._lanes[lane].popleft()
+        if self._lanes[lane]:
+            self._turns.append(lane)
+        return item
+
+    def empty(self) -> bool:
+        """Nothing waits."""
+        return self.qsize() == 0
+
+    def qsize(self) -> int:
+        """How much waits."""
+        return self._arrived.qsize() + sum(map(len, self._lanes.values()))
+
+    def _sort(self, item: Any) -> None:  # noqa: ANN401
+        lane = getattr(item, "sender", getattr(item, "rank", None))
+        if not self._lanes[lane]:
+            self._turns.append(lane)
+        self._lanes[lane].append(item)
+
+
+class TokenBucket:
+    """Lets `rate` pass in a second, and `burst` at once after a pause; for any thread.
+
+    What turned out to be worth more than one token is charged afterwards.
+
+    >>> bucket = TokenBucket(rate=1.0, burst=2)
+    >>> [bucket.take(now) for now in (0.0, 0.0, 0.5, 1.0, 9.0, 9.0, 9.0)]
+    [True, True, False, True, True, True, False]
+    >>> bucket.charge(2)
+    >>> [bucket.take(now) for now in (11.0, 12.0)]
+    [False, True]
+    """
+
+    def __init__(self, rate: float = RATE, burst: int = BURST) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._left = float(burst)
+        self._at: Seconds | None = None
+        self._lock = threading.Lock()
+
+    def take(self, now: Seconds) -> bool:
+        """Whether one more may pass."""
+        with self._lock:
+            since = 0.0 if self._at is None else max(0.0, now - self._at)
+            self._left = min(self._burst, self._left + self._rate * since)
+            self._at = now
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+    def charge(self, number: int) -> None:
+        """Take more for one that has passed; what is owed is never more than a burst."""
+        with self._lock:
+            self._left = max(-self._burst, self._left - number)

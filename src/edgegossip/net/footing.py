@@ -1,0 +1,93 @@
+"""Where training was sound last, so that nothing that others send can end this worker."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Seconds, Train, Trained
+
+_LOG = logging.getLogger("edgegossip.net")
+_MEMORY = 10
+_CREDIT = 6
+_SLACK = 0.1
+"""Share of the first loss by which losses near 0 may always differ."""
+
+
+class Footing:
+    """Keeps the last parameters with which training was sound, to go back to them.
+
+    Training fails by a loss or parameters that are not finite. If somebody can be blamed for
+    it, the worker goes on from the last parameters for which the mean of the last ten losses
+    was at most twice the lowest such mean: not from the very last, as poison works for a while
+    before it is fatal. One sender is blamed for it, who is then heard no longer. After that
+    nobody is for five times: the same poison may come from others, whom it has reached. So a
+    worker whose own learning rate or data is to blame fails as it would alone, only later.
+
+    Args:
+        params: [num_params] what the worker starts from.
+        blame: Finds somebody to blame, hears it no longer, and says whether there was anybody.
+        went_well: Called when training was sound.
+    """
+
+    def __init__(
+        self,
+        params: Tensor,
+        blame: Callable[[], bool],
+        went_well: Callable[[], None],
+    ) -> None:
+        self.params = params
+        self._blame = blame
+        self._went_well = went_well
+        self._losses: deque[float] = deque(maxlen=_MEMORY)
+        self._lowest = math.inf
+        self._slack = 0.0
+        self._credit = 0
+
+    def check(self, event: Trained) -> None:
+        """Account for training that came to its end.
+
+        Raises:
+            TrainingError: If its parameters are not finite.
+        """
+        if not math.isfinite(event.params.sum().item()) and not event.params.isfinite().all():
+            raise TrainingError(
+                "the parameters became infinite, or no numbers; try a smaller learning rate"
+            )
+        self._losses.append(event.loss)
+        mean = sum(self._losses) / len(self._losses)
+        if self._lowest == math.inf:
+            self._slack = _SLACK * abs(mean)
+        self._lowest = min(self._lowest, mean)
+        if mean - self._lowest <= max(abs(self._lowest), self._slack):
+            self.params = event.params
+            self._went_well()
+
+    def go_back(self, request: Train, seconds: Seconds, error: TrainingError) -> Trained:
+        """Answer a `Train` that failed by what was sound before it.
+
+        Raises:
+            TrainingError: The same, if nobody can be blamed for it.
+        """
+        if torch.equal(request.params, self.params):
+            raise error  # nobody else has touched these
+        if self._credit == 0 and not self._blame():
+            raise error
+        self._credit = (self._credit or _CREDIT) - 1
+        _LOG.warning("%s: going back to the last parameters that were sound", error)
+        self._losses.clear()
+        return Trained(
+            params=self.params,
+            before=self.params,
+            num_samples=0,
+            num_steps=0,
+            seconds=seconds,
+            loss=self._lowest if math.isfinite(self._lowest) else 0.0,
+            has_gone_back=True,
+        )

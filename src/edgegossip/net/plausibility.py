@@ -1,0 +1,120 @@
+"""How large the values of a message may be: by what this worker and the others say."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from statistics import median_low
+from typing import TypeAlias
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.schema import MessageSpec, TensorSpec
+
+FACTOR = 1000.0
+"""How many times as large as what is known to be usual a value may be."""
+_STANDS_OUT = 2.0
+"""From how many times what is usual on a sender is suspected, when training has failed."""
+_MEMORY = 1000
+"""For how many pieces of training a sender is suspected: what it has sent may be made use of
+only many later."""
+_Place: TypeAlias = tuple[str, str]
+"""Kind of a message and name of a tensor; without the rank where tensors are passed on."""
+
+
+class Plausibility:
+    """Compares the largest absolute values of tensors with those that are usual.
+
+    Usual is the largest of three: 1, or what the largest of the initial parameters is if that
+    is more; what this worker itself has sent last; and the median of what the *other* senders
+    have said last in the same place, refused or not. So one liar has no vote on itself, from
+    the first message on; where honest models are larger than a worker has ever seen, as for
+    one that has just come back, the others vouch for each other.
+
+    The factor is far above what honest workers differ by. It keeps out the values that no
+    arithmetic survives; smaller lies are met by `Footing`, which goes back when training has
+    failed and asks who stood out.
+
+    Args:
+        schema: What messages look like, by kind.
+        params: [num_params] what the worker starts from.
+        rank: The own.
+    """
+
+    def __init__(self, schema: Mapping[str, MessageSpec], params: Tensor, rank: Rank) -> None:
+        self._own_prefix = f"{rank}."
+        self._is_passed_on = {kind for kind, spec in schema.items() if spec.is_passed_on}
+        self._specs = {
+            (kind, name.partition(".")[2] if spec.is_passed_on else name): each
+            for kind, spec in schema.items()
+            for name, each in spec.specs.items()
+        }
+        initial = TensorSpec.like(params).magnitude(params)
+        self._own: dict[_Place, tuple[weakref.ref[Tensor], float]] = {}
+        self._usual = self._least = max(1.0, initial or 0.0)
+        self._heard: dict[_Place, dict[Rank, float]] = {}
+        # By sender: the largest ratio to what was usual, and after how much training.
+        self._ratios: dict[Rank, tuple[float, int]] = {}
+        self._num_trained = 0
+
+    def sent(self, message: Message) -> None:
+        """Note what this worker says itself."""
+        kind, payload = message.kind, message.payload
+        if kind in self._is_passed_on:  # the rest others have written
+            own = self._own_prefix
+            payload = {n.removeprefix(own): x for n, x in payload.items() if n.startswith(own)}
+        for name, tensor in payload.items():
+            known = self._own.get((kind, name))
+            if known is None or known[0]() is not tensor:  # else it goes to another receiver
+                size = self._specs[kind, name].magnitude(tensor) or 0.0
+                self._own[kind, name] = weakref.ref(tensor), size
+        self._usual = max([self._least, *(size for _, size in self._own.values())])
+
+    def excess(
+        self, sender: Rank | None, kind: str, payload: Mapping[str, Tensor]
+    ) -> str | None:
+        """What is too large in a message; None if nothing is.
+
+        Args:
+            sender: Who has written it; None if that is not known for sure.
+            kind: Of the message.
+            payload: The tensors.
+        """
+        excess = None
+        for name, tensor in payload.items():
+            size = self._specs[kind, name].magnitude(tensor)
+            if size is None:
+                continue
+            heard = self._heard.setdefault((kind, name), {})
+            others = [each for rank, each in heard.items() if rank != sender]
+            usual = max(self._usual, median_low(others)) if others else self._usual
+            if size > FACTOR * usual:
+                excess = f"tensor {name!r} has {size:.3g} where {usual:.3g} is usual"
+            if sender is not None:
+                heard[sender] = size
+                if size <= FACTOR * usual:
+                    self._note(sender, size / usual)
+        return excess
+
+    def _note(self, sender: Rank, ratio: float) -> None:
+        largest, at = self._ratios.get(sender, (0.0, 0))
+        if ratio >= largest or self._num_trained - at >= _MEMORY:
+            self._ratios[sender] = ratio, self._num_trained
+
+    def went_well(self) -> None:
+        """Training did."""
+        self._num_trained += 1
+
+    def suspect(self) -> Rank | None:
+        """Who stood out most before training failed, with what was let in; None if nobody."""
+        since = self._num_trained - _MEMORY
+        ratios = {r: ratio for r, (ratio, at) in self._ratios.items() if at > since}
+        worst = max(ratios, key=lambda rank: (ratios[rank], -rank), default=None)
+        return None if worst is None or ratios[worst] < _STANDS_OUT else worst
+
+    def acquit(self, rank: Rank) -> None:
+        """Forget what `rank` has said: it is heard no longer, or is another process now."""
+        self._ratios.pop(rank, None)
+        for votes in self._heard.values():
+            votes.pop(rank, None)

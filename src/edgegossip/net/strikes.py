@@ -1,0 +1,50 @@
+"""Who has sent what no honest worker sends, and is heard no longer."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from edgegossip.core.protocol import Rank
+
+IN_ANOTHERS_NAME = "in another's name"
+IMPOSSIBLE_ROUND = "of an impossible round"
+OTHER_FORM = "of another form"
+BAD_VALUES = "with bad values"
+TOO_LARGE = "with values far beyond what is usual"
+FLOOD = "more than any honest worker sends"
+LIES = frozenset({IN_ANOTHERS_NAME, IMPOSSIBLE_ROUND, OTHER_FORM, BAD_VALUES, TOO_LARGE})
+"""Reasons for a refusal that only its sender can be the cause of. Not among them: what is lost,
+of an earlier life or another run, damaged, or more than there is room for."""
+_MOST = 3
+
+
+class Strikes:
+    """Counts the lies of each sender; after three it is muted until it is another process.
+
+    >>> strikes = Strikes()
+    >>> [strikes.add(2) for _ in range(3)], strikes.muted
+    ([False, False, True], {2})
+    >>> strikes.forgive(2)
+    >>> strikes.muted
+    set()
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[Rank] = Counter()
+        self.muted: set[Rank] = set()
+
+    def add(self, rank: Rank) -> bool:
+        """Count one more; say whether `rank` is muted by it."""
+        self._counts[rank] += 1
+        return self._counts[rank] >= _MOST and self.mute(rank)
+
+    def mute(self, rank: Rank) -> bool:
+        """Hear `rank` no longer; say whether that is new."""
+        is_new = rank not in self.muted
+        self.muted.add(rank)
+        return is_new
+
+    def forgive(self, rank: Rank) -> None:
+        """Another process speaks for `rank` now."""
+        self._counts.pop(rank, None)
+        self.muted.discard(rank)

@@ -1,0 +1,184 @@
+"""Whoever sends much delays nobody else."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import NUM_WORKERS
+from tests.hosts import EPOCHS, make_host
+from tests.parity import SETTINGS
+from tests.worlds import NUM_PARAMS
+
+from edgegossip.core.protocol import Event, Message, Seconds, WorkerLost
+from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.fair_queue import BURST, REFUSED_COST, STATUS_COST, FairQueue, TokenBucket
+from edgegossip.net.host import Host
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.post import Appeared, Frame
+from edgegossip.net.runtime import RealRuntime
+from edgegossip.net.status import Phase
+
+EMPTY = memoryview(b"")
+
+
+def test_each_sender_waits_for_one_frame_of_each_other() -> None:
+    waiting = FairQueue()
+    for number in range(1000):
+        waiting.put(Frame(1, memoryview(bytes([number % 256]))))
+    waiting.put(None)
+    for rank in (2, 3):
+        waiting.put(Frame(rank, EMPTY))
+    first = [waiting.get() for _ in range(4)]
+    assert [getattr(item, "sender", None) for item in first] == [1, None, 2, 3]
+    rest = [waiting.get() for _ in range(waiting.qsize())]
+    assert [item.data[0] for item in rest] == [number % 256 for number in range(1, 1000)]
+    assert waiting.empty()
+
+
+def test_what_is_of_one_sender_stays_in_order_whatever_it_is() -> None:
+    waiting = FairQueue()
+    items = [Appeared(1, 5), Frame(1, EMPTY), WorkerLost(1), Appeared(1, 6)]
+    for item in items:
+        waiting.put(item)
+    assert [waiting.get() for _ in items] == items
+
+
+def test_nothing_is_none_after_a_while_and_what_comes_meanwhile_is_taken() -> None:
+    waiting = FairQueue()
+    assert waiting.get(timeout=0.001) is None
+    threading.Timer(0.01, waiting.put, ["late"]).start()
+    assert waiting.get(timeout=10.0) == "late"
+
+
+def test_a_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
+    bucket = TokenBucket(rate=10.0, burst=5)
+    assert [bucket.take(0.0) for _ in range(7)] == [True] * 5 + [False] * 2
+    passed = sum(bucket.take(number / 1000) for number in range(1000))
+    assert 9 <= passed <= 10
+    assert not bucket.take(-5.0)  # a clock that goes back gives nothing
+
+
+def test_what_is_sent_again_after_a_break_is_never_too_much() -> None:
+    smallest = 1024  # what `SentLog` counts for a message without tensors
+    assert SETTINGS.max_log_bytes / smallest < BURST
+
+
+# At a host.
+
+
+class StoppedClock(RealRuntime):
+    def clock(self) -> Seconds:
+        return 5.0
+
+
+def flooded(num_frames: int, burst: int) -> Host[Any]:
+    settings = replace(SETTINGS, runtime=StoppedClock())
+    host: Host[Any] = make_host(EPOCHS, 0, MemoryNetwork(), settings=settings)
+    host.post._buckets[1] = TokenBucket(rate=1.0, burst=burst)
+    for _ in range(num_frames):
+        host.post.received(1, memoryview(bytearray(8)))
+    return host
+
+
+def test_one_that_floods_is_heard_no_longer() -> None:
+    host = flooded(1000, burst=100)
+    assert host._items.qsize() == 101
+    host.peers.begin()
+    host.peers[1].is_lost = False
+    events: list[Event] = []
+    while (item := host._items.get(timeout=0.0)) is not None:
+        events += host.post.take(item, 0, 0.0)
+    assert host.post.refusals["worker 1: more than any honest worker sends"] == 900
+    assert events == [WorkerLost(1, has_lied=True)]
+
+
+def test_what_is_refused_and_accounts_of_oneself_cost_more() -> None:
+    host = with_two_neighbors()
+    for _ in range(10):
+        host.post.take(Frame(1, memoryview(b"noise")), 0, 0.0)
+    bucket = host.post._buckets[1]
+    assert bucket._left == BURST - 10 * REFUSED_COST
+    status = host.peers.status_for(1, Phase.RUNNING, 0.0).message()
+    frame = b"".join(pack(Envelope(SETTINGS.run, 1, 7, 0, 0), status))
+    host.post.take(Frame(1, memoryview(bytearray(frame))), 0, 0.0)
+    assert bucket._left == BURST - 10 * REFUSED_COST - STATUS_COST
+
+
+def message(host: Host[Any], sender: int, payload: dict[str, torch.Tensor]) -> memoryview:
+    envelope = Envelope(SETTINGS.run, sender, 7, host.peers.life, 1)
+    return memoryview(bytearray().join(pack(envelope, Message("params", 0, payload))))
+
+
+def test_a_message_among_a_flood_is_taken_as_the_next_but_one() -> None:
+    host = flooded(1000, burst=10_000)
+    host.post.received(2, message(host, 2, {"params": torch.zeros(NUM_PARAMS)}))
+    assert [host._items.get().sender for _ in range(2)] == [1, 2]
+
+
+# Those who lie.
+
+
+def with_two_neighbors() -> Host[Any]:
+    host: Host[Any] = make_host(EPOCHS, 0, MemoryNetwork())
+    for rank in (1, 2):
+        host.peers.appeared(rank, 5)
+        host.peers[rank].turn_to(7)
+    host.peers.begin()
+    for rank in (1, 2):
+        host.peers[rank].known_life, host.peers[rank].is_lost = 7, False
+    return host
+
+
+def lie(host: Host[Any]) -> list[Event]:
+    frame = Frame(1, message(host, 1, {"params": torch.full((NUM_PARAMS,), 3e38)}))
+    return host.post.take(frame, 0, 0.0)
+
+
+def test_nobody_waits_for_what_was_refused_and_a_liar_is_muted_at_its_third_lie() -> None:
+    host = with_two_neighbors()
+    assert lie(host) == [WorkerLost(1, has_lied=True)]
+    good = Frame(1, message(host, 1, {"params": torch.zeros(NUM_PARAMS)}))
+    names = [type(event).__name__ for event in host.post.take(good, 0, 0.0)]
+    assert names == ["WorkerJoined", "Received"]
+    assert [type(event) for _ in range(2) for event in lie(host)] == [WorkerLost]
+    again = message(host, 1, {"params": torch.zeros(NUM_PARAMS)})
+    assert host.post.take(Frame(1, again), 0, 0.0) == []
+    host.post.received(1, again)
+    host.post.take(host._items.get(), 0, 0.0)
+    assert host.post.refusals["worker 1: no longer heard"] == 1
+    assert host.peers.active == [2]
+
+
+@pytest.mark.parametrize(("incarnation", "is_heard"), [(5, False), (6, True)])
+def test_one_that_is_muted_is_heard_again_as_another_process(
+    incarnation: int, is_heard: bool
+) -> None:
+    host = with_two_neighbors()
+    for _ in range(3):
+        lie(host)
+    host.post.take(Appeared(1, incarnation), 0, 0.0)
+    good = Frame(1, message(host, 1, {"params": torch.zeros(NUM_PARAMS)}))
+    assert bool(host.post.take(good, 0, 0.0)) == is_heard
+
+
+def test_what_honest_workers_cause_is_no_lie() -> None:
+    host = with_two_neighbors()
+    assert NUM_WORKERS > 2
+    other_run = Envelope(b"run 0002", 1, 7, host.peers.life, 1)
+    frames = [
+        b"damaged",
+        b"".join(pack(other_run, Message("params", 0))),
+        b"".join(pack(Envelope(SETTINGS.run, 1, 7, 99, 1), params())),  # for an earlier life
+        b"".join(pack(Envelope(SETTINGS.run, 1, 7, host.peers.life, 9), params())),  # 8 missing
+    ]
+    for frame in frames * 5:
+        host.post.take(Frame(1, memoryview(bytearray(frame))), 0, 0.0)
+    assert host.peers.active == [1, 2]
+
+
+def params() -> Message:
+    return Message("params", 0, {"params": torch.zeros(NUM_PARAMS)})

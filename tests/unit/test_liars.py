@@ -1,0 +1,224 @@
+"""No message of one certified liar ends an honest worker, or speaks in another's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import liars
+from tests.liars import HONEST, LIAR, NUM_WORKERS, Careful, Lie, Outcome, run
+from tests.worlds import NUM_PARAMS, TARGETS
+
+from edgegossip.algorithms.adpsgd import ADPSGD
+from edgegossip.algorithms.choco_gossip import ChocoGossip
+from edgegossip.algorithms.difference_push import DifferencePush
+from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
+from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.compression.compressor import Compressor, Identity
+from edgegossip.core.compression.sparse import TopK
+from edgegossip.core.compression.values import BFloat16, Sign
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.topology import complete, directed_ring
+from edgegossip.net.seals import SEAL
+
+NUM_ROUNDS = 8
+COMPLETE = complete(NUM_WORKERS)
+HUGE = 3e38
+
+ALGORITHMS: dict[str, Algorithm[Any]] = {
+    "gossip": Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
+    "gosgd": GoSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
+    "adpsgd": ADPSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
+    "choco": ChocoGossip(
+        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5, Sign())
+    ),
+    "push": StochasticGradientPush(topology=COMPLETE, num_rounds=NUM_ROUNDS),
+    "sparse-push": SparsePush(
+        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5, BFloat16())
+    ),
+    "difference-push": DifferencePush(
+        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)
+    ),
+    "skew-compensated": SkewCompensatedSparsePush(
+        topology=COMPLETE,
+        num_rounds=NUM_ROUNDS,
+        compressor=TopK(0.5),
+        compensation_rounds=2,
+        compensate_every=4,
+    ),
+    "quasi-global": QuasiGlobalGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
+    "edge-gossip": EdgeGossip(inner=Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS)),
+    "edge-gossip-epochs": EdgeGossip(
+        inner=EpochGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS), block_share=0.5
+    ),
+    "diloco": DiLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)),
+}
+each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+
+
+def with_values(algorithm: Algorithm[Any], value: float | Callable[[int], float]) -> Lie:
+    """Whatever is sent, plain or compressed, has `value` in all places, maybe by its round."""
+    inner = getattr(algorithm, "inner", algorithm)
+    compressor: Compressor = getattr(inner, "compressor", Identity())
+
+    def lie(receiver: Rank, message: Message) -> Message:
+        size = value(message.round) if callable(value) else value
+        compressed = compressor.compress(torch.full((NUM_PARAMS,), size), 0)
+
+        def lie_about(name: str, x: torch.Tensor) -> torch.Tensor:
+            if x.is_floating_point():
+                return torch.full_like(x, size)
+            return compressed.get(name.rpartition(".")[2], x)
+
+        payload = {name: lie_about(name, x) for name, x in message.payload.items()}
+        return replace(message, payload=payload)
+
+    return lie
+
+
+def require_unharmed(outcome: Outcome) -> None:
+    """All honest have finished, about where they would be without the liar."""
+    assert outcome.reasons == dict.fromkeys(HONEST, "finished")
+    low, high = TARGETS[:NUM_WORKERS].aminmax(dim=0)
+    assert (outcome.estimates >= low.clamp(max=0) - 1).all()
+    assert (outcome.estimates <= high.clamp(min=0) + 1).all()
+
+
+@each_algorithm
+def test_no_finite_value_ends_an_honest_worker(algorithm: Algorithm[Any]) -> None:
+    outcome = run(algorithm, with_values(algorithm, HUGE))
+    require_unharmed(outcome)
+    assert "with values far beyond what is usual" in outcome.refusals()
+
+
+@each_algorithm
+def test_nobody_who_is_honest_is_refused_anything(algorithm: Algorithm[Any]) -> None:
+    outcome = run(algorithm)
+    assert outcome.reasons == dict.fromkeys(HONEST, "finished")
+    assert [host.post.refusals for host in outcome.hosts] == [{}] * NUM_WORKERS
+
+
+# Training that fails all the same.
+
+
+@each_algorithm
+def test_lies_that_are_not_too_large_do_not_end_one_whose_training_they_break(
+    algorithm: Algorithm[Any],
+) -> None:
+    """Whoever stands out is heard no longer, and training goes on from where it was sound."""
+    outcome = run(
+        algorithm,
+        with_values(algorithm, 900.0),
+        make_trainer=lambda rank: Careful(rank, limit=50.0),
+    )
+    # What came after the last training nobody can judge.
+    assert outcome.reasons == dict.fromkeys(HONEST, "finished")
+    assert outcome.estimates.isfinite().all()
+    assert LIAR in outcome.muted
+
+
+def test_a_lie_that_grows_slowly_ends_nobody() -> None:
+    gossip = Gossip(topology=COMPLETE, num_rounds=40)
+    creep = with_values(gossip, lambda round: min(3.0**round, 1e30))
+    outcome = run(gossip, creep, make_trainer=lambda rank: Careful(rank, limit=1e6))
+    require_unharmed(outcome)
+
+
+def test_one_whose_own_training_fails_blames_nobody() -> None:
+    gossip = Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS)
+    outcome = run(gossip, make_trainer=lambda rank: Careful(rank, limit=0.1))
+    assert {type(reason) for reason in outcome.reasons.values()} == {TrainingError}
+    assert not outcome.muted
+
+
+# Weights.
+
+
+@pytest.mark.parametrize("weight", [1.0, 1e308])
+@pytest.mark.parametrize("name", ["gosgd", "push"])
+def test_a_weight_that_nobody_can_have_makes_nobody_refuse_the_honest(
+    name: str, weight: float
+) -> None:
+    algorithm = ALGORITHMS[name]
+    most = 1.0 if name == "gosgd" else 1024.0 * NUM_WORKERS
+
+    def lie(receiver: Rank, message: Message) -> Message:
+        if "weight" not in message.numbers:
+            return message
+        return replace(message, numbers={**message.numbers, "weight": weight * most})
+
+    outcome = run(algorithm, lie)
+    require_unharmed(outcome)
+    honest = [f"worker {rank}" for rank in HONEST]
+    refused = [key for rank in HONEST for key in outcome.hosts[rank].post.refusals]
+    assert not [key for key in refused if key.partition(":")[0] in honest]
+    assert all(0 <= outcome.hosts[rank].state.weight <= most for rank in HONEST)
+
+
+# In another's name.
+
+RING = DiLoCo(topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2)
+
+
+def in_all_names(receiver: Rank, message: Message) -> Message:
+    """Every update that the liar passes on, and some that it makes up, are its own."""
+    if message.kind != "params":
+        return message
+    made_up = {f"{rank}.values": torch.full((NUM_PARAMS,), 50.0) for rank in HONEST}
+    seals = {name: x for name, x in message.payload.items() if name.endswith(SEAL)}
+    return replace(message, payload={**message.payload, **seals, **made_up})
+
+
+@pytest.mark.parametrize("is_complete", [True, False], ids=["complete", "ring"])
+def test_no_certificate_speaks_for_another_rank(is_complete: bool, tmp_path: Path) -> None:
+    algorithm = replace(RING, topology=COMPLETE) if is_complete else RING
+    outcome = run(algorithm, in_all_names, security=liars.certificates(tmp_path))
+    require_unharmed(outcome)
+    assert "in another's name" in outcome.refusals()
+
+
+def test_without_certificates_a_neighbor_is_believed_rather_than_what_is_said_of_it() -> None:
+    outcome = run(replace(RING, topology=COMPLETE), in_all_names)
+    fair = run(replace(RING, topology=COMPLETE))
+    require_unharmed(outcome)
+    torch.testing.assert_close(outcome.estimates, fair.estimates)
+
+
+@pytest.mark.parametrize("place", ["round", "origin"])
+def test_a_seal_counts_nowhere_but_where_it_was_made_for(place: str, tmp_path: Path) -> None:
+    kept: dict[str, torch.Tensor] = {}
+
+    def replay(receiver: Rank, message: Message) -> Message:
+        """Worker 2's first update again, in later rounds or as that of worker 3."""
+        if message.kind != "params":
+            return message
+        for name, tensor in message.payload.items():
+            if name.startswith("2."):
+                kept.setdefault(name, tensor)
+        origin = 2 if place == "round" else 3
+        again = {name.replace("2.", f"{origin}.", 1): x for name, x in kept.items()}
+        return replace(message, payload={**message.payload, **again})
+
+    outcome = run(RING, replay, security=liars.certificates(tmp_path))
+    require_unharmed(outcome)
+    assert "in another's name" in outcome.refusals()
+
+
+def test_seals_change_nothing_among_the_honest(tmp_path: Path) -> None:
+    sealed = run(RING, security=liars.certificates(tmp_path))
+    plain = run(RING)
+    assert torch.equal(sealed.estimates, plain.estimates)
+    assert [host.post.refusals for host in sealed.hosts] == [{}] * NUM_WORKERS
