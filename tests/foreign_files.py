@@ -181,7 +181,9 @@ def read_workers(folder: Path) -> None:
     gathering.finish()
 
 
-ALONE = WorkerSettings(meet_seconds=0.01, max_seconds=0.2, checkpoint_seconds=0.001)
+ALONE = WorkerSettings(
+    meet_seconds=0.01, min_workers=1, max_seconds=0.2, checkpoint_seconds=0.001
+)
 
 
 def be_worker(folder: Path) -> None:

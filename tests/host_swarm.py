@@ -461,7 +461,7 @@ def require_progress(run: Run) -> None:
             noticing = sum(
                 NOTICED + 1.0 for at in onsets if before - 2 * NOTICED <= at <= after
             )
-            # Its own round, the rest of another's, and that of one that came back a round behind.
+            # Its own round, the rest of another's, and one of somebody who came back behind.
             allowed = 3 * world.round_seconds + SLACK + noticing
             if after - before > allowed:
                 raise ViolationError(

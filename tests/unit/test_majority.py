@@ -86,3 +86,15 @@ def test_what_was_sent_to_an_earlier_life_is_not_missed() -> None:
     for clock in (101.0, 102.0, 103.0):
         peers.told(1, told, clock)
     assert peers.lacking == []
+
+
+def test_one_that_claims_to_be_born_again_and_again_is_not_welcomed_each_time() -> None:
+    peers = make_peers(WAITING, WAITING, WAITING)
+    peers.begin()
+    for life in (OTHER, 1000):  # it rejoins
+        peers.told(1, counted(phase=Phase.RUNNING, life=life), clock=101.0)
+    assert peers[1].known_life == 1000
+    assert peers.told(1, counted(phase=Phase.RUNNING, life=1001), clock=102.0) == []
+    peers.disappeared(1, 1, clock=103.0)
+    peers.appeared(1, incarnation=2)  # another process
+    assert peers.told(1, counted(phase=Phase.RUNNING, life=1001), clock=104.0) != []

@@ -82,3 +82,10 @@ def test_a_neighbor_that_is_always_just_in_time_stretches_no_deadline_for_ever()
     assert patience.deadline == 600.0
     patience.worked(1000.0)  # its own training is no lie
     assert patience.deadline == 3001.0
+
+
+def test_one_that_sends_what_is_of_no_use_is_given_up_in_the_end() -> None:
+    patience = after_a_round(2.0)  # a deadline of 7 s
+    patience.watch(True, 0.0)
+    assert not patience.is_over(heard_at=20.0, spoke_at=20.0, now=20.5)
+    assert patience.is_over(heard_at=20.9, spoke_at=20.9, now=21.0)

@@ -103,8 +103,9 @@ class Patience:
             now: Of the wait.
         """
         assert self._since is not None
-        idle = now - max(self._since, heard_at)
-        silent = min(idle, now - spoke_at)
-        is_over = silent >= self.deadline or idle >= self.factor * self.deadline
+        silent = now - max(self._since, heard_at, spoke_at)
+        # What comes meanwhile may be of no use: that one speaks is not enough for ever.
+        waited = now - self._since
+        is_over = silent >= self.deadline or waited >= self.factor * self.deadline
         self._has_given_up |= is_over
         return is_over

@@ -18,7 +18,8 @@ from edgegossip.net.transport import Incarnation
 _GRACE: Seconds = 3.0
 """How long one that has left is not missed."""
 
-
+_MAX_LIVES = 2
+"""A process begins anew when it rejoins, and once only."""
 _OVERHEAD = 1024
 """Bytes of memory that a message takes besides its payload."""
 
@@ -63,6 +64,7 @@ class Peer:
         lose_at: When it is given up, on the own clock, having left.
         began_at: When it began, on the own clock, as its status has it.
         life: Which one messages are numbered for.
+        num_lives: How many it has had in one process.
         sent: Number of the last message to that life.
         received: Number of the last message from it.
         kept: The last that is in the own checkpoint.
@@ -80,6 +82,7 @@ class Peer:
     lose_at: Seconds = math.inf
     began_at: Seconds = 0.0
     life: Life = 0
+    num_lives: int = 0
     sent: int = 0
     received: int = 0
     kept: int = 0
@@ -93,6 +96,7 @@ class Peer:
         """Number messages anew if this is another life."""
         if life != self.life:
             self.life = life
+            self.num_lives += 1
             self.count_anew()
 
     def count_anew(self) -> None:
@@ -153,7 +157,7 @@ class Peers:
         """A process of `rank` can be reached; what it is will be in its status."""
         peer = self[rank]
         if incarnation != peer.incarnation:
-            peer.incarnation, peer.status = incarnation, None
+            peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
         peer.is_reachable = True
 
     def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:
@@ -191,6 +195,8 @@ class Peers:
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
         """`rank` says how it is, when the own clock shows `clock`."""
         peer = self[rank]
+        if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
+            return []  # to be welcomed again and again would cost the others each time
         peer.status, peer.began_at = status, clock - status.elapsed
         peer.turn_to(status.life)
         peer.log.forget(status.kept)
