@@ -51,6 +51,7 @@ from edgegossip.core.protocol import (
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.patience import Patience
 from edgegossip.net.status import Phase, WorkerStatus
 
 SIZE = 4
@@ -102,6 +103,13 @@ class World:
     def loses(self) -> bool:
         """Frames are lost without a word, so that somebody waits for a deadline."""
         return self.wire.lost > 0
+
+    @property
+    def deadline(self) -> Seconds:
+        """How long one that lies can make others wait, as one that is silent can."""
+        patience = Patience()
+        longest = patience.factor * 3 * self.round_seconds + patience.slack
+        return 0.0 if self.liar is None else patience.factor * longest
 
     @property
     def round_seconds(self) -> Seconds:
@@ -462,7 +470,7 @@ def require_progress(run: Run) -> None:
                 NOTICED + 1.0 for at in onsets if before - 2 * NOTICED <= at <= after
             )
             # Its own round, the rest of another's, and one of somebody who came back behind.
-            allowed = 3 * world.round_seconds + SLACK + noticing
+            allowed = 3 * world.round_seconds + SLACK + noticing + world.deadline
             if after - before > allowed:
                 raise ViolationError(
                     f"worker {rank} stood still from {before:.2f} to {after:.2f} s: "
@@ -487,8 +495,8 @@ def require_joining(run: Run) -> None:
     begun = max([last, *(at for at in hit)]) + 10.0 + 2 * world.round_seconds
     for at, rank in run.starts:
         process = run.processes[rank]
-        if process.started_at != at or not process.is_alive or rank == world.liar:
-            continue
+        if process.started_at != at or not process.is_alive or world.liar is not None:
+            continue  # one that rejoins waits for the answers of all, up to a deadline
         moments = [moment for moment in run.watcher.trained_at[rank] if moment > at]
         has_finished = not moments and process.reason == "finished"  # nothing was left
         if not has_finished and (not moments or moments[0] > begun + NOTICED):

@@ -215,3 +215,15 @@ def test_small_messages_count_as_the_memory_that_they_take() -> None:
     assert [number for number, _ in log.entries] == list(range(91, 100))
     log.forget(99)
     assert log.num_bytes == 0
+
+
+def test_a_resumed_worker_goes_on_counting_where_one_that_it_had_lost_is() -> None:
+    earlier = make_peers()
+    earlier.begin()
+    earlier.lose(1)
+    peers = Peers(0, 2, OLD)
+    peers.load_state_dict(earlier.state_dict())
+    peers.appeared(1, incarnation=7)
+    peers.told(1, status(is_resumed=True, received=(5, 0)), 0.0)
+    assert peers.begin() == [WorkerJoined(1)]
+    assert peers[1].sent == 5  # found after the checkpoint, and sent five messages

@@ -217,8 +217,18 @@ class Peers:
             return []
         has_restarted = peer.known_life not in (0, peer.life)
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
+        self._count_on(peer)
         peer.is_lost, peer.known_life = False, peer.life
         return [*lost, WorkerJoined(rank, has_restarted)]
+
+    def _count_on(self, peer: Peer) -> None:
+        """Number messages from where the receiver is, as it would drop what it takes for old.
+
+        A resumed worker sends what it had sent after its checkpoint once more, by the same
+        numbers; but not to those who were lost then, and were found before it was stopped.
+        """
+        if self.is_resumed and peer.is_lost and peer.status is not None:
+            peer.sent = max(peer.sent, peer.status.received[self.rank])
 
     @property
     def lacking(self) -> list[Rank]:
@@ -300,6 +310,7 @@ class Peers:
                 peer.is_lost = True
             else:
                 events += [WorkerJoined(rank)] if peer.is_lost else []
+                self._count_on(peer)
                 peer.is_lost, peer.known_life = False, peer.life
         return events
 
