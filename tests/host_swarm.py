@@ -108,6 +108,8 @@ class World:
     def deadline(self) -> Seconds:
         """How long one that lies can make others wait, as one that is silent can."""
         patience = Patience()
+        if self.lie == "waiting":  # some never send it anything, and it waits for them in turn
+            return patience.factor * patience.first
         longest = patience.factor * 3 * self.round_seconds + patience.slack
         return 0.0 if self.liar is None else patience.factor * longest
 
