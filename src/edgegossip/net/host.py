@@ -175,8 +175,10 @@ class Host(Generic[State]):
         now, began_at = self._runtime.clock(), peers.began_at
         if peers.is_resumed:  # time stood still until the others were back
             self._zero = now - self._kept_at
-        else:
-            self._zero = now if began_at is None else min(now, began_at)
+        elif began_at is not None and now - began_at < self._settings.max_seconds:
+            self._zero = min(now, began_at)
+        else:  # nobody has begun, or says what cannot be: that run would be over
+            self._zero = now
         self.post.elapsed = lambda: self.now
         events = peers.begin(has_rejoined=has_rejoined)
         self.post.phase = Phase.FINISHED if self._ending.has_finished else Phase.RUNNING

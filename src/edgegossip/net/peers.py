@@ -190,6 +190,7 @@ class Peers:
         if peer.is_lost or not self.has_begun:
             return []
         peer.is_lost, peer.has_lost_some = True, False
+        self._count_on()
         return [WorkerLost(rank)]
 
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
@@ -217,18 +218,20 @@ class Peers:
             return []
         has_restarted = peer.known_life not in (0, peer.life)
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
-        self._count_on(peer)
         peer.is_lost, peer.known_life = False, peer.life
+        self._count_on()
         return [*lost, WorkerJoined(rank, has_restarted)]
 
-    def _count_on(self, peer: Peer) -> None:
-        """Number messages from where the receiver is, as it would drop what it takes for old.
+    def _count_on(self) -> None:
+        """Number messages from where their receivers are: they drop lower ones as known.
 
-        A resumed worker sends what it had sent after its checkpoint once more, by the same
-        numbers; but not to those who were lost then, and were found before it was stopped.
+        A resumed worker does once more what it had done after its checkpoint, and sends the
+        same by the same numbers. When somebody is lost or found, it may do something else.
         """
-        if self.is_resumed and peer.is_lost and peer.status is not None:
-            peer.sent = max(peer.sent, peer.status.received[self.rank])
+        if self.is_resumed:
+            for _, peer in self:
+                if peer.status is not None:
+                    peer.sent = max(peer.sent, peer.status.received[self.rank])
 
     @property
     def lacking(self) -> list[Rank]:
@@ -310,8 +313,9 @@ class Peers:
                 peer.is_lost = True
             else:
                 events += [WorkerJoined(rank)] if peer.is_lost else []
-                self._count_on(peer)
                 peer.is_lost, peer.known_life = False, peer.life
+        if events:
+            self._count_on()
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
