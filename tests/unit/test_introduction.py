@@ -160,3 +160,12 @@ def test_an_introduction_is_of_bounded_size_however_much_there_is_to_say(
         introductions.take(rank, each.message())
     assert introductions.difference(1) == ""
     assert "other task" in introductions.difference(2)
+
+
+@pytest.mark.parametrize(
+    "text", [b"5", b"null", b"[]", b'"ab"', b'[{"parameters": [1%b, 2, 3]}, {}]']
+)
+def test_no_account_of_another_worker_raises_anything(text: bytes) -> None:
+    met = meet(4)
+    met.take(1, said(text.replace(b"%b", b"0" * 400)))
+    assert met.difference(1) == "an introduction that cannot be read"

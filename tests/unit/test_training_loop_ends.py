@@ -200,3 +200,14 @@ def test_one_that_is_left_alone_goes_on_unless_it_is_told_not_to(
     else:
         assert isinstance(raised[0], NetworkError)
         assert "fewer than 2 workers were left for 3 s" in str(raised[0])
+
+
+def test_the_final_model_of_one_that_has_lied_is_not_averaged() -> None:
+    algorithm = FinalAverage(inner=ENDLESS, num_workers=3, ends_at=8.0)
+    state = algorithm.init(0, torch.zeros(4))
+    algorithm.handle(state, finals(algorithm, 1, 8.0), 1.0)
+    algorithm.handle(state, WorkerLost(1, has_lied=True), 2.0)
+    assert 1 not in state.models
+    algorithm.handle(state, finals(algorithm, 2, 8.0), 3.0)
+    algorithm.handle(state, WorkerLost(2), 4.0)
+    assert 2 in state.models

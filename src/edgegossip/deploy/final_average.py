@@ -116,8 +116,10 @@ class FinalAverage(Algorithm[FinalState]):
         match event:
             case Started() if self.ends_at < math.inf:
                 effects.append(SetTimer(_FINAL, self.ends_at))
-            case WorkerLost(rank):
+            case WorkerLost(rank, has_lied):
                 state.lost[rank] = None
+                if has_lied:
+                    state.models.pop(rank, None)
             case WorkerJoined(rank):
                 state.lost.pop(rank, None)
                 effects += self._send(state, [rank]) if state.rank in state.models else []

@@ -128,8 +128,11 @@ class Introductions:
 
 
 def _parse(message: Message) -> tuple[dict[str, Setting], dict[str, Setting]]:
-    settings, versions = json.loads(bytes(message.payload["text"].tolist()).decode())
-    for each in (settings, versions):
+    told = json.loads(bytes(message.payload["text"].tolist()).decode())
+    if not isinstance(told, list) or len(told) != 2:
+        raise ValueError("no settings and versions")
+    settings, versions = told
+    for each in told:
         if not isinstance(each, dict) or not all(map(_is_setting, each.values())):
             raise ValueError("no settings by name")
     return settings, versions
@@ -137,7 +140,11 @@ def _parse(message: Message) -> tuple[dict[str, Setting], dict[str, Setting]]:
 
 def _is_setting(value: object) -> bool:
     if isinstance(value, list):
-        return all(isinstance(each, int | float) for each in value)
+        # A whole number may be beyond every float.
+        return all(
+            isinstance(each, float) or (isinstance(each, int) and abs(each) < 2**63)
+            for each in value
+        )
     return value is None or isinstance(value, bool | int | float | str)
 
 
