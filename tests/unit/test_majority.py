@@ -70,8 +70,7 @@ def test_a_message_that_was_lost_is_known_by_the_next_or_by_two_statuses() -> No
     assert peers.lacking == []  # one that is resumed says so before it sends again
     peers.told(1, told, clock=102.0)
     assert peers.lacking == [1]
-    peers[1].received = 1
-    peers.told(1, told, clock=103.0)
+    peers[1].received = 1  # it was sent again
     assert peers.lacking == []
     peers[2].has_lost_some = True
     assert peers.lacking == [2]
@@ -98,3 +97,12 @@ def test_one_that_claims_to_be_born_again_and_again_is_not_welcomed_each_time() 
     peers.disappeared(1, 1, clock=103.0)
     peers.appeared(1, incarnation=2)  # another process
     assert peers.told(1, counted(phase=Phase.RUNNING, life=1001), clock=104.0) != []
+
+
+def test_one_that_is_refused_is_not_asked() -> None:
+    peers = make_peers(RUNNING, None)
+    assert not peers.must_rejoin  # the second may confirm it, or not
+    peers[2].refuse()
+    assert peers.must_rejoin
+    peers.appeared(2, incarnation=2)
+    assert not peers.must_rejoin

@@ -209,6 +209,8 @@ class Host(Generic[State]):
                 self._handle(event)
         elif isinstance(item, Completed):
             event = self._work.take(item, self.now)
+            while self.post.blamed:
+                self._handle(self.post.blamed.pop(0))
             if isinstance(event, Trained):
                 self._trained(event)
             else:

@@ -60,6 +60,7 @@ class Peer:
         log: What can be sent to it again.
         incarnation: Of its process; 0 if none was seen.
         is_reachable: The transport says so.
+        is_refused: This process is not listened to, and confirms nothing.
         status: The newest of that process.
         lose_at: When it is given up, on the own clock, having left.
         began_at: When it began, on the own clock, as its status has it.
@@ -78,6 +79,7 @@ class Peer:
     log: SentLog
     incarnation: Incarnation = 0
     is_reachable: bool = False
+    is_refused: bool = False
     status: WorkerStatus | None = None
     lose_at: Seconds = math.inf
     began_at: Seconds = 0.0
@@ -98,6 +100,10 @@ class Peer:
             self.life = life
             self.num_lives += 1
             self.count_anew()
+
+    def refuse(self) -> None:
+        """Go on as if this process were not there."""
+        self.status, self.is_refused = None, True
 
     def count_anew(self) -> None:
         """Nothing was sent, or received, yet."""
@@ -158,6 +164,7 @@ class Peers:
         peer = self[rank]
         if incarnation != peer.incarnation:
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
+            peer.is_refused = False
         peer.is_reachable = True
 
     def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:
@@ -240,8 +247,12 @@ class Peers:
         Messages and statuses arrive in the order sent. The first status of one that is resumed
         comes before what it sends again.
         """
-        peers = {rank: self[rank] for rank in self.active}
-        return [rank for rank, p in peers.items() if p.has_lost_some or p.num_gaps > 1]
+        return [rank for rank in self.active if self._lacks(self[rank])]
+
+    def _lacks(self, peer: Peer) -> bool:
+        if peer.has_lost_some or peer.num_gaps < 2 or peer.status is None:
+            return peer.has_lost_some
+        return peer.status.sent[self.rank] > peer.received  # else it was sent again
 
     # Beginning.
 
@@ -282,7 +293,7 @@ class Peers:
 
     def _do_agree(self, ranks: Collection[Rank]) -> bool:
         """Two of those who can be reached say so, or the only one: one of several may lie."""
-        num_reachable = sum(peer.is_reachable for _, peer in self)
+        num_reachable = sum(peer.is_reachable and not peer.is_refused for _, peer in self)
         return len(ranks) >= min(2, max(1, num_reachable))
 
     def _has_begun_without(self, status: WorkerStatus) -> bool:

@@ -127,6 +127,7 @@ class Post:
         self.plausibility = Plausibility(schema, params, rank)
         self.footing = Footing(params, self.blame, self.plausibility.went_well)
         self._strikes = Strikes()
+        self.blamed: list[Event] = []  # for the host to handle before what `blame` was about
         self._buckets = {other: TokenBucket() for other, _ in peers}
         self.admission = Admission(
             run=settings.run,
@@ -251,6 +252,7 @@ class Post:
             self.introductions.take(sender, message)
         if difference := self.introductions.difference(sender):
             self.admission.refused(sender, "of other settings", difference)
+            self.peers[sender].refuse()
             return self.peers.lose(sender)
         if message.kind == INTRODUCTION:
             return []
@@ -302,7 +304,7 @@ class Post:
         _LOG.warning("worker %d is heard no longer, until it is started again: %s", rank, why)
         self._strikes.mute(rank)
         self.plausibility.acquit(rank)
-        self.peers[rank].status = None
+        self.peers[rank].refuse()
         return self._lose(rank)
 
     def blame(self) -> bool:
@@ -310,8 +312,8 @@ class Post:
         rank = self.plausibility.suspect()
         if rank is None:
             return False
-        for event in self._mute(rank, "training failed after what it sent, larger than all"):
-            self._items.put(event)
+        why = "training failed after what it sent, larger than all"
+        self.blamed += self._mute(rank, why)
         return True
 
     # What the host wants sent.
