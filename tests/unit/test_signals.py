@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from edgegossip.experiments.signals import on_stop_signal
+
+
+@pytest.fixture(autouse=True)
+def _heard_hang_ups() -> Iterator[None]:
+    """Whoever runs the tests may ignore SIGHUP, as nohup does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def told_of(*numbers: int) -> list[str]:
