@@ -125,7 +125,8 @@ def test_a_host_stopped_while_it_sets_up_leaves_at_once_and_goes_on_to_the_last_
     for thread in threads:
         thread.start()
     assert trainers[2].has_begun.wait(WITHIN)
-    while not first[2]._work.is_busy:  # the algorithm has asked it to train
+    # One that has not begun keeps no checkpoint, and would rejoin the others.
+    while not (first[2]._work.is_busy and all(host.peers.has_begun for host in first)):
         time.sleep(0.001)
     started = time.monotonic()
     for host in first:
