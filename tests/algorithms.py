@@ -16,6 +16,14 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
+from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
+from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.ssp import SSP
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.rounds import Synchronous
@@ -33,7 +41,7 @@ from edgegossip.core.topology import (
     ring,
 )
 
-AnyAlgorithm: TypeAlias = Synchronous[Any] | Asynchronous[Any]
+AnyAlgorithm: TypeAlias = Synchronous[Any] | Asynchronous[Any] | ParameterServer
 
 NUM_WORKERS = 5
 NUM_ROUNDS = 6
@@ -41,7 +49,22 @@ NUM_ROUNDS = 6
 # Two matchings of which each leaves a worker alone; together they connect everybody.
 MATCHINGS = from_edges_by_round(NUM_WORKERS, [[(0, 1), (2, 3)], [(1, 2), (3, 4)]])
 
+COMMITTERS: dict[str, Any] = {"num_workers": NUM_WORKERS - 1, "num_rounds": NUM_ROUNDS}
+"""One of the ranks is the server."""
+
+PARAMETER_SERVERS: dict[str, ParameterServer] = {
+    "bsp": BSP(**COMMITTERS),
+    "ssp": SSP(**COMMITTERS, slack=2),
+    "asp": ASP(**COMMITTERS),
+    "fixed-adacomm": FixedADACOMM(**COMMITTERS, tau=2),
+    "adacomm": ADACOMM(**COMMITTERS, tau=4, window=2.0),
+    "adsp-plus": ADSPPlus(**COMMITTERS, window=6.0, min_interval=1.0, rate=2),
+    "adsp": ADSP(**COMMITTERS, window=6.0, min_interval=1.0),
+    "adsp-waiting": ADSP(**COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True),
+}
+
 ALGORITHMS: dict[str, AnyAlgorithm] = {
+    **PARAMETER_SERVERS,
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
@@ -88,7 +111,7 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""
 
-OVERSHOOTING = (ADPSGD, ChocoGossip, DiLoCo, PushSum, QuasiGlobalGossip)
+OVERSHOOTING = (ADPSGD, ADSPPlus, ASP, ChocoGossip, DiLoCo, PushSum, QuasiGlobalGossip, SSP)
 """Those that may leave the box which targets and start span, if not far.
 
 Momentum leads out of it, and so do late steps and what compression has held back.
@@ -114,12 +137,16 @@ SPREADS: dict[str, dict[str, Any]] = {
 BALANCED: dict[str, EdgeGossip] = {
     f"{name}-balanced-{spread}": EdgeGossip(inner=algorithm, **settings)
     for name, algorithm in ALGORITHMS.items()
+    if not isinstance(algorithm, ParameterServer)
     if not isinstance(algorithm, PushSum) or isinstance(algorithm, SparsePush)  # one will do
     for spread, settings in SPREADS.items()
 }
 """Each of them with its data balanced; holds what does not depend on how much is trained."""
 
 ALL: dict[str, AnyAlgorithm | EdgeGossip] = {**ALGORITHMS, **BALANCED}
+
+PEERS = {name: each for name, each in ALL.items() if name not in PARAMETER_SERVERS}
+"""Those of which no worker is missed more than another."""
 
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 each_synchronous = pytest.mark.parametrize("algorithm", SYNCHRONOUS.values(), ids=SYNCHRONOUS)

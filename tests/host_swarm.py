@@ -27,16 +27,18 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from tests.algorithms import ALL, NUM_WORKERS
+from tests.algorithms import ALL, NUM_WORKERS, PARAMETER_SERVERS, PEERS
 from tests.observers import Silent
 from tests.parity import Steady
 from tests.virtual import Process, VirtualNetwork, VirtualTime, Wire
-from tests.worlds import NUM_PARAMS, ManySamples
+from tests.worlds import NUM_PARAMS, ManySamples, loss_of
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.parameter_server.committing import SERVER
 from edgegossip.algorithms.push_sum_state import PushSumState
 from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -140,7 +142,7 @@ LIES = ("elapsed", "resumed", "finished", "waiting", "counts", "furthest")
 
 def draw_world(seed: int, name: str | None = None) -> World:
     draw = random.Random(seed)
-    name = name or [*ALL][seed % len(ALL)]
+    name = name or [*PEERS][seed % len(PEERS)]
     slowest = draw.choice([1, 2, 8])
     step_seconds = tuple(0.15 * slowest ** draw.random() for _ in range(NUM_WORKERS))
     bad = draw.random()
@@ -167,6 +169,23 @@ def draw_world(seed: int, name: str | None = None) -> World:
         disk_fails=draw.choice([0.0, 0.0, 0.5, 1.0]),
         liar=liar,
         lie=draw.choice(LIES) if is_liar else "",
+    )
+
+
+def draw_server_world(seed: int) -> World:
+    """The world of `seed` for a parameter server, to which itself nothing happens."""
+    world = draw_world(seed, [*PARAMETER_SERVERS][seed % len(PARAMETER_SERVERS)])
+    spared = tuple(each for each in world.disturbances if SERVER not in each.ranks)
+    starts = (0.0, *world.start_at[1:])
+    liar = None if world.liar == SERVER else world.liar
+    lasting = longer(world.algorithm, 20)  # or the run is over before anything happens
+    return replace(
+        world,
+        algorithm=replace(lasting, resend_after=2.0),  # type: ignore[type-var]
+        disturbances=spared,
+        start_at=starts,
+        liar=liar,
+        lie=world.lie if liar else "",
     )
 
 
@@ -340,6 +359,7 @@ class Run:
             ),
             forecaster=Steady(1 / world.step_seconds[rank]),
             observer=self.watcher,
+            evaluate=loss_of,
             save=self._save if world.checkpoint_seconds < math.inf else None,
             checkpoint=copy.deepcopy(checkpoint),
         )
@@ -455,6 +475,26 @@ def check(world: World) -> Run:
         require_progress(run)
         require_joining(run)
     require_sums(run)
+    require_little_memory(run)
+    return run
+
+
+def check_server(world: World) -> Run:
+    """Run the world of a parameter server; who comes after its end is told so, and only they.
+
+    Barriers hold others up for as long as it takes to notice one that is lost, so nothing is
+    said of pauses.
+    """
+    run = Run(world)
+    run.to_the_end()
+    server = run.processes[SERVER]
+    if server.reason != "finished":
+        raise ViolationError(f"the server ended with {server.reason!r}")
+    for rank, process in run.processes.items():
+        if rank == world.liar or not process.is_alive or process.reason == "finished":
+            continue
+        if not isinstance(process.reason, ServerLostError):
+            raise ViolationError(f"worker {rank} ended with {process.reason!r}")
     require_little_memory(run)
     return run
 

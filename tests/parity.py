@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from tests.algorithms import NUM_WORKERS
-from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, make_world
+from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, loss_of, make_world
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
@@ -150,6 +150,7 @@ def run_hosts(
             ManySamples(rank, 0.1, SIZE),
             make_transport(rank),
             settings=SETTINGS,
+            evaluate=loss_of,
         )
         for rank in range(NUM_WORKERS)
     ]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from tests.algorithms import ALL, NUM_WORKERS
+from tests.algorithms import NUM_WORKERS, PEERS
 from tests.host_swarm import (
     LIES,
     NOTICED,
@@ -16,7 +16,9 @@ from tests.host_swarm import (
     Disturbance,
     World,
     check,
+    check_server,
     digest,
+    draw_server_world,
     draw_world,
     longer,
     longest_pause,
@@ -27,6 +29,7 @@ from edgegossip.core.protocol import Rank, Seconds
 
 ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
 BATCHES = [range(first, first + 10) for first in range(0, 200, 10)]
+SERVER_BATCHES = [range(first, first + 8) for first in range(0, 32, 8)]
 MANY_BATCHES = [range(first, first + 100) for first in range(200, 10_000, 100)]
 
 
@@ -56,6 +59,15 @@ def test_none_of_very_many_worlds_breaks_a_host(seeds: range) -> None:
             check(draw_world(seed))
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + 8) for first in range(0, 32, 8)], ids=str
+)
+def test_no_world_breaks_the_hosts_of_a_parameter_server(seeds: range) -> None:
+    for seed in seeds:
+        with replayable(seed):
+            check_server(draw_server_world(seed))
+
+
 def test_one_seed_gives_one_trace() -> None:
     seeds = [seed for seed in range(60) if draw_world(seed).disturbances][:8]
     traces = [digest(check(draw_world(seed))) for seed in seeds]
@@ -77,19 +89,19 @@ def calm(name: str, step_seconds: Seconds = 0.1) -> World:
     )
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", PEERS)
 def test_two_that_join_late_do_not_wait_for_each_other(name: str) -> None:
     check(replace(calm(name), start_at=(0.0, 0.0, 0.0, 3.0, 3.0)))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", PEERS)
 def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
     slow: Rank = 2
     steps = [0.05] * NUM_WORKERS
     steps[slow] = 8 * 0.05
     away = Disturbance(kind="partition", at=2.0, ranks=(slow,), seconds=10.0)
     world = replace(calm(name), step_seconds=tuple(steps), disturbances=(away,))
-    world = replace(world, algorithm=longer(ALL[name], 8))
+    world = replace(world, algorithm=longer(PEERS[name], 8))
     run = check(world)
     others = [rank for rank in range(NUM_WORKERS) if rank != slow]
     pause = longest_pause(run, others, after=away.at + away.seconds)

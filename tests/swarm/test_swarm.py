@@ -27,6 +27,8 @@ from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.parameter_server.committing import SERVER
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.rounds import RoundBased
 from edgegossip.core.algorithm import Algorithm
@@ -128,18 +130,9 @@ def draw_world(algorithm: AnyAlgorithm | EdgeGossip, seed: int) -> World:
         if draw.random() < 0.2
     }
     default = Link(latency=draw.choice([0.0, 0.1, 1.0]), bandwidth=10 ** draw.uniform(2, 6))
-    topology = draw_topology(draw, num_workers)
-    if isinstance(algorithm, AllReduce):
-        topology = complete(num_workers)
-    if isinstance(algorithm, ChocoGossip) and topology.period > 1:
-        topology = ring(num_workers)
-    varied = replace(algorithm, topology=topology, num_rounds=draw.randint(1, 8))
-    if isinstance(varied, PushSum) and draw.random() < 0.7:
-        varied = replace(varied, topology=draw_directed(draw, num_workers))
-    if isinstance(varied, RoundBased) and is_lossy:
-        varied = replace(varied, timeout=draw.uniform(0.1, 10))
-    if isinstance(varied, ADPSGD | PushSum) and is_lossy:
-        varied = replace(varied, resend_after=draw.uniform(0.1, 10))
+    if isinstance(algorithm, ParameterServer):
+        faults = with_server_back(faults)
+    varied = vary(algorithm, draw, num_workers, is_lossy)
     world = World(
         algorithm=varied,
         platforms=tuple(
@@ -153,6 +146,38 @@ def draw_world(algorithm: AnyAlgorithm | EdgeGossip, seed: int) -> World:
     limited = zip(world.platforms, downlinks, strict=True)
     platforms = tuple(replace(each, downlink=downlink) for each, downlink in limited)
     return replace(world, platforms=platforms)
+
+
+def vary(
+    algorithm: AnyAlgorithm, draw: random.Random, num_workers: int, is_lossy: bool
+) -> AnyAlgorithm:
+    """The algorithm for so many workers, with what the seed draws for it."""
+    topology = draw_topology(draw, num_workers)
+    num_rounds = draw.randint(1, 8)
+    if isinstance(algorithm, ParameterServer):
+        again = draw.uniform(0.1, 2) if is_lossy else None
+        return replace(
+            algorithm, num_workers=num_workers - 1, num_rounds=num_rounds, resend_after=again
+        )
+    if isinstance(algorithm, AllReduce):
+        topology = complete(num_workers)
+    if isinstance(algorithm, ChocoGossip) and topology.period > 1:
+        topology = ring(num_workers)
+    varied = replace(algorithm, topology=topology, num_rounds=num_rounds)
+    if isinstance(varied, PushSum) and draw.random() < 0.7:
+        varied = replace(varied, topology=draw_directed(draw, num_workers))
+    if isinstance(varied, RoundBased) and is_lossy:
+        varied = replace(varied, timeout=draw.uniform(0.1, 10))
+    if isinstance(varied, ADPSGD | PushSum) and is_lossy:
+        varied = replace(varied, resend_after=draw.uniform(0.1, 10))
+    return varied
+
+
+def with_server_back(faults: Faults) -> Faults:
+    """Let the server come back wherever it crashes: without it there is no run."""
+    crashes = [f for f in faults.script if isinstance(f, Crash) and f.rank == SERVER]
+    back = [Recover(at=f.at + 1.0, rank=SERVER) for f in crashes]
+    return replace(faults, script=(*faults.script, *back))
 
 
 def draw_topology(draw: random.Random, num_workers: int) -> Topology:
@@ -308,8 +333,9 @@ def check_world(world: World) -> None:
     if not any(isinstance(fault, Crash) for fault in world.faults.script):
         require_equal_replicas([inside(state) for state in simulator.states])
     algorithm = world.algorithm
+    is_left = isinstance(algorithm, ParameterServer) and checks.crashed >= {*algorithm.workers}
     for rank, state in enumerate(simulator.states):
-        if rank not in checks.crashed:
+        if rank not in checks.crashed and not is_left:
             assert state.round == algorithm.traits.num_rounds
 
 

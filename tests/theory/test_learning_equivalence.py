@@ -61,7 +61,9 @@ def simulate(
     pool: ComputePool | None = None,
 ) -> Tensor:
     """Final parameters, [num_workers, num_params]."""
-    num_workers = algorithm.topology.num_workers
+    topology = algorithm.traits.topology
+    assert topology is not None
+    num_workers = topology.num_workers
     simulator = Simulator(
         algorithm,
         platforms or [Platform(throughput=1000.0)] * num_workers,
@@ -69,6 +71,7 @@ def simulate(
         workload.make_trainer,
         pool=pool,
         wire=True,
+        evaluate=workload.evaluate,
     )
     assert simulator.run()
     return torch.stack([*simulator.estimates().values()])

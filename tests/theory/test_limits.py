@@ -19,6 +19,7 @@ from tests.algorithms import (
     each_synchronous,
 )
 from tests.worlds import (
+    EVEN,
     NUM_PARAMS,
     TARGETS,
     UNEVEN,
@@ -34,6 +35,8 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import ServerState
 from edgegossip.algorithms.rounds import RoundBased
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
@@ -89,6 +92,9 @@ def test_gosgd_that_never_pushes_trains_alone() -> None:
 
 @each_algorithm
 def test_one_worker_alone_is_plain_sgd(algorithm: AnyAlgorithm) -> None:
+    if isinstance(algorithm, ParameterServer):
+        require_sgd_of_one_committer(algorithm)
+        return
     local_steps = getattr(algorithm, "local_steps", 1)
     plain = PLAIN.get(type(algorithm), {})
     lonely = replace(algorithm, topology=complete(1), **plain)
@@ -96,6 +102,18 @@ def test_one_worker_alone_is_plain_sgd(algorithm: AnyAlgorithm) -> None:
     expected = train_alone(0, algorithm.num_rounds, Steps(local_steps))
     tolerance = 1e-6 if plain else 0.0  # to add up what has changed rounds
     torch.testing.assert_close(after[0], expected, rtol=0.0, atol=tolerance)
+
+
+def require_sgd_of_one_committer(algorithm: ParameterServer) -> None:
+    """Fail if the server's model is not what all committed steps make of the first one."""
+    lonely = replace(algorithm, num_workers=1)
+    world = make_world(lonely, platforms=EVEN[:2], links=Links(default=Link(latency=0.25)))
+    assert world.run()
+    server = world.states[0]
+    assert isinstance(server, ServerState)
+    assert server.num_steps[1] >= algorithm.num_rounds
+    expected = train_alone(1, server.num_steps[1], Steps(1))
+    torch.testing.assert_close(server.params, expected, rtol=0.0, atol=1e-6)
 
 
 def train_alone(rank: Rank, num_rounds: int, work: Steps) -> Tensor:

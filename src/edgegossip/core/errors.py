@@ -27,6 +27,10 @@ class PlatformError(EdgeGossipError):
     """Too many platforms have failed for the run to go on, as its settings say."""
 
 
+class ServerLostError(EdgeGossipError):
+    """The parameter server is lost, and did not come back in time."""
+
+
 class RunFolderError(EdgeGossipError):
     """A run folder cannot be written, read or resumed."""
 
@@ -56,7 +60,7 @@ def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
     return LocalProtocolError(
         f"at {now:g} s nothing is left to happen, but workers {ranks[:8]} have not finished: "
         "they wait for ever. Where messages can be lost, give the algorithm a timeout, or "
-        "push-sum and ADPSGD resend_after"
+        "push-sum, ADPSGD and parameter servers resend_after"
     )
 
 

@@ -1,0 +1,113 @@
+"""ADACOMM: fewer local steps between two averagings as the loss falls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
+from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.core.protocol import Effect, Evaluate, Rank, Seconds, SetTimer
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import Limits
+
+_MAX_STEPS = 10**6
+_WINDOW = "window"
+
+
+@dataclass(slots=True, kw_only=True)
+class ADACOMMServerState(ServerState):
+    """State of the server.
+
+    Attributes:
+        tau: Local steps in a round, as they are now.
+        first_loss: Of the initial model; None before it is known.
+    """
+
+    tau: int
+    first_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADACOMM(FixedADACOMM):
+    r"""Average after :math:`\tau` local steps, and lower :math:`\tau` with the loss.
+
+    After each window of :math:`\Gamma` seconds the server measures its model's loss
+    :math:`\ell` on validation data:
+
+    .. math::
+        \tau' = \sqrt{\ell / \ell_0}\, \tau_0, \qquad
+        \tau \leftarrow \begin{cases}
+            \lceil \tau' \rceil & \text{if } \tau' < \tau \\
+            \lceil \tau / 2 \rceil & \text{otherwise}
+        \end{cases}
+
+    Each answer tells a worker the present :math:`\tau`.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Rounds.
+        resend_after: See `ParameterServer`.
+        tau: :math:`\tau_0`, at least 1; the paper searches a grid, for one window each.
+        window: :math:`\Gamma`, seconds between two changes, above 0.
+
+    References:
+        Wang & Joshi, SysML 2019, arXiv:1810.08313, equations 17 and 18. Departures: the
+        learning rate is the schedule's affair; the loss is measured on validation data.
+    """
+
+    window: Seconds = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, window="above 0")
+
+    def init(self, rank: Rank, params: Tensor) -> ServerState | CommitterState:
+        state = super().init(rank, params)
+        if isinstance(state, CommitterState):
+            return state
+        return ADACOMMServerState(
+            rank=rank,
+            params=params,
+            num_commits=state.num_commits,
+            num_steps=state.num_steps,
+            rounds=state.rounds,
+            tau=self.tau,
+        )
+
+    @property
+    def limits(self) -> Mapping[str, Limits]:
+        return {"local_steps": range(1, _MAX_STEPS)}
+
+    def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
+        return [Evaluate(state.params)]
+
+    def wake(
+        self, state: ServerState | CommitterState, name: str, now: Seconds
+    ) -> list[Effect]:
+        return [Evaluate(state.params)]
+
+    def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
+        assert isinstance(state, ADACOMMServerState)
+        if state.first_loss is None:
+            state.first_loss = loss
+        else:
+            # A loss of 0 cannot fall any more.
+            ratio = loss / state.first_loss if state.first_loss > 0 else 0.0
+            wanted = math.sqrt(max(0.0, ratio)) * self.tau
+            steps = wanted if wanted < state.tau else state.tau / 2
+            state.tau = max(1, math.ceil(steps))
+        return [SetTimer(_WINDOW, now + self.window)]
+
+    def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
+        assert isinstance(state, ADACOMMServerState)
+        return {"local_steps": state.tau}
+
+    def take_settings(
+        self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
+    ) -> list[Effect]:
+        state.local_steps = int(numbers["local_steps"])
+        return []

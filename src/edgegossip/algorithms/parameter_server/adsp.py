@@ -1,0 +1,153 @@
+"""ADSP: workers never wait, and commit at a rate that is searched while they train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgegossip.algorithms.parameter_server.adsp_plus import (
+    WINDOW,
+    ADSPPlus,
+    ADSPServerState,
+)
+from edgegossip.algorithms.parameter_server.commit_search import CommitSearch, Tried
+from edgegossip.algorithms.parameter_server.implicit_momentum import implicit_momentum
+from edgegossip.algorithms.parameter_server.reward import LogSlope, Reward
+from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.protocol import Effect, Evaluate, Rank, Seconds, SetTimer
+from edgegossip.core.ranges import check_ranges
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchingServerState(ADSPServerState):
+    """State of the server.
+
+    Attributes:
+        search: Where the search for the rate stands.
+        asked_at: When each loss that is being measured was asked for.
+        num_windows: Windows since the search was begun anew.
+        steps_before: `num_steps` when the window began.
+        commits_before: `num_commits` when the window began.
+    """
+
+    search: CommitSearch
+    asked_at: list[Seconds] = field(default_factory=list)
+    num_windows: int = 0
+    steps_before: dict[Rank, int] = field(default_factory=dict)
+    commits_before: dict[Rank, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADSP(ADSPPlus):
+    r"""Search for the commit rate online, while workers train without waiting.
+
+    All that `ADSPPlus` does, and besides: the server measures its model's loss on validation
+    data during a window, the reward says how fast it fell, and as long as rewards rise the next
+    window tries one more commit (see `CommitSearch`). The rate found stays until the epoch is
+    over, or the loss has risen by `loss_rise` between the ends of two windows; then the search
+    begins anew, from the present rate.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Commits of each worker until it finishes.
+        resend_after: See `ParameterServer`.
+        window: :math:`\Gamma`; see `ADSPPlus`.
+        min_interval: See `ADSPPlus`; no rate above `window / min_interval` is tried.
+        rate: The first that is tried.
+        waits_for_answer: See `ADSPPlus`.
+        reward: Rates a window: `LogSlope`, `ConstrainedFit` or `PaperReward`.
+        windows_per_epoch: Windows until the search begins anew, at least 2; 20 in the paper.
+        loss_rise: Relative rise of the loss that begins it anew, above 0.
+
+    References:
+        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
+        Departures, besides those of `ADSPPlus`: the default reward; the loss is measured on
+        validation data; a window in which the loss did not fall never ends the search.
+    """
+
+    reward: Reward = LogSlope()
+    windows_per_epoch: int = 20
+    loss_rise: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, windows_per_epoch="at least 2", loss_rise="above 0")
+
+    @property
+    def max_rate(self) -> int:
+        """The highest rate that the least interval allows."""
+        return max(1, int(self.window / self.min_interval)) if self.min_interval else 1000
+
+    def init_server(self, state: ServerState) -> SearchingServerState:
+        return SearchingServerState(
+            rank=state.rank,
+            params=state.params,
+            num_commits=state.num_commits,
+            num_steps=state.num_steps,
+            rounds=state.rounds,
+            search=CommitSearch(rate=self.rate),
+            rate=self.rate,
+        )
+
+    def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
+        return [*super().start_serving(state, now), *self._look(state, now)]
+
+    def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
+        assert isinstance(state, SearchingServerState)
+        state.rate = state.search.rate
+        state.steps_before, state.commits_before = {**state.num_steps}, {**state.num_commits}
+        *sends, _ = super().begin_window(state, now)
+        return [*sends, SetTimer(WINDOW, now + self._until_look(state))]
+
+    def end_window(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Look at the loss, in a window or at its end."""
+        assert isinstance(state, SearchingServerState)
+        num_looks = len(state.search.looks) + len(state.asked_at)
+        effects = self._look(state, now)
+        if state.search.is_searching and num_looks + 1 < self.reward.num_looks:
+            effects.append(SetTimer(WINDOW, now + self._until_look(state)))
+        return effects
+
+    def _until_look(self, state: SearchingServerState) -> Seconds:
+        num_spans = self.reward.num_looks - 1 if state.search.is_searching else 1
+        return self.window / num_spans
+
+    def _look(self, state: ServerState, now: Seconds) -> list[Effect]:
+        assert isinstance(state, SearchingServerState)
+        state.asked_at.append(now)
+        return [Evaluate(state.params)]
+
+    def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
+        assert isinstance(state, SearchingServerState)
+        search = state.search
+        search.looks.append((state.asked_at.pop(0), loss))
+        num_looks = self.reward.num_looks if search.is_searching else 2
+        if len(search.looks) < num_looks:
+            return []
+        rate, is_trial = search.rate, search.is_searching
+        reward = self.reward(search.looks) if is_trial else None
+        if reward is not None:
+            search.judge(reward, self.max_rate)
+        state.num_windows += 1
+        has_risen = loss >= (1 + self.loss_rise) * search.looks[0][1]
+        if has_risen or state.num_windows >= self.windows_per_epoch:
+            search.begin()
+            state.num_windows = 0
+        momentum = self._implicit_momentum(state)
+        search.tried.append(
+            Tried(at=now, rate=rate, reward=reward, loss=loss, implicit_momentum=momentum)
+        )
+        search.looks = [search.looks[-1]]
+        return self.begin_window(state, now)
+
+    def _implicit_momentum(self, state: SearchingServerState) -> float | None:
+        """Theorem 1, with the commits and steps that were counted in this window."""
+        commits = {j: n - state.commits_before[j] for j, n in state.num_commits.items()}
+        steps = {j: n - state.steps_before[j] for j, n in state.num_steps.items()}
+        active = [j for j in self.workers if commits[j] > 0 and steps[j] > 0]
+        return implicit_momentum([steps[j] / commits[j] for j in active]) if active else None
+
+
+def trials(state: Any) -> list[Tried]:  # noqa: ANN401 - of any algorithm
+    """List the windows of a run's search; none for a state that is not `ADSP`'s server's."""
+    return state.search.tried if isinstance(state, SearchingServerState) else []

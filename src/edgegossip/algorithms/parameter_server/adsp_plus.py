@@ -1,0 +1,169 @@
+"""ADSPPlus: workers never wait, and commit at a rate that was found beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.core.protocol import (
+    Effect,
+    Message,
+    Rank,
+    Seconds,
+    Send,
+    SetTimer,
+)
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import MessageSpec
+
+WINDOW, _COMMIT = "window", "commit"
+_MAX_DUE = 10**9
+
+
+@dataclass(slots=True, kw_only=True)
+class ADSPServerState(ServerState):
+    """State of the server.
+
+    Attributes:
+        target: Commits that each worker is to have made by the end of the window.
+        rate: Commits of each worker in a window.
+    """
+
+    target: int = 0
+    rate: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADSPPlus(ParameterServer):
+    r"""Train without waiting, and commit so often that all workers' counts stay level.
+
+    At the start of each window of :math:`\Gamma` seconds the server raises the target
+    :math:`C` by the commit rate, and tells worker :math:`i`, which has made :math:`c_i`
+    commits, to make :math:`\Delta C_i = C - c_i` more. The worker trains step by step, and
+    commits when its timer is due:
+
+    .. math:: T_i = \max(T_{min},\; \Gamma / \Delta C_i)
+
+    The timer runs from one sending to the next, so the time :math:`O_i` that a commit takes is
+    part of it, as in the paper, where :math:`\Gamma / \Delta C_i - O_i` runs from the answer.
+    The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Commits of each worker until it finishes.
+        resend_after: See `ParameterServer`.
+        window: :math:`\Gamma` in seconds, above 0.
+        min_interval: :math:`T_{min}` in seconds, at least 0 and below `window`.
+        rate: Commits of each worker in a window, at least 1; here for good, in `ADSP` at first.
+        waits_for_answer: A worker stands still while its commit is under way, as published.
+            By default it trains on, and what it learns meanwhile is added to the answer.
+
+    References:
+        Hu, Wang & Wu, "Distributed machine learning through heterogeneous edge systems", AAAI
+        2020, arXiv:1911.06949. Departures: workers are not halted between windows; the first
+        commit goes by the timer, not by a number of steps; the least interval runs from the
+        sending; `waits_for_answer`.
+    """
+
+    window: Seconds = 60.0
+    min_interval: Seconds = 10.0
+    rate: int = 1
+    waits_for_answer: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, window="above 0", min_interval="at least 0", rate="at least 1")
+        if self.min_interval >= self.window:
+            raise ValueError(
+                f"min_interval must be below window, got {self.min_interval:g} and "
+                f"{self.window:g}; nobody would commit within a window"
+            )
+
+    def init(self, rank: Rank, params: Tensor) -> ServerState | CommitterState:
+        state = super().init(rank, params)
+        if isinstance(state, CommitterState):
+            state.interval = self._interval(self.rate)
+            return state
+        return self.init_server(state)
+
+    def init_server(self, state: ServerState) -> ADSPServerState:
+        """Build the state of the server from that of any server."""
+        return ADSPServerState(
+            rank=state.rank,
+            params=state.params,
+            num_commits=state.num_commits,
+            num_steps=state.num_steps,
+            rounds=state.rounds,
+            rate=self.rate,
+        )
+
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        """Targets besides; see `ParameterServer`."""
+        due = {"num_due": range(1, _MAX_DUE)}
+        target = MessageSpec(numbers=due, max_ahead=self.num_rounds)
+        return {**super().schema(params), "target": target}
+
+    # The worker.
+
+    @property
+    def trains_on(self) -> bool:
+        return not self.waits_for_answer
+
+    def is_due(self, state: CommitterState) -> bool:
+        return state.is_due
+
+    def block(self, state: CommitterState) -> int:
+        return 1
+
+    def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        state.sent_at = now
+        return [*self.committed(state, now), *super().start_working(state, now)]
+
+    def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        return [SetTimer(_COMMIT, state.sent_at + state.interval)]
+
+    def wake(
+        self, state: ServerState | CommitterState, name: str, now: Seconds
+    ) -> list[Effect]:
+        if isinstance(state, ServerState):
+            return self.end_window(state, now)
+        state.is_due = True
+        return []
+
+    def take_settings(
+        self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
+    ) -> list[Effect]:
+        state.interval = self._interval(numbers["num_due"])
+        return [] if state.is_due else self.committed(state, now)
+
+    def _interval(self, num_due: float) -> Seconds:
+        return max(self.min_interval, self.window / num_due)
+
+    # The server.
+
+    def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
+        ranks = sorted(state.waiting)
+        for rank in ranks:
+            self.merge(state, [rank], 1 / self.num_workers)
+        return [self.answer(state, rank) for rank in ranks]
+
+    def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
+        return self.begin_window(state, now)
+
+    def end_window(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Go on to the next window."""
+        return self.begin_window(state, now)
+
+    def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Raise the target, and tell each worker how many commits it lacks."""
+        assert isinstance(state, ADSPServerState)
+        state.target = max([*state.rounds.values()]) + state.rate
+        sends: list[Effect] = []
+        for rank in self.training(state):
+            numbers = {"num_due": state.target - state.rounds[rank]}
+            sends.append(Send(rank, Message("target", state.rounds[rank], numbers=numbers)))
+        return [*sends, SetTimer(WINDOW, now + self.window)]

@@ -1,0 +1,33 @@
+"""ASP: workers commit every step, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.protocol import Effect, Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASP(ParameterServer):
+    r"""Commit every step, whatever the others do.
+
+    The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`, and answers at
+    once.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Commits of each worker, each of one step.
+        resend_after: See `ParameterServer`.
+
+    References:
+        Dean et al., "Large scale distributed deep networks", NIPS 2012 (Downpour SGD with one
+        step between two fetches).
+    """
+
+    def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
+        ranks = sorted(state.waiting)
+        for rank in ranks:
+            self.merge(state, [rank], 1 / self.num_workers)
+        return [self.answer(state, rank) for rank in ranks]

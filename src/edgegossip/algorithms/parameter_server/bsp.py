@@ -1,0 +1,36 @@
+"""BSP: all workers train a block, all updates are averaged, all go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.protocol import Effect, Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class BSP(ParameterServer):
+    r"""Average the updates of all workers after every step, behind a barrier.
+
+    .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
+
+    Updates are summed in rank order, so speeds change times and never results. Nobody waits for
+    workers that are lost; :math:`M` is then the number of those that have committed.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Rounds, each of one step.
+        resend_after: See `ParameterServer`.
+
+    References:
+        Valiant, "A bridging model for parallel computation", CACM 1990. As a baseline: Hu, Wang
+        & Wu, AAAI 2020, arXiv:1911.06949, section 2.
+    """
+
+    def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
+        if any(j not in state.waiting for j in self.training(state)):
+            return []
+        ranks = sorted(state.waiting)
+        self.merge(state, ranks, 1 / len(ranks))
+        return [self.answer(state, j) for j in ranks]

@@ -1,0 +1,68 @@
+"""The online search for the commit rate: one more commit a window, as long as it helps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from edgegossip.algorithms.parameter_server.reward import Look
+from edgegossip.core.protocol import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A window that is over.
+
+    Attributes:
+        at: When it ended.
+        rate: Commits of each worker that were wanted in it.
+        reward: What the search made of it; None if it did not search.
+        loss: At its end.
+        implicit_momentum: By Theorem 1; None if nobody committed.
+    """
+
+    at: Seconds
+    rate: int
+    reward: float | None
+    loss: float
+    implicit_momentum: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class CommitSearch:
+    """Where the search stands; the state of a server has one.
+
+    A window tries a rate. While rewards rise, the next window tries one more commit; the first
+    that does not do better ends the search, and the rate before it stays. A window in which the
+    loss did not fall is no reward at all: more commits mean less implicit momentum, so the
+    search goes on upwards from there, which is what stops a divergence.
+
+    Attributes:
+        rate: Commits of each worker in the present window.
+        is_searching: Another rate will be tried.
+        best_reward: Of the windows of this search.
+        best_rate: The rate of that window.
+        looks: Losses of this window, from its start.
+        tried: Each window so far.
+    """
+
+    rate: int = 1
+    is_searching: bool = True
+    best_reward: float = -math.inf
+    best_rate: int = 1
+    looks: list[Look] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Search anew, from the present rate."""
+        self.is_searching, self.best_reward, self.best_rate = True, -math.inf, self.rate
+
+    def judge(self, reward: float, max_rate: int) -> None:
+        """Account for a window in which `rate` was tried."""
+        if reward > self.best_reward:
+            self.best_reward, self.best_rate = reward, self.rate
+        elif self.best_reward > 0:
+            self.rate, self.is_searching = self.best_rate, False
+            return
+        self.is_searching = self.rate < max_rate
+        self.rate = min(self.rate + 1, max_rate)

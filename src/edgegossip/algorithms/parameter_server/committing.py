@@ -1,0 +1,198 @@
+"""The worker's half of a parameter server: train, commit, take the model in return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.errors import ServerLostError
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Finish,
+    Layout,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+)
+
+SERVER: Rank = 0
+RESEND, PATIENCE = "resend", "patience"
+State: TypeAlias = ServerState | CommitterState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committing(Algorithm[State]):
+    """How a worker commits to the server; see `ParameterServer`."""
+
+    num_rounds: int
+    resend_after: Seconds | None = None
+    patience: Seconds = 600.0
+
+    # What an algorithm says.
+
+    def is_due(self, state: CommitterState) -> bool:
+        """Say whether a worker that has just trained is to commit."""
+        return state.num_steps >= state.local_steps
+
+    def block(self, state: CommitterState) -> int:
+        """Say how many steps to train at a stretch."""
+        return max(1, state.local_steps - state.num_steps)
+
+    def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        """Account for a commit that a worker has just sent."""
+        return []
+
+    @property
+    def trains_on(self) -> bool:
+        """Whether a worker trains while its commit is under way."""
+        return False
+
+    def take_settings(
+        self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
+    ) -> list[Effect]:
+        """Go by what the server says, in an answer or between two."""
+        return []
+
+    def wake(self, state: State, name: str, now: Seconds) -> list[Effect]:
+        """Do what a timer was set for."""
+        return []
+
+    # What is the same for all.
+
+    def work(self, state: CommitterState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                state.layout, state.is_pulling = event.layout, event.has_rejoined
+                return self.start_working(state, now)
+            case Trained():
+                state.is_training = False
+                self._learn(state, event)
+                return self.go_on(state, now)
+            case Received() if event.sender == SERVER:
+                return self._hear(state, event.message, now)
+            case TimerFired(name) if name == RESEND:
+                return self._send_again(state, now)
+            case TimerFired(name) if name == PATIENCE:
+                self._give_up(state)
+            case TimerFired():
+                return [*self.wake(state, event.name, now), *self.go_on(state, now)]
+            case WorkerLost() if event.rank == SERVER:
+                state.has_server = False
+                return [SetTimer(PATIENCE, now + self.patience)]
+            case WorkerJoined() if event.rank == SERVER:
+                state.has_server = True
+                patience = SetTimer(PATIENCE, math.inf)
+                return [patience, *self._send_again(state, now), *self.go_on(state, now)]
+        return []
+
+    def _hear(self, state: CommitterState, message: Message, now: Seconds) -> list[Effect]:
+        match message.kind:
+            case "params":
+                return [*self._take_answer(state, message, now), *self.go_on(state, now)]
+            case "show":
+                return [self._copy(state)]
+        return self.take_settings(state, message.numbers, now)
+
+    def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        """Begin as a worker: train, or ask for the model after a return."""
+        return [*self._send_again(state, now), *self.go_on(state, now)]
+
+    def go_on(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        """Commit if that is due, and train if there is nothing to wait for."""
+        if state.is_pulling or state.is_training:
+            return []
+        commit: list[Effect] = []
+        if state.commit is None and state.num_steps and self.is_due(state):
+            commit = self._commit(state, now)
+        if state.round >= self.num_rounds and state.commit is None:
+            return [*commit, Finish()]
+        if not state.has_server or (state.commit is not None and not self.trains_on):
+            return commit
+        if state.round + (state.commit is not None) >= self.num_rounds:
+            return commit  # the last one is under way
+        state.is_training = True
+        return [*commit, Train(state.params, Steps(self.block(state)))]
+
+    def _give_up(self, state: CommitterState) -> None:
+        if state.round < self.num_rounds:
+            raise ServerLostError(
+                f"worker {state.rank} has waited {self.patience:g} s for the server, rank "
+                f"{SERVER}, which is lost; start it again, and go on with --resume"
+            )
+
+    def _learn(self, state: CommitterState, event: Trained) -> None:
+        if event.has_gone_back:
+            state.params = state.base = event.params
+            return
+        # What came in meanwhile stays.
+        state.params = state.params + event.delta if state.has_moved else event.params
+        state.has_moved = False
+        state.num_steps += event.num_steps
+
+    def _commit(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        layout = state.layout or Layout(state.params.numel())
+        update = layout.with_statistics(state.params - state.base, state.params)
+        numbers = {
+            "number": state.num_commits + 1,
+            "num_steps": state.num_steps,
+            "num_trained": layout.num_trained,
+        }
+        state.commit = Message("commit", state.round, {"update": update}, numbers)
+        state.committed, state.sent_at = state.params, now
+        state.num_steps, state.is_due = 0, False
+        return [*self._send_again(state, now), *self.committed(state, now)]
+
+    def _send_again(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        """Send what has no answer yet, if the server can be reached."""
+        message = Message("pull", state.round) if state.is_pulling else state.commit
+        if message is None or not state.has_server:
+            return []
+        send = Send(SERVER, message)
+        if self.resend_after is None:
+            return [send]
+        # Each time later: an answer that is only slow would be slowed down by asking again.
+        state.num_sends += 1
+        return [send, SetTimer(RESEND, now + self.resend_after * state.num_sends)]
+
+    def _take_answer(
+        self, state: CommitterState, message: Message, now: Seconds
+    ) -> list[Effect]:
+        counts = message.payload["counts"]
+        num_merged = int(counts[state.rank - 1])
+        settings = self.take_settings(state, message.numbers, now) if message.numbers else []
+        if not state.is_pulling and (
+            state.commit is None or num_merged < state.commit.numbers["number"]
+        ):
+            return settings  # an answer to what was sent twice
+        base = message.payload["params"]
+        if state.num_steps and state.committed is not None:
+            # What was learnt while the commit was under way stays, and is committed next.
+            state.params = base + (state.params - state.committed)
+        else:
+            state.params = base
+        state.has_moved = state.is_training
+        state.base, state.commit, state.committed = base, None, None
+        state.num_commits, state.counts = num_merged, counts
+        state.is_pulling, state.num_sends = False, 0
+        state.round = max(state.round, message.round)
+        return settings
+
+    def _copy(self, state: CommitterState) -> Send:
+        """Show a server that has restarted the newest model that it has given."""
+        payload = {"params": state.base, "counts": state.counts}
+        return Send(SERVER, Message("copy", state.round, payload))

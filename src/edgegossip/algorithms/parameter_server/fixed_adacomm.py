@@ -1,0 +1,43 @@
+"""Fixed ADACOMM: a fixed number of local steps between two averagings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.core.protocol import Rank
+from edgegossip.core.ranges import check_ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedADACOMM(BSP):
+    r"""Average all workers' updates after every :math:`\tau` local steps.
+
+    `BSP` with blocks: with :math:`\tau = 1` the two are the same.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Rounds, each of `tau` steps.
+        resend_after: See `ParameterServer`.
+        tau: :math:`\tau`, local steps in a round, at least 1.
+
+    References:
+        Wang & Joshi, "Adaptive communication strategies to achieve the best error-runtime
+        trade-off in local-update SGD", SysML 2019, arXiv:1810.08313. The name, and
+        :math:`\tau = 40`: Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949.
+    """
+
+    tau: int = 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, tau="at least 1")
+
+    def init(self, rank: Rank, params: Tensor) -> ServerState | CommitterState:
+        state = super().init(rank, params)
+        if isinstance(state, CommitterState):
+            state.local_steps = self.tau
+        return state

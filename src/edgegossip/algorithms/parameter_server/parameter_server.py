@@ -1,0 +1,295 @@
+"""A parameter server and workers that commit to it: what BSP, SSP, ASP, ADACOMM, ADSP share.
+
+Rank 0 is the server. Workers train from its model, *commit* what that has changed, and get the
+server's model in return. The base knows how a commit travels, is answered once and for all, and
+survives loss, cuts and restarts. An algorithm built on it says when a worker commits
+(`is_due`), and when and how the server merges and answers (`serve`).
+
+Each answer says how many commits of each worker its model holds. Nothing else is needed to go
+on after the server has lost its memory: it asks all workers for the model that each got last,
+takes the newest, and those whose commits are not in there send them again.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.parameter_server.committing import (
+    PATIENCE,
+    RESEND,
+    SERVER,
+    Committing,
+    State,
+)
+from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.core.algorithm import Traits
+from edgegossip.core.protocol import (
+    Effect,
+    Evaluated,
+    Event,
+    Finish,
+    Layout,
+    Message,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+)
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.core.topology import star
+
+_MAX_COUNT = 2**53
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Committing):
+    r"""Base of the algorithms in which workers commit updates to a server.
+
+    Worker :math:`i` trains from the server's model :math:`W`, and commits what that changed.
+    The server adds a share of it and answers with its model:
+
+    .. math::
+        U_i = x_i - W^{pulled}_i, \qquad W \leftarrow W + \tfrac{1}{M} U_i, \qquad
+        x_i \leftarrow W
+
+    A worker has one commit at a time under way, and waits for the answer unless the algorithm
+    says otherwise. Running statistics of normalisation layers are merged as they were
+    measured, :math:`W \leftarrow W + \tfrac1M (x_i - W)`: sums of their stale differences
+    could make a variance negative.
+
+    Ranks 1 to `num_workers` are workers, rank 0 is the server: it has no data, and its model
+    is the one that is evaluated.
+
+    A worker that comes back asks for the model (`pull`) and goes on in the round of the last
+    of the others; nobody waits for what it has missed. A worker stops when the server is lost,
+    and gives up after `patience`; so does a server that has lost all its workers.
+
+    Args:
+        num_workers: :math:`M`, workers that train; the run has one rank more.
+        num_rounds: Commits of each worker until it finishes.
+        resend_after: Seconds until a commit without an answer is sent again, each further time
+            so many more. None never does: right where links lose nothing.
+        patience: Seconds for which a worker waits for a lost server, and a server for the
+            first of its workers to come back.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    num_workers: int
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_workers="at least 1", num_rounds="at least 1")
+        check_ranges(self, resend_after="above 0 or None", patience="above 0")
+
+    # What an algorithm says.
+
+    @abstractmethod
+    def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Merge and answer those of `state.waiting` whose turn it is."""
+
+    def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Begin as a server."""
+        return []
+
+    def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
+        """Account for the loss of the server's model on validation data."""
+        return []
+
+    def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
+        """Tell worker `rank` in each answer how to go on; names as in `limits`."""
+        return {}
+
+    @property
+    def limits(self) -> Mapping[str, Limits]:
+        """What the numbers of `settings` may be."""
+        return {}
+
+    # What is the same for all.
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(topology=star(self.num_workers + 1), num_rounds=self.num_rounds)
+
+    def role(self, rank: Rank) -> Role:
+        if rank == SERVER:
+            return Role("server", has_data=False)
+        return Role("worker", is_evaluated=False)
+
+    @property
+    def workers(self) -> range:
+        """The ranks that train."""
+        return range(1, self.num_workers + 1)
+
+    def init(self, rank: Rank, params: Tensor) -> State:
+        if rank == SERVER:
+            none = dict.fromkeys(self.workers, 0)
+            return ServerState(
+                rank=rank,
+                params=params,
+                num_commits=none,
+                num_steps={**none},
+                rounds={**none},
+            )
+        counts = torch.zeros(self.num_workers, dtype=torch.int64)
+        return CommitterState(rank=rank, params=params, base=params, counts=counts)
+
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        """Commits, pulls, the newest model of a worker, and the server's answers."""
+        counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=_MAX_COUNT)
+        ahead = self.num_rounds
+        serial, trained = range(1, _MAX_COUNT), range(params.numel() + 1)
+        return {
+            "commit": MessageSpec(
+                {"update": params},
+                numbers={"number": serial, "num_steps": serial, "num_trained": trained},
+                max_ahead=ahead,
+            ),
+            "pull": MessageSpec(max_ahead=ahead),
+            "show": MessageSpec(max_ahead=ahead),
+            "copy": MessageSpec({"params": params, "counts": counts}, max_ahead=ahead),
+            "params": MessageSpec(
+                {"params": params, "counts": counts}, numbers=self.limits, max_ahead=ahead
+            ),
+        }
+
+    def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
+        if isinstance(state, ServerState):
+            return self._handle_as_server(state, event, now)
+        return self.work(state, event, now)
+
+    # The server.
+
+    def _handle_as_server(self, state: ServerState, event: Event, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case Started():
+                effects += self.start_serving(state, now)
+                if event.has_rejoined:
+                    state.unseen, state.is_new = dict.fromkeys(self.workers), True
+                    effects += self._ask(state, now)
+            case Received():
+                self._receive(state, event.sender, event.message)
+            case Evaluated():
+                effects += self.judged(state, event.loss, now)
+            case TimerFired(name) if name == RESEND:
+                effects += self._ask(state, now)
+            case TimerFired(name) if name == PATIENCE:
+                return [Finish()]
+            case TimerFired():
+                effects += self.wake(state, event.name, now)
+            case WorkerLost():
+                state.lost[event.rank] = None
+                if event.has_lied:
+                    state.waiting.pop(event.rank, None)
+                if self._is_alone(state):
+                    effects.append(SetTimer(PATIENCE, now + self.patience))
+            case WorkerJoined():
+                state.lost.pop(event.rank, None)
+                self._skip(state, event.rank)
+                effects += [SetTimer(PATIENCE, math.inf), *self._ask(state, now)]
+        if state.is_new:
+            is_alone = len(state.unseen) == self.num_workers
+            if is_alone or any(j not in state.lost for j in state.unseen):
+                return effects  # it does not know the model yet
+            state.is_new = False
+            known = [j for j in state.waiting if self.is_merged(state, j)]
+            effects += [self.answer(state, j) for j in known]
+        effects += [self.answer(state, j) for j in [*state.pulling]]
+        effects += self.serve(state, now) if state.waiting else []
+        has_work = self.training(state) or self._is_alone(state)
+        return effects if has_work else [*effects, Finish()]
+
+    def _is_alone(self, state: ServerState) -> bool:
+        """All workers are lost, and none of them has finished."""
+        return len(state.lost) == self.num_workers and state.round < self.num_rounds
+
+    def _receive(self, state: ServerState, sender: Rank, message: Message) -> None:
+        match message.kind:
+            case "copy":
+                self._restore(state, sender, message)
+            case "pull":
+                self._skip(state, sender)
+                state.unseen.pop(sender, None)
+                state.pulling[sender] = None
+            case "commit":
+                self._take_commit(state, sender, message)
+
+    def _take_commit(self, state: ServerState, sender: Rank, message: Message) -> None:
+        waiting = state.waiting.get(sender)
+        newest = state.num_commits[sender] if waiting is None else waiting.numbers["number"]
+        if message.numbers["number"] > newest:
+            state.waiting[sender] = message
+        elif waiting is None:
+            state.pulling[sender] = None  # the answer was lost
+
+    def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Ask workers for the newest model, having lost the own."""
+        show = Message("show", state.round)
+        effects: list[Effect] = [Send(j, show) for j in state.unseen if j not in state.lost]
+        if effects and self.resend_after is not None:
+            effects.append(SetTimer(RESEND, now + self.resend_after))
+        return effects
+
+    def _restore(self, state: ServerState, sender: Rank, message: Message) -> None:
+        """Take over a model with more commits than the own."""
+        counts = message.payload["counts"].tolist()
+        if state.is_new and sum(counts) > sum(state.num_commits.values()):
+            state.params = message.payload["params"]
+            state.num_commits = dict(zip(self.workers, counts, strict=True))
+        state.unseen.pop(sender, None)
+        state.rounds[sender] = max(state.rounds[sender], message.round)
+        state.round = max(state.round, message.round)
+
+    def _skip(self, state: ServerState, rank: Rank) -> None:
+        """Let a worker that was away go on in the round of the last of the others."""
+        others = [state.rounds[j] for j in self.training(state) if j != rank]
+        state.rounds[rank] = max([state.rounds[rank], *([min(others)] if others else [])])
+
+    def training(self, state: ServerState) -> list[Rank]:
+        """List the workers that can be reached and have not finished."""
+        rounds = state.rounds
+        return [j for j in self.workers if j not in state.lost and rounds[j] < self.num_rounds]
+
+    def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
+        """Add `share` of each waiting commit of `ranks`, in this order, to the model."""
+        commits = [state.waiting[j] for j in ranks]
+        num_trained = int(min(commit.numbers["num_trained"] for commit in commits))
+        total = reduce(torch.add, (commit.payload["update"] for commit in commits))
+        before, state.params = state.params, state.params.add(total, alpha=share)
+        if num_trained < total.numel():
+            measured = before + share * (total - len(commits) * before)
+            state.params = Layout(num_trained).with_statistics(state.params, measured)
+        for rank, commit in zip(ranks, commits, strict=True):
+            state.num_commits[rank] = int(commit.numbers["number"])
+            state.num_steps[rank] += int(commit.numbers["num_steps"])
+            state.rounds[rank] = min(state.rounds[rank] + 1, self.num_rounds)
+            state.round = max(state.round, state.rounds[rank])
+
+    def is_merged(self, state: ServerState, rank: Rank) -> bool:
+        """Say whether the model has the waiting commit of worker `rank`."""
+        return state.waiting[rank].numbers["number"] <= state.num_commits[rank]
+
+    def answer(self, state: ServerState, rank: Rank) -> Send:
+        """Give worker `rank` the model, and what it has to know."""
+        state.pulling.pop(rank, None)
+        if rank in state.waiting and self.is_merged(state, rank):
+            del state.waiting[rank]
+        counts = torch.tensor([*state.num_commits.values()], dtype=torch.int64)
+        payload = {"params": state.params, "counts": counts}
+        numbers = self.settings(state, rank)
+        return Send(rank, Message("params", state.rounds[rank], payload, numbers))

@@ -1,0 +1,144 @@
+"""Rewards of a commit rate: how fast the loss fell while it was tried."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_ranges
+
+Look: TypeAlias = tuple[Seconds, float]
+"""When, counted from the start of the window, and the loss then."""
+
+FloatArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+class Reward(Protocol):
+    """Rates a window in which one commit rate was tried."""
+
+    @property
+    def num_looks(self) -> int:
+        """Losses that it goes by, the first at the start and the last at the end."""
+
+    def __call__(self, looks: Sequence[Look]) -> float:
+        """Say how good the window was: more is better, above 0 only if the loss fell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSlope:
+    r"""The slope of the logarithm of the loss, by least squares: robust, and the default.
+
+    .. math:: r = -\frac{\sum_k (t_k - \bar t)\, \ln \ell_k}{\sum_k (t_k - \bar t)^2}
+
+    It is above 0 exactly if the fitted loss falls, and 0 or less otherwise; a loss that is not
+    finite gives minus infinity.
+
+    Args:
+        num_looks: Losses in a window, at least 3.
+
+    >>> LogSlope()([(0.0, math.e**2), (1.0, math.e), (2.0, 1.0)])
+    1.0
+    """
+
+    num_looks: int = 7
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_looks="at least 3")
+
+    def __call__(self, looks: Sequence[Look]) -> float:
+        times, losses = np.array(looks, dtype=float).T
+        if not np.isfinite(losses).all():
+            return -math.inf
+        times = times - times.mean()
+        logs = np.log(np.maximum(losses, 1e-12))
+        return round(float(times @ -logs / (times @ times)), 12) + 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstrainedFit:
+    r"""The paper's curve with its parameters kept where they make sense.
+
+    Fits :math:`\ell(t) = 1 / (a t + b) + c` with :math:`a, b > 0` and
+    :math:`0 \le c < \min_k \ell_k`, and rates the window by the relative fall of the fitted
+    curve: :math:`r = (\ell(0) - \ell(\Gamma)) / (\Gamma \ell(0))`. Such a curve cannot rise; if
+    the loss did, from first to last, the reward is minus that rise.
+
+    Args:
+        num_looks: Losses in a window, at least 4: there are three parameters.
+    """
+
+    num_looks: int = 7
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_looks="at least 4")
+
+    def __call__(self, looks: Sequence[Look]) -> float:
+        times, losses = np.array(looks, dtype=float).T
+        if not np.isfinite(losses).all():
+            return -math.inf
+        span = times[-1] - times[0]
+        if losses[-1] >= losses[0]:
+            return float((losses[0] - losses[-1]) / (span * max(losses[0], 1e-12)))
+        # For a given c the curve is a line in 1 / (loss - c): the best of many is taken.
+        best, fall = math.inf, 0.0
+        for share in np.linspace(0.0, 0.98, 50):
+            c = share * losses.min()
+            slope, start = np.polyfit(times, 1 / np.maximum(losses - c, 1e-12), 1)
+            if slope <= 0 or slope * times[0] + start <= 0:
+                continue
+            fitted = 1 / (slope * times + start) + c
+            error = float(((fitted - losses) ** 2).sum())
+            if error < best:
+                best, fall = error, float((fitted[0] - fitted[-1]) / (span * fitted[0]))
+        return fall
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperReward:
+    r"""The published reward, to the letter: three losses, three parameters.
+
+    Fits :math:`\ell(t) = 1 / (a^2 t + b) + c` through the losses at the start, in the middle
+    and at the end, and predicts when a loss :math:`\ell_{end}` will be reached:
+
+    .. math:: r = \frac{a^2}{1 / (\ell_{end} - c) - b}
+
+    With as many parameters as losses there is no smoothing, and the sign flips where
+    :math:`1 / (\ell_{end} - c) < b`: a window in which the loss rose may be rated well. That is
+    why it is not the default.
+
+    Args:
+        final_loss: :math:`\ell_{end}`, the loss that training is to reach; 0.7 for CIFAR-10 in
+            the published code.
+
+    References:
+        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, and its published code (`get_reward`), of
+        which the fit, its guards and their values -100000 and -100001 are taken.
+    """
+
+    final_loss: float = 0.7
+
+    num_looks = 3
+
+    def __call__(self, looks: Sequence[Look]) -> float:
+        from scipy.optimize import curve_fit
+
+        def curve(t: FloatArray, a: float, b: float, c: float) -> FloatArray:
+            return 1 / (a * a * t + b) + c
+
+        times, losses = np.array(looks, dtype=float).T
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                (a, b, c), _ = curve_fit(curve, times, losses, maxfev=20_000)
+        except (RuntimeError, ValueError):  # it found no curve, or a loss is not finite
+            return -math.inf
+        if self.final_loss == c:
+            return -100_000.0
+        denominator = 1 / (self.final_loss - c) - b
+        return float(a * a / denominator) if denominator != 0 else -100_001.0

@@ -1,0 +1,46 @@
+"""SSP: workers commit every step; the fastest may be so many steps ahead of the slowest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.protocol import Effect, Seconds
+from edgegossip.core.ranges import check_ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSP(ParameterServer):
+    r"""Commit every step; wait for the slowest only when far ahead of it.
+
+    The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`, and answers
+    worker :math:`i` as soon as :math:`c_i - \min_j c_j < s`, where :math:`c_i` counts its
+    commits. Lost workers, and those that have finished, are not waited for.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Commits, each of one step.
+        resend_after: See `ParameterServer`.
+        slack: :math:`s`, at least 1; with 1, all wait for each other.
+
+    References:
+        Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
+        server", NIPS 2013. As a baseline, with s = 40: Hu, Wang & Wu, AAAI 2020,
+        arXiv:1911.06949. Departure: an answer has all commits so far, not only those of
+        certain clocks.
+    """
+
+    slack: int = 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, slack="at least 1")
+
+    def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
+        for rank in sorted(state.waiting):
+            if not self.is_merged(state, rank):
+                self.merge(state, [rank], 1 / self.num_workers)
+        slowest = min((state.rounds[j] for j in self.training(state)), default=self.num_rounds)
+        ready = [j for j in sorted(state.waiting) if state.rounds[j] - slowest < self.slack]
+        return [self.answer(state, j) for j in ready]

@@ -1,0 +1,160 @@
+"""What parameter servers promise: limit cases, level commits, slack, a server that restarts."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS
+from tests.worlds import EVEN, TARGETS, UNEVEN, Watched, make_world
+
+from edgegossip.algorithms.parameter_server.adacomm import ADACOMM, ADACOMMServerState
+from edgegossip.algorithms.parameter_server.adsp import ADSP, trials
+from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.ssp import SSP
+from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.errors import ServerLostError
+from edgegossip.core.protocol import Event, Seconds, WorkerState
+from edgegossip.sim.fault import Crash, Faults, Partition, Recover
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+NUM = NUM_WORKERS - 1
+LINKS = Links(default=Link(latency=0.25))
+BACK_SOON = Faults(script=(Crash(at=9.3, rank=0), Recover(at=9.9, rank=0)), detection_time=0.2)
+
+each_server = pytest.mark.parametrize(
+    "algorithm", PARAMETER_SERVERS.values(), ids=PARAMETER_SERVERS
+)
+
+
+def server(algorithm: ParameterServer, **options: Any) -> ServerState:  # noqa: ANN401
+    """Run a world to its end; give the state of the server."""
+    world = make_world(algorithm, links=LINKS, **options)
+    assert world.run()
+    state = world.states[0]
+    assert isinstance(state, ServerState)
+    return state
+
+
+def test_bsp_is_gradient_descent_on_the_mean_of_the_losses() -> None:
+    state = server(BSP(num_workers=NUM, num_rounds=9), lr=0.1)
+    expected = (1 - 0.9**9) * TARGETS[1 : NUM + 1].mean(0)
+    torch.testing.assert_close(state.params, expected)
+
+
+@pytest.mark.parametrize("name", ["bsp", "fixed-adacomm"])
+def test_speeds_change_times_but_no_bit_of_barrier_methods(name: str) -> None:
+    algorithm = PARAMETER_SERVERS[name]
+    even, uneven = (server(algorithm, platforms=each) for each in (EVEN, UNEVEN))
+    assert torch.equal(even.params, uneven.params)
+
+
+def test_one_local_step_makes_fixed_adacomm_bsp() -> None:
+    one = server(FixedADACOMM(num_workers=NUM, num_rounds=6, tau=1), platforms=UNEVEN)
+    other = server(BSP(num_workers=NUM, num_rounds=6), platforms=UNEVEN)
+    assert torch.equal(one.params, other.params)
+
+
+@pytest.mark.parametrize("slack", [1, 3])
+def test_nobody_is_further_ahead_than_the_slack(slack: int) -> None:
+    leads = []
+
+    def look(state: WorkerState, event: Event, now: Seconds) -> None:
+        if isinstance(state, ServerState):
+            rounds = state.rounds.values()
+            leads.append(max(rounds) - min(rounds))
+
+    platforms = [EVEN[0], *(Platform(throughput=8.0**i) for i in range(-1, NUM - 1))]
+    algorithm = SSP(num_workers=NUM, num_rounds=12, slack=slack)
+    assert make_world(Watched(algorithm, after=look), platforms=platforms).run()
+    assert max(leads) == slack
+
+
+def test_commits_stay_level_on_platforms_that_are_64_times_apart() -> None:
+    platforms = [EVEN[0], *(Platform(throughput=0.5 * 4.0**i) for i in range(NUM))]
+    algorithm = ADSPPlus(num_workers=NUM, num_rounds=60, window=30.0, min_interval=1.0, rate=3)
+    world = make_world(algorithm, platforms=platforms, links=LINKS)
+    world.run(until=300.0)
+    state = world.states[0]
+    assert isinstance(state, ServerState)
+    assert max(state.rounds.values()) - min(state.rounds.values()) <= 1
+    assert min(state.rounds.values()) >= 27
+    steps = state.num_steps
+    assert steps[4] > 50 * steps[1], "and nobody trains less for it"
+
+
+def test_adsp_tries_more_commits_while_that_helps() -> None:
+    algorithm = ADSP(num_workers=NUM, num_rounds=100, window=10.0, min_interval=1.0)
+    world = make_world(algorithm, platforms=UNEVEN, links=LINKS, lr=0.05)
+    assert world.run()
+    tried = trials(world.states[0])
+    searched = [each for each in tried if each.reward is not None]
+    assert [each.rate for each in searched[:2]] == [1, 2]
+    assert all(each.rate <= algorithm.max_rate for each in tried)
+    assert all(0 <= each.implicit_momentum < 1 for each in tried if each.implicit_momentum)
+
+
+def test_adacomm_takes_fewer_steps_as_the_loss_falls() -> None:
+    algorithm = ADACOMM(num_workers=NUM, num_rounds=30, tau=16, window=20.0)
+    world = make_world(algorithm, links=LINKS, lr=0.02)
+    world.run(until=5.0)
+    state = world.states[0]
+    assert isinstance(state, ADACOMMServerState)
+    assert state.tau == 16
+    assert world.run()
+    assert state.tau < 16
+
+
+@each_server
+def test_server_that_restarts_goes_on_with_the_newest_model(algorithm: ParameterServer) -> None:
+    longer = replace(algorithm, num_rounds=20)
+    merged: list[int] = []
+
+    def look(state: WorkerState, event: Event, now: Seconds) -> None:
+        if isinstance(state, ServerState) and not state.is_new:
+            merged.append(sum(state.num_commits.values()))
+
+    world = make_world(
+        Watched(longer, after=look), platforms=UNEVEN, links=LINKS, faults=BACK_SOON
+    )
+    assert world.run()
+    state = world.states[0]
+    # No more than the last commit of each worker was under way, and those come again.
+    falls = [before - after for before, after in itertools.pairwise(merged)]
+    assert max(falls) <= NUM
+    assert set(state.rounds.values()) == {20}
+
+
+@each_server
+def test_workers_give_up_on_a_server_that_does_not_come_back(
+    algorithm: ParameterServer,
+) -> None:
+    longer = replace(algorithm, num_rounds=500, patience=30.0)
+    faults = Faults(script=(Crash(at=5.0, rank=0),), detection_time=0.5)
+    world = make_world(longer, faults=faults)
+    with pytest.raises(ServerLostError, match="waited 30 s for the server, rank 0"):
+        world.run()
+    assert world.now == pytest.approx(35.5, abs=1.0)
+
+
+@each_server
+def test_worker_that_was_cut_off_makes_nobody_wait_for_what_it_missed(
+    algorithm: ParameterServer,
+) -> None:
+    longer = replace(algorithm, num_rounds=30)
+    cut = Faults(script=(Partition(start=5.0, end=40.0, group=(2,)),), detection_time=0.5)
+    world = make_world(longer, links=LINKS, faults=cut)
+    undisturbed = make_world(longer, links=LINKS)
+    assert world.run()
+    assert undisturbed.run()
+    assert world.now < undisturbed.now + 45
+    state = world.states[0]
+    assert state.num_commits[2] < 30
+    assert set(state.rounds.values()) == {30}
