@@ -121,8 +121,8 @@ class Post:
         schema = {**algorithm.schema(params), **own}
         self._passed_on = {kind for kind, each in schema.items() if each.is_passed_on}
         self._seals: Seals | None = None
-        if transport.security is not None and self._passed_on:
-            self._seals = Seals(transport.security, rank, settings.run)
+        if transport.credentials is not None and self._passed_on:
+            self._seals = Seals(transport.credentials, rank, settings.run)
             schema = with_seals(schema, peers.num_workers)
         self.plausibility = Plausibility(schema, params, rank)
         self.footing = Footing(params, self.blame, self.plausibility.went_well)
