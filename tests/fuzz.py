@@ -51,9 +51,10 @@ from edgegossip.core.protocol import Message
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import NUM_BYTES, Envelope, pack
 from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.items import Frame
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.peers import Peers
-from edgegossip.net.post import Frame, Post
+from edgegossip.net.post import Post
 from edgegossip.net.status import STATUS, Phase
 
 

@@ -23,7 +23,7 @@ from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.fair_queue import FairQueue
 from edgegossip.net.host import Host
 from edgegossip.net.runtime import Life
-from edgegossip.net.tls import TLS
+from edgegossip.net.tls import Credentials
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 T = TypeVar("T")
@@ -452,7 +452,7 @@ class VirtualTransport:
     """One process's end of a `VirtualNetwork`; a `Transport`."""
 
     listener: Listener
-    security: TLS | None = None
+    credentials: Callable[[], Credentials] | None = None
 
     def __init__(self, network: VirtualNetwork, process: Process) -> None:
         self.rank = process.rank

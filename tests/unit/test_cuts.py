@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from tests.algorithms import NUM_WORKERS
-from tests.hosts import LONG, Checkpoints, Running
+from tests.host_swarm import Disturbance, World, check
+from tests.hosts import LONG, Checkpoints, Running, make_host
+from tests.parity import SETTINGS
+from tests.virtual import Wire
+from tests.worlds import NUM_PARAMS
 
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.protocol import Rank
+from edgegossip.core.protocol import Message, Rank
 from edgegossip.core.topology import complete
+from edgegossip.net.envelope import Envelope, pack, unpack
+from edgegossip.net.host import Host
+from edgegossip.net.items import Appeared, Disappeared, Frame
 from edgegossip.net.link_log import LinkLog
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
-from edgegossip.net.status import Phase
+from edgegossip.net.peers import SentLog
+from edgegossip.net.runtime import Background, RealRuntime
+from edgegossip.net.status import Phase, WorkerStatus
 
 PUSHING = GoSGD(
     topology=complete(NUM_WORKERS), num_rounds=200, exchange_probability=1.0, local_steps=1
@@ -87,6 +99,84 @@ def test_one_that_leaves_and_is_back_at_once_takes_part_again(
         assert time.monotonic() < began_at + 2.5
     assert all(host.post.refusals == {} for host in running.hosts.values())
     running.stop()
+
+
+SLOW = World(
+    seed=0,
+    name="gosgd",
+    algorithm=PUSHING,
+    step_seconds=(0.05,) * NUM_WORKERS,
+    start_at=(0.0,) * NUM_WORKERS,
+    wire=Wire(bandwidth=2000.0),  # about ten pushes a second, so that some wait
+    disturbances=(Disturbance(kind="cut", at=3.0, ranks=(0, 1), seconds=4.0),),
+    meet_seconds=2.5,
+    checkpoint_seconds=math.inf,
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_waits_for_a_link_that_is_cut_arrives_in_order_when_it_is_back(seed: int) -> None:
+    run = check(replace(SLOW, seed=seed))
+    hosts = [run.processes[rank].host for rank in range(NUM_WORKERS)]
+    assert [host.post.refusals for host in hosts] == [{}] * NUM_WORKERS
+    assert sum(host.state.weight for host in hosts) == pytest.approx(1.0, abs=1e-9)
+    assert all(a.peers[b.rank].sent == b.peers[a.rank].received for a, b in pairs(hosts))
+
+
+def pairs(hosts: list[Host[Any]]) -> list[tuple[Host[Any], Host[Any]]]:
+    return [(a, b) for a in hosts for b in hosts if a is not b]
+
+
+class AtOnce(RealRuntime):
+    """Has no threads: what would be done beside the caller is done by it."""
+
+    def background(self, name: str) -> Background:
+        return cast("Background", self)
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any], object]) -> None:
+        done(job())
+
+
+def test_one_that_is_back_gets_nothing_new_before_what_it_lacks() -> None:
+    host = make_host(PUSHING, 0, MemoryNetwork(), settings=replace(SETTINGS, runtime=AtOnce()))
+    post, peers, sent, reported = host.post, host.peers, list[int](), list[int]()
+    running = replace(peers.status_for(1, Phase.RUNNING, 0.0), life=7, begun_with=peers.life)
+
+    def note(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
+        sent.append(unpack(b"".join(frame))[0].number)
+
+    post._transport.send = note  # type: ignore[method-assign]
+
+    def say(status: WorkerStatus) -> None:
+        frame = pack(Envelope(SETTINGS.run, 1, 7, peers.life, 0), status.message())
+        post.take(Frame(1, memoryview(bytearray().join(frame))), 0, 1.0)
+
+    def push() -> None:
+        number = peers[1].sent + 1
+        message = Message("push", 0, {"params": torch.zeros(NUM_PARAMS)}, {"weight": 0.1})
+        assert post.send(1, message, lambda: reported.append(number))
+
+    post.take(Appeared(1, 5), 0, 0.0)
+    say(running)
+    peers.begin()
+    say(running)
+    for _ in range(3):
+        push()
+    post.disappeared(1, 5)
+    post.take(Disappeared(1, 5), 0, 1.0)
+    post.take(Appeared(1, 5), 0, 1.0)
+    push()
+    say(replace(running, received=(1, *running.received[1:])))
+    push()
+    assert [number for number in sent if number] == [1, 2, 3, 2, 3, 4, 5]  # 0 are accounts
+    assert reported == [1, 2, 3, 4, 5]
+
+
+def test_a_message_too_large_to_be_kept_is_sent_at_once() -> None:
+    log = SentLog(max_bytes=2000)
+    for number, numel in ((1, 10), (2, 1000)):
+        log.add(number, Message("push", 0, {"params": torch.zeros(numel)}))
+        assert log.has(number) == (numel == 10)
 
 
 # What the log says.

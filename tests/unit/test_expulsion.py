@@ -346,6 +346,8 @@ def test_a_new_certificate_is_shown_by_a_running_worker(
     meet(first, second, third)
     exchange(first, second)
     exchange(second, third)
+    assert second.transport.credentials is not None
+    assert second.transport.credentials().identity.holder == issued(machines.authority)[-1]
     # The old one can be revoked now.
     revoke(machines.authority, serials=[issued(machines.authority)[1].serial_number])
     tell_revoked(machines.authority, *(machines.folder(rank) for rank in range(NUM_WORKERS)))

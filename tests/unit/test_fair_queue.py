@@ -17,8 +17,8 @@ from edgegossip.core.protocol import Event, Message, Seconds, WorkerLost
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.fair_queue import BURST, REFUSED_COST, STATUS_COST, FairQueue, TokenBucket
 from edgegossip.net.host import Host
+from edgegossip.net.items import Appeared, Frame
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.post import Appeared, Frame
 from edgegossip.net.runtime import RealRuntime
 from edgegossip.net.status import Phase
 
@@ -144,13 +144,43 @@ def test_nobody_waits_for_what_was_refused_and_a_liar_is_muted_at_its_third_lie(
     good = Frame(1, message(host, 1, {"params": torch.zeros(NUM_PARAMS)}))
     names = [type(event).__name__ for event in host.post.take(good, 0, 0.0)]
     assert names == ["WorkerJoined", "Received"]
-    assert [type(event) for _ in range(2) for event in lie(host)] == [WorkerLost]
+    assert [event for _ in range(2) for event in lie(host)] == 2 * [
+        WorkerLost(1, has_lied=True)  # it may have sent more since it was lost
+    ]
     again = message(host, 1, {"params": torch.zeros(NUM_PARAMS)})
     assert host.post.take(Frame(1, again), 0, 0.0) == []
     host.post.received(1, again)
     host.post.take(host._items.get(), 0, 0.0)
     assert host.post.refusals["worker 1: no longer heard"] == 1
     assert host.peers.active == [2]
+
+
+def test_what_one_that_is_lost_has_sent_is_forgotten_when_it_lies() -> None:
+    host = with_two_neighbors()
+    good = message(host, 1, {"params": torch.zeros(NUM_PARAMS)})
+    for event in host.post.take(Frame(1, good), 0, 0.0):
+        host._algorithm.handle(host.state, event, 0.0)
+    assert host.state.inbox[0].keys() == {1}
+    host.peers.lose(1)
+    for event in lie(host):
+        host._algorithm.handle(host.state, event, 0.0)
+    assert host.state.inbox[0] == {}
+
+
+def test_before_the_beginning_nobody_is_lost_to_the_algorithm() -> None:
+    host: Host[Any] = make_host(EPOCHS, 0, MemoryNetwork())
+    host.peers.appeared(1, 5)
+    host.peers[1].turn_to(7)
+    assert lie(host) == []
+
+
+def test_what_a_process_owes_its_successor_need_not_pay_but_not_again_and_again() -> None:
+    host = with_two_neighbors()
+    bucket = host.post._buckets[1]
+    for incarnation, left in ((5, -BURST), (6, BURST), (7, -BURST)):
+        bucket.charge(3 * BURST)
+        host.post.take(Appeared(1, incarnation), 0, 0.0)
+        assert bucket._left == left
 
 
 @pytest.mark.parametrize(("incarnation", "is_heard"), [(5, False), (6, True)])

@@ -21,8 +21,8 @@ from edgegossip.core.protocol import Message, Rank, Received, Train, WorkerLost
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.items import Frame
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
-from edgegossip.net.post import Frame
 from edgegossip.net.status import STATUS
 
 # Failures.

@@ -17,9 +17,9 @@ from tests.worlds import NUM_PARAMS
 
 from edgegossip.core.protocol import Evaluate, Rank
 from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.items import Frame
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.patience import Patience
-from edgegossip.net.post import Frame
 from edgegossip.net.status import STATUS, Phase
 
 
@@ -106,6 +106,22 @@ def test_one_that_has_finished_answers_those_who_wait_and_no_one_else_does() -> 
         post.take(Frame(1, memoryview(bytearray().join(frame))), 0, 3.0)
     assert told == [(1, True)]
     assert post.spoke_at[1] == 3.0
+
+
+def test_a_life_that_is_one_too_many_is_not_answered() -> None:
+    host = make_host(EPOCHS, 0, MemoryNetwork())
+    post, told = host.post, list[Rank]()
+    post.tell = lambda rank, *, again=False: told.append(rank)  # type: ignore[method-assign]
+    post.phase = Phase.RUNNING
+    host.peers.appeared(1, 5)
+    waiting = host.peers.status_for(1, Phase.WAITING, 0.0)
+    for life in (7, 8, 9):
+        frame = pack(
+            Envelope(SETTINGS.run, 1, life, 0, 0), replace(waiting, life=life).message()
+        )
+        post.take(Frame(1, memoryview(bytearray().join(frame))), 0, float(life))
+    assert told == [1, 1]
+    assert post.spoke_at[1] == 8.0
 
 
 def test_who_asks_its_own_machine_does_not_wait_for_others() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests import liars
 from tests.liars import HONEST, LIAR, NUM_WORKERS, Careful, Lie, Outcome, run
+from tests.trained import trained_event
 from tests.worlds import NUM_PARAMS, TARGETS
 
 from edgegossip.algorithms.adpsgd import ADPSGD
@@ -30,7 +31,16 @@ from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.values import BFloat16, Sign
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.protocol import (
+    Event,
+    Message,
+    Predict,
+    Predicted,
+    Rank,
+    Started,
+    Train,
+    WorkerLost,
+)
 from edgegossip.core.topology import complete, directed_ring
 from edgegossip.net.seals import SEAL
 
@@ -166,6 +176,28 @@ def test_a_weight_that_nobody_can_have_makes_nobody_refuse_the_honest(
     refused = [key for rank in HONEST for key in outcome.hosts[rank].post.refusals]
     assert not [key for key in refused if key.partition(":")[0] in honest]
     assert all(0 <= outcome.hosts[rank].state.weight <= most for rank in HONEST)
+
+
+# What an algorithm makes of it.
+
+
+@each_algorithm
+def test_one_that_is_lost_may_be_lost_again_for_a_lie(algorithm: Algorithm[Any]) -> None:
+    state = algorithm.init(2, torch.zeros(NUM_PARAMS))
+    effects = algorithm.handle(state, Started(num_samples=4, epoch_cost=4.0), 0.0)
+    for now in (1.0, 2.0, 3.0):
+        answers: list[Event] = []
+        for effect in effects:
+            if isinstance(effect, Train):
+                answers.append(trained_event(effect.params + 1, effect.params, cost=4.0))
+            elif isinstance(effect, Predict):
+                answers.append(Predicted(100.0))
+        effects = [each for event in answers for each in algorithm.handle(state, event, now)]
+        algorithm.handle(state, WorkerLost(LIAR), now)
+        before = state.round, state.params
+        assert algorithm.handle(state, WorkerLost(LIAR, has_lied=True), now) == []
+        assert state.round == before[0]
+        assert torch.equal(state.params, before[1])
 
 
 # In another's name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.test_peers import OTHER, OWN, status
 
-from edgegossip.core.protocol import WorkerLost
+from edgegossip.core.protocol import WorkerJoined, WorkerLost
 from edgegossip.net.peers import Peers
 from edgegossip.net.status import Phase, WorkerStatus
 
@@ -75,6 +75,18 @@ def test_a_message_that_was_lost_is_known_by_the_next_or_by_two_statuses() -> No
     peers[2].has_lost_some = True
     assert peers.lacking == [2]
     assert peers.lose(2) == [WorkerLost(2)]
+    assert peers.lacking == []
+
+
+def test_one_that_is_found_is_not_given_up_for_what_was_lost_before() -> None:
+    told = counted(phase=Phase.RUNNING, begun_with=OWN, sent=(9, 0, 0, 0))
+    peers = make_peers(RUNNING, RUNNING, RUNNING)
+    peers.begin(has_rejoined=True)
+    for clock in (101.0, 102.0):
+        peers.told(1, told, clock)
+    peers.lose(1)
+    peers[1].has_lost_some = True  # by what came over the next link before it was found
+    assert [type(event) for event in peers.find(1)] == [WorkerJoined]
     assert peers.lacking == []
 
 

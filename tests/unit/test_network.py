@@ -103,7 +103,7 @@ def test_a_worker_accepts_no_certificate_that_it_is_told_to_ban(
     network = ["--listen", "tls/127.0.0.1:0", "--name", "night"]
     out = ["--out", str(tmp_path / "0"), "--parent", str(os.getpid())]
     assert main(["worker", "quickstart", "--rank", "0", *options, *network, *out]) == 0
-    assert joined.transport.security.banned == {0xBEEF, 0xC0DE}
+    assert joined.transport.credentials().banned == {0xBEEF, 0xC0DE}
 
 
 @pytest.mark.parametrize(

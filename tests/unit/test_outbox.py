@@ -28,6 +28,45 @@ class Failing:
         self.sent.append(b"".join(frame))
 
 
+class Busy:
+    """Takes a frame only when it may."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
+        self.has_begun.set()
+        assert self.may_go_on.wait(10)
+        self.sent.append(b"".join(frame))
+
+
+def test_what_waits_for_a_link_that_ends_is_not_sent_over_the_next_one() -> None:
+    transport = Busy()
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
+    done: list[bytes] = []
+
+    def put(receiver: Rank, frame: bytes) -> None:
+        outbox.put(receiver, [frame], lambda: done.append(frame))
+
+    put(1, b"under way")
+    assert transport.has_begun.wait(10)
+    put(1, b"waiting")
+    put(2, b"to another")
+    outbox.drop(1)
+    outbox.drop(1)  # it was back for a moment
+    put(1, b"by one that does not know")
+    outbox.resume(1)
+    put(1, b"by one that knows of the first")
+    outbox.resume(1)
+    put(1, b"next")
+    transport.may_go_on.set()
+    outbox.close(10.0)
+    assert outbox.is_empty
+    assert {*transport.sent} == {b"under way", b"to another", b"next"}
+    assert len(done) == 6
+
+
 def test_a_frame_that_cannot_be_sent_is_told_and_the_next_is_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -23,7 +23,7 @@ from edgegossip.core.protocol import (
     Work,
 )
 from edgegossip.core.ranges import check_ranges
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.core.schema import MessageSpec, TensorSpec, by_origin
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         passed_on: list[tuple[Rank, Payload]] = []
         for sender, payload in inbox.items():
             told = state.told.setdefault(sender, {})
-            for rank, update in _by_rank(payload).items():
+            for rank, update in by_origin(payload).items():
                 told[rank] = None
                 if not self._is_sound(update, state.round, state.params.numel()):
                     continue
@@ -306,12 +306,3 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     def _end_of_repairs(self, round: int) -> int:
         """Of one that `round` gives cause to; in the next round all hear of it."""
         return round + self.repair_rounds + 2
-
-
-def _by_rank(payload: Payload) -> Mapping[Rank, Payload]:
-    """The updates in a message, by the worker that they come from."""
-    updates: dict[Rank, dict[str, Tensor]] = {}
-    for key, tensor in payload.items():
-        rank, _, name = key.partition(".")
-        updates.setdefault(int(rank), {})[name] = tensor
-    return updates

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.protocol import Payload, Rank
 
 Limits: TypeAlias = range | tuple[float, float]
 """What a number may be: one of a range, or anything from the first to the second."""
@@ -205,6 +206,19 @@ def _is_within(number: float, limits: Limits) -> bool:
     if isinstance(limits, range):
         return isinstance(number, int) and number in limits
     return math.isfinite(number) and limits[0] <= number <= limits[1]
+
+
+def by_origin(payload: Payload) -> dict[Rank, Payload]:
+    """What each worker has written of a message that is passed on, in the order of ranks.
+
+    >>> by_origin({"10.x": torch.zeros(1), "2.x": torch.ones(1)})
+    {2: {'x': tensor([1.])}, 10: {'x': tensor([0.])}}
+    """
+    parts: dict[Rank, dict[str, Tensor]] = {}
+    for key, tensor in payload.items():
+        rank, _, name = key.partition(".")
+        parts.setdefault(int(rank), {})[name] = tensor
+    return dict(sorted(parts.items()))
 
 
 def lacks(algorithm: object, method: str) -> LocalProtocolError:

@@ -10,13 +10,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from edgegossip.core.codec import MAX_HEADER_BYTES, Buffer
-from edgegossip.core.protocol import Message, Rank
-from edgegossip.core.schema import MessageSpec
+from edgegossip.core.protocol import Message, Payload, Rank
+from edgegossip.core.schema import MessageSpec, by_origin
 from edgegossip.net import envelope as envelopes
 from edgegossip.net.envelope import Envelope, unpack
 from edgegossip.net.plausibility import Plausibility
 from edgegossip.net.runtime import Life
-from edgegossip.net.seals import Part, Seals, parts_of
+from edgegossip.net.seals import Seals
 from edgegossip.net.strikes import (
     BAD_VALUES,
     IMPOSSIBLE_ROUND,
@@ -162,15 +162,15 @@ class Admission:
         take it in; what else is wrong with a part is its origin's affair.
         """
         payload: dict[str, Tensor] = {}
-        for part in parts_of(message.payload):
-            if part.origin == self._rank or self._is_of_earlier_life(message, part):
+        for origin, part in by_origin(message.payload).items():
+            if origin == self._rank or not self._counts(message, origin, part):
                 continue  # it knows itself what it has written
-            is_own = part.origin == sender
+            is_own = origin == sender
             # Without seals anybody could vote in another's name.
-            author = part.origin if is_own or self._seals is not None else None
-            excess = self._excess(author, message.kind, part.payload)
+            author = origin if is_own or self._seals is not None else None
+            excess = self._excess(author, message.kind, part)
             if excess is None:
-                payload.update({f"{part.origin}.{n}": x for n, x in part.payload.items()})
+                payload.update({f"{origin}.{name}": x for name, x in part.items()})
             elif is_own:
                 raise _AdmissionError(TOO_LARGE, excess)
             else:
@@ -178,13 +178,20 @@ class Admission:
                 self.offenders += [] if author is None else [author]
         return replace(message, payload=payload)
 
-    def _is_of_earlier_life(self, message: Message, part: Part) -> bool:
+    def _counts(self, message: Message, origin: Rank, part: Payload) -> bool:
+        """Whether `origin` has written a part in its present life, with a good certificate.
+
+        One whose certificate has expired, or is revoked, is nobody's lie: whoever passes it on
+        may have taken it in before, or not know of it yet.
+        """
         if self._seals is None:
-            return False
-        life = self._seals.is_genuine(message, part)
-        if life is None:
-            raise _AdmissionError(IN_ANOTHERS_NAME, f"{message.kind!r} of {part.origin}")
-        return self._life_of(part.origin) not in (0, life)
+            return True
+        seal = self._seals.read(message, origin, part)
+        if seal is None:
+            raise _AdmissionError(IN_ANOTHERS_NAME, f"{message.kind!r} of {origin}")
+        if seal.flaw is not None:
+            self.refused(origin, "with a certificate that is good no more", seal.flaw)
+        return seal.flaw is None and self._life_of(origin) in (0, seal.life)
 
     def _excess(
         self, author: Rank | None, kind: str, payload: Mapping[str, Tensor]

@@ -16,8 +16,9 @@ class Ending:
     """Knows whether all is over, and when to tell the others how far one is.
 
     A worker that has finished stays until all have, and all that was sent has arrived: others
-    may need its answers. It leaves earlier only if most have finished and the rest takes ten
-    times as long: what one worker says of itself must not keep the others for ever.
+    may need its answers. It leaves earlier only if at least half of all that are there, itself
+    included, have finished and the rest takes ten times as long: what one worker says of itself
+    must not keep the others for ever, and not the only other one.
 
     Args:
         settings: How long to wait.
@@ -55,6 +56,6 @@ class Ending:
         if not unfinished:
             # Counts that still disagree: something was lost on its way.
             return quiet > settings.settle_seconds
-        are_few = 2 * len(unfinished) <= len(active)
+        are_few = 2 * len(unfinished) <= len(active) + 1
         latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds
         return are_few and now > latest

@@ -97,6 +97,10 @@ class TokenBucket:
     >>> bucket.charge(2)
     >>> [bucket.take(now) for now in (11.0, 12.0)]
     [False, True]
+    >>> bucket.charge(2)
+    >>> bucket.refill(now=12.0)
+    >>> [bucket.take(12.0) for _ in range(3)]
+    [True, True, False]
     """
 
     def __init__(self, rate: float = RATE, burst: int = BURST) -> None:
@@ -104,6 +108,7 @@ class TokenBucket:
         self._burst = burst
         self._left = float(burst)
         self._at: Seconds | None = None
+        self._refilled_at: Seconds | None = None
         self._lock = threading.Lock()
 
     def take(self, now: Seconds) -> bool:
@@ -116,6 +121,16 @@ class TokenBucket:
                 return False
             self._left -= 1
             return True
+
+    def refill(self, now: Seconds) -> None:
+        """Forget what is owed and fill up, once in the time that filling up takes.
+
+        Else a sender that is started again and again could send without limit.
+        """
+        with self._lock:
+            seconds = self._burst / self._rate
+            if self._refilled_at is None or now - self._refilled_at >= seconds:
+                self._left, self._refilled_at = float(self._burst), now
 
     def charge(self, number: int) -> None:
         """Take more for one that has passed; what is owed is never more than a burst."""

@@ -34,10 +34,11 @@ from edgegossip.core.trainer import Trainer
 from edgegossip.net.alarms import Alarms, Chores
 from edgegossip.net.ending import Ending
 from edgegossip.net.host_settings import Chore, Forecaster, HostSettings
+from edgegossip.net.items import ITEMS, Left
 from edgegossip.net.meeting import Meeting
 from edgegossip.net.patience import Patience
 from edgegossip.net.peers import Peers
-from edgegossip.net.post import ITEMS, Left, Post
+from edgegossip.net.post import Post
 from edgegossip.net.runtime import Course, drive
 from edgegossip.net.status import Phase
 from edgegossip.net.transport import Transport

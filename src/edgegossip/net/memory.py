@@ -12,7 +12,7 @@ from edgegossip.core.codec import Buffer
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 from edgegossip.net.chunks import Assembler, split
-from edgegossip.net.tls import TLS
+from edgegossip.net.tls import TLS, Credentials
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 
@@ -39,7 +39,11 @@ class MemoryNetwork:
     ) -> MemoryTransport:
         """One end of the network; `incarnation` is drawn if it is not given.
 
-        Links need no `security`; what workers pass on for others does.
+        Links need no `security`; what workers pass on for others does. The files are read
+        once.
+
+        Raises:
+            NetworkError: If they are not good, as `TLS.check` says.
         """
         return MemoryTransport(
             self, rank, secrets.randbits(63) if incarnation is None else incarnation, security
@@ -112,7 +116,10 @@ class MemoryTransport:
     ) -> None:
         self.rank = rank
         self.incarnation = incarnation
-        self.security = security
+        self.credentials: Callable[[], Credentials] | None = None
+        if security is not None:
+            credentials = security.check(rank)
+            self.credentials = lambda: credentials
         self._network = network
         self._serials = itertools.count()
         self._assemblers: dict[Rank, Assembler] = {}

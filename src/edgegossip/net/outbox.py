@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from edgegossip.core.codec import Buffer
@@ -29,6 +30,9 @@ class Outbox:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._waiting: dict[Rank, int] = {}
+        # Links that have ended, and those that the caller knows of, by receiver.
+        self._ended: Counter[Rank] = Counter()
+        self._known: Counter[Rank] = Counter()
         self._senders: dict[Rank, Background] = {}
 
     @property
@@ -45,7 +49,7 @@ class Outbox:
         Args:
             receiver: Whom it is for.
             frame: In parts.
-            done: Called from the sending thread when the frame has left.
+            done: Called from the sending thread when the frame has left, or is dropped.
         """
         num_bytes = sum(len(part) for part in frame)
         with self._lock:
@@ -54,6 +58,7 @@ class Outbox:
             if waiting and waiting + num_bytes > self._max_bytes:
                 return False
             self._waiting[receiver] = waiting + num_bytes
+            link = self._known[receiver]
         if receiver not in self._senders:
             self._senders[receiver] = self._runtime.background(f"send to {receiver}")
 
@@ -63,8 +68,23 @@ class Outbox:
             if done is not None:
                 done()
 
-        self._senders[receiver].submit(lambda: self._send(receiver, frame), left)
+        self._senders[receiver].submit(lambda: self._send(receiver, frame, link), left)
         return True
+
+    def drop(self, receiver: Rank) -> None:
+        """A link with `receiver` has ended: send nothing of what waits for it.
+
+        What was on the link is lost, and frames are not to arrive without those before them;
+        the receiver will say what it lacks. What is put by a caller that does not know of it
+        yet, until it calls `resume`, is dropped too. May be called from any thread.
+        """
+        with self._lock:
+            self._ended[receiver] += 1
+
+    def resume(self, receiver: Rank) -> None:
+        """Take frames for the link after one that was dropped."""
+        with self._lock:
+            self._known[receiver] += 1
 
     def close(self, seconds: Seconds) -> None:
         """Send what waits, for at most so long."""
@@ -72,7 +92,10 @@ class Outbox:
         for sender in self._senders.values():
             sender.close(max(0.0, deadline - self._runtime.clock()))
 
-    def _send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
+    def _send(self, receiver: Rank, frame: Sequence[Buffer], link: int) -> None:
+        with self._lock:
+            if link != self._ended[receiver]:
+                return
         try:
             self._transport.send(receiver, frame)
         except Exception:  # the thread sends what comes after, too

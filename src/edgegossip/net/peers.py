@@ -47,6 +47,10 @@ class SentLog:
         while self.entries and self.entries[0][0] <= number:
             self._drop()
 
+    def has(self, number: int) -> bool:
+        """Whether it keeps the message `number`, the last that was added."""
+        return bool(self.entries) and self.entries[-1][0] == number
+
     def _drop(self) -> None:
         _, message = self.entries.popleft()
         self.num_bytes -= payload_num_bytes(message.payload) + _OVERHEAD
@@ -226,6 +230,8 @@ class Peers:
             return []
         has_restarted = peer.known_life not in (0, peer.life)
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
+        if peer.is_lost:  # nobody waits for what it has sent meanwhile
+            peer.has_lost_some, peer.num_gaps = False, 0
         peer.is_lost, peer.known_life = False, peer.life
         self._count_on()
         return [*lost, WorkerJoined(rank, has_restarted)]

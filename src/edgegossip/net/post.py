@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +26,7 @@ from edgegossip.net.footing import Footing
 from edgegossip.net.holding import Holding
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.introduction import INTRODUCTION, SPEC, Introductions
+from edgegossip.net.items import Appeared, Disappeared, Frame, Item, Refused
 from edgegossip.net.link_log import LinkLog
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
@@ -37,51 +37,6 @@ from edgegossip.net.strikes import FLOOD, Strikes
 from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
-
-
-@dataclass(slots=True, eq=False)
-class Frame:
-    """Bytes arrived."""
-
-    sender: Rank
-    data: memoryview
-
-
-@dataclass(slots=True)
-class Appeared:
-    """A process can be reached."""
-
-    rank: Rank
-    incarnation: Incarnation
-
-
-@dataclass(slots=True)
-class Disappeared:
-    """A process cannot be reached any more."""
-
-    rank: Rank
-    incarnation: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The transport refused something, once or more often."""
-
-    rank: Rank | None
-    reason: str
-
-
-@dataclass(slots=True, eq=False)
-class Left:
-    """A message has been handed to the transport."""
-
-    receiver: Rank
-    message: Message
-    handed_over: Seconds
-
-
-Item = Frame | Appeared | Disappeared | Refused
-ITEMS = (Frame, Appeared, Disappeared, Refused)
 
 
 class Post:
@@ -121,8 +76,8 @@ class Post:
         schema = {**algorithm.schema(params), **own}
         self._passed_on = {kind for kind, each in schema.items() if each.is_passed_on}
         self._seals: Seals | None = None
-        if transport.security is not None and self._passed_on:
-            self._seals = Seals(transport.security, rank, settings.run)
+        if transport.credentials is not None and self._passed_on:
+            self._seals = Seals(transport.credentials, rank, settings.run)
             schema = with_seals(schema, peers.num_workers)
         self.plausibility = Plausibility(schema, params, rank)
         self.footing = Footing(params, self.blame, self.plausibility.went_well)
@@ -147,7 +102,7 @@ class Post:
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Whose link was cut and is back, or who left and came back in the same life: it has
-        # not received all.
+        # not received all, and gets nothing new before it has said what it lacks.
         self._relinked: set[Rank] = set()
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
@@ -187,6 +142,7 @@ class Post:
         self._items.put(Appeared(rank, incarnation))
 
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
+        self._outbox.drop(rank)
         self._items.put(Disappeared(rank, incarnation))
 
     def refused(self, rank: Rank | None, reason: str) -> None:
@@ -209,8 +165,7 @@ class Post:
                 if self.peers.has_begun:
                     self._relinked.add(rank)
                 if incarnation != self.peers[rank].incarnation:
-                    self._strikes.forgive(rank)
-                    self.plausibility.acquit(rank)
+                    self._forgive(rank)
                 self.peers.appeared(rank, incarnation)
                 self.introductions.appeared(rank, incarnation)
                 self._post(rank, self.introductions.message, 0, None)
@@ -221,6 +176,7 @@ class Post:
                 status, clock = self.peers[rank].status, self._clock()
                 phase = None if status is None else status.phase
                 self._links.lost(rank, incarnation, phase, clock)
+                self._outbox.resume(rank)
                 return self.peers.disappeared(rank, incarnation, clock)
             case Refused(rank, reason):
                 with self._lock:
@@ -274,8 +230,10 @@ class Post:
 
     def _read_status(self, sender: Rank, message: Message, now: Seconds) -> list[Event]:
         status = WorkerStatus.parse(message)
-        self.spoke_at[sender] = now
         events = self.peers.told(sender, status, self._clock())
+        if self.peers[sender].status is not status:
+            return events  # of a life that is one too many
+        self.spoke_at[sender] = now
         if sender in self._relinked:
             self._relinked.discard(sender)
             self._send_missing(sender, status)
@@ -298,7 +256,9 @@ class Post:
         return events
 
     def _lose(self, rank: Rank) -> list[Event]:
-        return [WorkerLost(rank, has_lied=True) for _ in self.peers.lose(rank)]
+        """Give up one that has lied; if it is lost already, the rest of it is forgotten."""
+        self.peers.lose(rank)
+        return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
     def _mute(self, rank: Rank, why: str) -> list[Event]:
         _LOG.warning("worker %d is heard no longer, until it is started again: %s", rank, why)
@@ -306,6 +266,12 @@ class Post:
         self.plausibility.acquit(rank)
         self.peers[rank].refuse()
         return self._lose(rank)
+
+    def _forgive(self, rank: Rank) -> None:
+        """Another process speaks for `rank` now."""
+        self._strikes.forgive(rank)
+        self._buckets[rank].refill(self._clock())
+        self.plausibility.acquit(rank)
 
     def blame(self) -> bool:
         """Training has failed: mute the sender that stood out most; say whether one did."""
@@ -323,7 +289,8 @@ class Post:
     ) -> bool:
         """Send a message of the algorithm; say whether it is on its way.
 
-        `left` is called, from another thread, when the transport has it.
+        `left` is called, maybe from another thread, when the transport has it, or when it is
+        kept for one that will say what it lacks.
         """
         peer = self.peers[receiver]
         can_send = peer.is_reachable and peer.status is not None
@@ -332,8 +299,12 @@ class Post:
         peer.sent += 1
         self.plausibility.sent(message)
         peer.log.add(peer.sent, message)
-        if not can_send:
-            return True  # it has left for a moment, and gets this if it goes on with its life
+        # It has left for a moment, or has not said yet what it lacks, and gets this after
+        # what was sent before if it goes on with its life.
+        if not can_send or (receiver in self._relinked and peer.log.has(peer.sent)):
+            if left is not None:
+                left()
+            return True
         return self._post(receiver, message, peer.sent, left)
 
     def send_again(self) -> None:

@@ -75,18 +75,38 @@ class Credentials:
         identity: Contents of its files.
         revocations: What the authorities have revoked.
         banned: Serial numbers that it does not accept of its own accord.
+        run_names: Names of runs whose bound certificates count besides those for all runs.
     """
 
     identity: IdentityFiles
     revocations: Revocations
     banned: frozenset[int] = frozenset()
+    run_names: frozenset[str] = frozenset()
 
     @property
     def is_revoked(self) -> bool:
         """Whether its own certificate is on a list."""
-        holder = self.identity.holder
+        return self._revokes(self.identity.holder)
+
+    def is_of(self, rank: Rank, certificate: x509.Certificate) -> bool:
+        """Whether an authority has issued `certificate` for worker `rank` of this run."""
+        names = (holder_name(rank, name) for name in (None, *self.run_names))
+        return common_name(certificate.subject) in names and any(
+            has_signed(authority, certificate) for authority in self.identity.authorities
+        )
+
+    def flaw(self, certificate: x509.Certificate, now: datetime) -> str | None:
+        """Why a certificate that an authority has issued is not good `now`; None if it is."""
+        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        if not begin <= now <= end:
+            return f"valid from {_moment(begin)} to {_moment(end)}"
+        is_out = certificate.serial_number in self.banned or self._revokes(certificate)
+        return "revoked" if is_out else None
+
+    def _revokes(self, certificate: x509.Certificate) -> bool:
         return any(
-            holder.serial_number in self._revoked(authority) and has_signed(authority, holder)
+            certificate.serial_number in self._revoked(authority)
+            and has_signed(authority, certificate)
             for authority in self.identity.authorities
         )
 
@@ -160,7 +180,8 @@ class TLS:
         """
         identity = self.identity(rank, run_names)
         self.warn(identity)
-        credentials = Credentials(identity, self.revocations(identity), self.banned)
+        revocations, names = self.revocations(identity), frozenset(run_names or ())
+        credentials = Credentials(identity, revocations, self.banned, names)
         if credentials.is_revoked:
             raise NetworkError(
                 f"{self.certificate} has been revoked, and no other worker accepts it; issue "

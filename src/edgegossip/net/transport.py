@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank
-from edgegossip.net.tls import TLS
+from edgegossip.net.tls import Credentials
 
 Incarnation: TypeAlias = int
 """Drawn anew by every process that speaks for a rank: tells a restart from a pause."""
@@ -37,10 +37,10 @@ class Transport(Protocol):
     Frames of one sender arrive at one receiver in the order sent, each whole or not at all.
 
     Attributes:
-        security: The certificates by which workers know each other; None where they do not.
+        credentials: Says by what workers know each other now; None where they do not.
     """
 
-    security: TLS | None
+    credentials: Callable[[], Credentials] | None
 
     @property
     def calls(self) -> tuple[str, ...]:

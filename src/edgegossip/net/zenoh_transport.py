@@ -60,7 +60,8 @@ class ZenohTransport:
         ValueError: If `run` has other characters, `rank` is none of the run, or `lease` is out
             of range.
         NetworkError: If `address` reaches beyond this machine without `security`, unless
-            `insecure`; if it has endpoints that do not go with `security`.
+            `insecure`; if it has endpoints that do not go with `security`; if that is not good,
+            as `TLS.check` says.
     """
 
     def __init__(
@@ -87,7 +88,11 @@ class ZenohTransport:
         self._prefix = f"edgegossip/{run}"
         self._run = run
         self._num_workers = num_workers
-        self.security = security
+        self._watch: CertificateWatch | None = None
+        self.credentials: Callable[[], Credentials] | None = None
+        if security is not None:
+            self._watch = watch = CertificateWatch(security, rank, [bound_name(run)])
+            self.credentials = lambda: watch.current
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
         self._lease = lease
@@ -113,10 +118,8 @@ class ZenohTransport:
         keep_trying: KeepTrying = lambda: True,
     ) -> None:
         """See `Transport`."""
-        watch = None
-        if self.security is not None:
+        if self._watch is not None:
             log_refused_connections()
-            watch = CertificateWatch(self.security, self.rank, [bound_name(self._run)])
         elif os.environ.get("RUST_LOG"):
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         self._listener = listener
@@ -132,7 +135,7 @@ class ZenohTransport:
             enter=self._enter,
             leave=self._leave,
             lost=self._lose,
-            watch=watch,
+            watch=self._watch,
         )
         self._session.open(keep_trying)
 

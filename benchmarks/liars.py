@@ -1,0 +1,442 @@
+"""Do honest workers learn as well beside a liar as without it?
+
+    python -m benchmarks.liars [--seeds 0 1 2] [--only gosgd diloco] [--lies NAME...] [--json]
+
+Four processes meet over zenoh on loopback, with certificates, and train the quickstart recipe's
+model on its digits. Worker 0 lies in one way. The three others are compared with those of a run
+without worker 0: absent from the start for lies about the run, killed at half of the run for
+lies that begin there. Accuracy is the test accuracy of the honest three's averaged model. Where
+a worker is restarted, it is killed at half of the run and started again at once, in the runs
+that are compared with, too. An epoch takes a quarter of a second at least, so that there is a
+half of the run.
+
+Exits with 1 if an honest worker does not finish, or accuracy is a point below that run's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import queue
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests import liars
+from tests.liars import HONEST, LIAR, NUM_WORKERS, honestly, teach
+
+from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import Message, Rank, Seconds, Train
+from edgegossip.core.topology import complete
+from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.deploy.launch import free_ports
+from edgegossip.experiments.describe import versions
+from edgegossip.experiments.study import machine
+from edgegossip.learning.task import Workload
+from edgegossip.net.address import Address
+from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.host import Host
+from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.status import STATUS, Phase
+from edgegossip.net.tls import TLS
+from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.recipes.quickstart import DEFAULTS, quickstart
+
+RESTARTED = 3
+LIMIT: Seconds = 60.0
+"""A worker that has not finished by then never will."""
+ALLOWED = 0.01
+RUN = b"lie test"
+FLOOD_RATE = 10_000
+"""Messages a second to each; a worker is muted beyond 2000."""
+
+TOPOLOGY = complete(NUM_WORKERS)
+STEPS = 22
+"""Of an epoch of a worker, roughly."""
+EPOCHS = 20
+STEP_SECONDS: Seconds = 0.25 / STEPS
+"""That a step takes at least."""
+PROCESSES = multiprocessing.get_context("fork")  # importing PyTorch again would take longest
+
+
+def algorithms(seed: int) -> dict[str, Algorithm[Any]]:
+    return {
+        "epoch-gossip": EpochGossip(topology=TOPOLOGY, num_rounds=EPOCHS),
+        "gosgd": GoSGD(
+            topology=TOPOLOGY,
+            num_rounds=EPOCHS * STEPS,
+            exchange_probability=DEFAULTS.exchange_probability,
+            seed=seed,
+        ),
+        "diloco": DiLoCo(topology=TOPOLOGY, num_rounds=EPOCHS, local_steps=STEPS),
+        "stochastic-gradient-push": StochasticGradientPush(
+            topology=TOPOLOGY, num_rounds=EPOCHS, local_steps=STEPS
+        ),
+    }
+
+
+# Lies.
+
+Lie = Callable[[Algorithm[Any], Rank, Message], Message]
+
+
+def says(**numbers: float) -> Lie:
+    """In its account of itself."""
+
+    def lie(algorithm: Algorithm[Any], receiver: Rank, message: Message) -> Message:
+        if message.kind != STATUS:
+            return message
+        return replace(message, numbers={**message.numbers, **numbers})
+
+    return lie
+
+
+def _is_late(algorithm: Algorithm[Any], message: Message) -> bool:
+    num_rounds = algorithm.traits.num_rounds
+    assert num_rounds is not None
+    return not message.kind.startswith("net/") and message.round >= num_rounds // 2
+
+
+def huge(algorithm: Algorithm[Any], receiver: Rank, message: Message) -> Message:
+    if not _is_late(algorithm, message):
+        return message
+    payload = {
+        name: torch.full_like(x, 3e38) if x.is_floating_point() else x
+        for name, x in message.payload.items()
+    }
+    return replace(message, payload=payload)
+
+
+def weight(algorithm: Algorithm[Any], receiver: Rank, message: Message) -> Message:
+    if not _is_late(algorithm, message) or "weight" not in message.numbers:
+        return message
+    return replace(message, numbers={**message.numbers, "weight": 1e308})
+
+
+def made_up(algorithm: Algorithm[Any], receiver: Rank, message: Message) -> Message:
+    """Updates of all others, as large as an honest one may be."""
+    if not _is_late(algorithm, message) or message.kind != "params":
+        return message
+    values = next((x for name, x in message.payload.items() if name.endswith(".values")), None)
+    if values is None:
+        return message
+    others = {f"{rank}.values": torch.full_like(values, 0.5) for rank in HONEST}
+    return replace(message, payload={**message.payload, **others})
+
+
+def at_the_end(algorithm: Algorithm[Any], receiver: Rank, message: Message) -> Message:
+    """To the worker that is restarted: that it has finished, and in the last round."""
+    if receiver != RESTARTED:
+        return message
+    if message.kind == STATUS:
+        return says(phase=int(Phase.FINISHED))(algorithm, receiver, message)
+    if message.kind != "catch-up":
+        return message
+    return replace(message, round=algorithm.traits.num_rounds or 0)
+
+
+def truly(algorithm: Algorithm[Any], receiver: Rank, message: Message) -> Message:
+    return honestly(receiver, message)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What worker 0 does.
+
+    Attributes:
+        lie: Instead of what is true.
+        compared_with: The case without it; None where that is this one.
+        only: The algorithms that it is for; none for all.
+        is_absent: It never comes.
+        leaves: It is gone at half of the run.
+        floods: It floods from half of the run on.
+        restarts: An honest one is killed at half of the run, and started again.
+    """
+
+    lie: Lie = truly
+    compared_with: str | None = None
+    only: tuple[str, ...] = ()
+    is_absent: bool = False
+    leaves: bool = False
+    floods: bool = False
+    restarts: bool = False
+
+
+CASES = {
+    "nobody lies": Case(),
+    "absent": Case(is_absent=True),
+    "leaves": Case(leaves=True),
+    "restart, nobody lies": Case(restarts=True),
+    "restart, absent": Case(is_absent=True, restarts=True),
+    "says that the run is old": Case(says(elapsed=1e9), "absent"),
+    "says that it was resumed": Case(says(is_resumed=1), "absent"),
+    "says that it waits for ever": Case(says(phase=int(Phase.WAITING)), "absent"),
+    "makes up others' updates": Case(made_up, "leaves", ("diloco",)),
+    "sends 3e38": Case(huge, "leaves"),
+    "sends weight 1e308": Case(weight, "leaves", ("gosgd", "stochastic-gradient-push")),
+    "floods": Case(compared_with="leaves", floods=True),
+    "sends one that rejoins to the end": Case(at_the_end, "restart, absent", restarts=True),
+}
+
+
+# A run.
+
+
+def paced(trainer: Trainer) -> Trainer:
+    """Let `trainer` train no faster than `STEP_SECONDS`."""
+    train = trainer.train
+
+    def train_slowly(request: Train, progress: float = 0.0) -> TrainingResult:
+        began = time.monotonic()
+        result = train(request, progress)
+        time.sleep(max(0.0, began + result.num_steps * STEP_SECONDS - time.monotonic()))
+        return result
+
+    trainer.train = train_slowly  # type: ignore[method-assign]
+    return trainer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all processes of a run know.
+
+    Attributes:
+        endpoints: Where each worker listens.
+        certificates: The folder of all.
+        rounds: [num_workers] how far each is, in memory that they share; no lock, which one
+            that is killed could hold.
+        has_flood: Whether worker 0 is to flood; likewise.
+        results: Where each puts its rank, incarnation, end, refusals and estimate.
+    """
+
+    algorithm: Algorithm[Any]
+    case: Case
+    workload: Workload
+    endpoints: tuple[str, ...]
+    certificates: Path
+    rounds: Any = None
+    has_flood: Any = None
+    results: Any = None
+
+
+def work(setting: Setting, rank: Rank, incarnation: int) -> None:
+    """Be a worker, in a process of its own."""
+    os.dup2(2, 1)  # zenoh prints what it thinks of links on standard output
+    others = tuple(each for each in setting.endpoints if each != setting.endpoints[rank])
+    transport = ZenohTransport(
+        run="liars",
+        rank=rank,
+        num_workers=NUM_WORKERS,
+        address=Address(listen=(setting.endpoints[rank],), connect=others),
+        security=TLS.from_folder(setting.certificates, rank),
+    )
+    host: Host[Any] = Host(
+        setting.algorithm,
+        rank,
+        NUM_WORKERS,
+        setting.workload.initial_params(rank),
+        paced(setting.workload.make_trainer(rank, incarnation)),
+        transport,
+        settings=HostSettings(
+            run=RUN, meet_seconds=5.0, settle_seconds=0.5, max_seconds=10 * LIMIT
+        ),
+    )
+    if rank == LIAR:
+        teach(host, lambda *said: setting.case.lie(setting.algorithm, *said))
+        threading.Thread(target=flood, args=(host, setting.has_flood), daemon=True).start()
+    threading.Thread(target=tell_round, args=(host, setting.rounds), daemon=True).start()
+    try:
+        end = host.run()
+    except Exception as error:
+        end = repr(error)
+    estimate = host.state.estimate.tolist()
+    setting.results.put((rank, incarnation, end, host.post.refusals, estimate))
+
+
+def tell_round(host: Host[Any], rounds: Any) -> None:  # noqa: ANN401
+    while True:
+        rounds[host.rank] = host.state.round
+        time.sleep(0.005)
+
+
+def flood(host: Host[Any], has_flood: Any) -> None:  # noqa: ANN401
+    """Send well-formed accounts of itself, without an end."""
+    peers = host.peers
+    while not has_flood.value:
+        time.sleep(0.005)
+    while True:
+        for rank in HONEST:
+            message = peers.status_for(rank, Phase.RUNNING, 1.0).message()
+            frame = pack(Envelope(RUN, LIAR, peers.life, peers[rank].life, 0), message)
+            for _ in range(FLOOD_RATE // 100):
+                host.post._transport.send(rank, frame)
+        time.sleep(0.01)
+
+
+class Run:
+    """Four processes, and what is done to them."""
+
+    def __init__(self, algorithm: Algorithm[Any], case: Case, seed: int, folder: Path) -> None:
+        task = quickstart(replace(DEFAULTS, seed=seed)).experiments["epoch-gossip"].task
+        self.setting = Setting(
+            algorithm,
+            case,
+            Workload(task, range(NUM_WORKERS), seed),
+            tuple(f"tls/127.0.0.1:{port}" for port in free_ports(NUM_WORKERS)),
+            folder,
+            PROCESSES.RawArray("l", NUM_WORKERS),
+            PROCESSES.RawValue("b", 0),
+            PROCESSES.Queue(),
+        )
+        self.processes: dict[Rank, Any] = {}
+
+    def start(self, rank: Rank, incarnation: int = 0) -> None:
+        process = PROCESSES.Process(
+            target=work, args=(self.setting, rank, incarnation), daemon=True
+        )
+        process.start()
+        self.processes[rank] = process
+
+    def kill(self, rank: Rank) -> None:
+        self.processes[rank].kill()
+        self.processes[rank].join()
+
+    def go(self) -> dict[str, Any]:
+        began, setting = time.monotonic(), self.setting
+        case, half = setting.case, (setting.algorithm.traits.num_rounds or 0) // 2
+        for rank in range(1 if case.is_absent else 0, NUM_WORKERS):
+            self.start(rank)
+        if case.leaves or case.floods or case.restarts:
+            while all(setting.rounds[rank] < half for rank in HONEST):
+                time.sleep(0.005)
+        if case.leaves:
+            self.kill(LIAR)
+        if case.restarts:
+            self.kill(RESTARTED)
+            self.start(RESTARTED, 1)
+        if case.floods:
+            setting.has_flood.value = 1
+        ends = self._collect(began + LIMIT)
+        seconds = time.monotonic() - began
+        for rank in self.processes:
+            self.kill(rank)
+        estimates = [torch.tensor(ends[rank][2]) for rank in HONEST if rank in ends]
+        average = torch.stack(estimates).mean(0) if estimates else None
+        return {
+            "ends": [ends[rank][0] if rank in ends else "hangs" for rank in HONEST],
+            "rounds": [setting.rounds[rank] for rank in HONEST],
+            "accuracy": 0.0 if average is None else setting.workload.evaluate(average)[1],
+            "seconds": seconds,
+            "refused": [ends[rank][1] if rank in ends else {} for rank in HONEST],
+        }
+
+    def _collect(
+        self, deadline: Seconds
+    ) -> dict[Rank, tuple[str, dict[str, int], list[float]]]:
+        ends: dict[Rank, tuple[str, dict[str, int], list[float]]] = {}
+        with suppress(queue.Empty):
+            while not ends.keys() >= {*HONEST}:
+                left = max(0.0, deadline - time.monotonic())
+                rank, _, *end = self.setting.results.get(timeout=left)
+                ends[rank] = tuple(end)
+        return ends
+
+
+# All.
+
+
+def measure(
+    names: Sequence[str], lies: Sequence[str], seeds: Sequence[int], folder: Path
+) -> list[Any]:
+    rows: list[dict[str, Any]] = []
+    needed = {*lies, *(CASES[lie].compared_with for lie in lies), "nobody lies"}
+    if any(CASES[lie].restarts for lie in lies):
+        needed.add("restart, nobody lies")
+    for seed in seeds:
+        for name in names:
+            found: dict[str, dict[str, Any]] = {}
+            for title, case in CASES.items():
+                if (case.only and name not in case.only) or title not in needed:
+                    continue
+                row = Run(algorithms(seed)[name], case, seed, folder).go()
+                found[title] = row | {"algorithm": name, "case": title, "seed": seed}
+                rows.append(_judged(found, title, case))
+                print(_line(rows[-1]), file=sys.stderr)
+    return rows
+
+
+def _judged(found: Mapping[str, dict[str, Any]], title: str, case: Case) -> dict[str, Any]:
+    row = found[title]
+    row["have_finished"] = set(row["ends"]) == {"finished"}
+    row["is_kept"] = row["have_finished"]
+    honest = "restart, nobody lies" if case.restarts else "nobody lies"
+    row["points_against_nobody_lies"] = 100 * (row["accuracy"] - found[honest]["accuracy"])
+    if case.compared_with is not None:
+        difference = row["accuracy"] - found[case.compared_with]["accuracy"]
+        row["points"] = 100 * difference
+        row["is_kept"] = row["is_kept"] and difference >= -ALLOWED
+    return row
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    points = f"{row['points']:+7.2f}" if "points" in row else " " * 7
+    return (
+        f"{row['seed']:<3}{row['algorithm']:26}{row['case']:35}{row['have_finished']!s:6}"
+        f"{row['accuracy']:8.2%}{points}{row['points_against_nobody_lies']:+7.2f}"
+        f"{row['seconds']:7.1f}{'' if row['is_kept'] else '  NO'}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    lies = [title for title, case in CASES.items() if case.compared_with is not None]
+    names = list(algorithms(0))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--lies", nargs="+", choices=lies, default=lies)
+    parser.add_argument("--json", action="store_true", help="print JSON as well")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        liars.certificates(Path(folder))
+        rows = measure(options.only, options.lies, options.seeds, Path(folder))
+    if options.json:
+        words = sys.argv[1:] if arguments is None else arguments
+        kept = {
+            "command": shlex.join(["python", "-m", "benchmarks.liars", *words]),
+            "versions": versions(),
+            "machine": machine(),
+            "seeds": options.seeds,
+            "settings": {
+                "num_workers": NUM_WORKERS,
+                "epochs": EPOCHS,
+                "steps_per_epoch": STEPS,
+                "step_seconds": STEP_SECONDS,
+                "allowed": ALLOWED,
+            },
+            "result": rows,
+        }
+        print(json.dumps(kept, indent=1))
+    return not all(row["is_kept"] for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
