@@ -11,6 +11,18 @@ from .algorithms.edge_gossip.wrapper import EdgeGossip as EdgeGossip
 from .algorithms.epoch_gossip import EpochGossip as EpochGossip
 from .algorithms.gosgd import GoSGD as GoSGD
 from .algorithms.gossip import Gossip as Gossip
+from .algorithms.parameter_server.adacomm import ADACOMM as ADACOMM
+from .algorithms.parameter_server.adsp import ADSP as ADSP
+from .algorithms.parameter_server.adsp_plus import ADSPPlus as ADSPPlus
+from .algorithms.parameter_server.asp import ASP as ASP
+from .algorithms.parameter_server.bsp import BSP as BSP
+from .algorithms.parameter_server.fixed_adacomm import FixedADACOMM as FixedADACOMM
+from .algorithms.parameter_server.reward import (
+    ConstrainedFit as ConstrainedFit,
+    LogSlope as LogSlope,
+    PaperReward as PaperReward,
+)
+from .algorithms.parameter_server.ssp import SSP as SSP
 from .algorithms.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
 from .algorithms.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush as SkewCompensatedSparsePush,
@@ -31,6 +43,7 @@ from .core.errors import (
     NetworkError as NetworkError,
     PlatformError as PlatformError,
     RunFolderError as RunFolderError,
+    ServerLostError as ServerLostError,
     TrainingError as TrainingError,
 )
 from .core.metrics import consensus_distance as consensus_distance

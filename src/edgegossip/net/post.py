@@ -104,6 +104,8 @@ class Post:
         # Whose link was cut and is back, or who left and came back in the same life: it has
         # not received all, and gets nothing new before it has said what it lacks.
         self._relinked: set[Rank] = set()
+        # Who has said how it is since it could be reached last, and before it can be again.
+        self._early: set[Rank] = set()
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
 
@@ -171,12 +173,15 @@ class Post:
                 self._post(rank, self.introductions.message, 0, None)
                 self._told.pop(rank, None)
                 self.tell(rank)
+                if rank in self._early and (status := self.peers[rank].status) is not None:
+                    self._relink(rank, status)
                 return []
             case Disappeared(rank, incarnation):
                 status, clock = self.peers[rank].status, self._clock()
                 phase = None if status is None else status.phase
                 self._links.lost(rank, incarnation, phase, clock)
                 self._outbox.resume(rank)
+                self._early.discard(rank)
                 return self.peers.disappeared(rank, incarnation, clock)
             case Refused(rank, reason):
                 with self._lock:
@@ -234,9 +239,10 @@ class Post:
         if self.peers[sender].status is not status:
             return events  # of a life that is one too many
         self.spoke_at[sender] = now
-        if sender in self._relinked:
-            self._relinked.discard(sender)
-            self._send_missing(sender, status)
+        if not self.peers[sender].is_reachable:
+            self._early.add(sender)
+        elif sender in self._relinked:
+            self._relink(sender, status)
         # It may have missed what it waits for, or take for lost who has nothing more to say.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
@@ -312,6 +318,13 @@ class Post:
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
                 self._send_missing(rank, peer.status)
+
+    def _relink(self, rank: Rank, status: WorkerStatus) -> None:
+        """`rank` has said what it lacks since its link is back."""
+        self._early.discard(rank)
+        if rank in self._relinked:
+            self._relinked.discard(rank)
+            self._send_missing(rank, status)
 
     def _send_missing(self, rank: Rank, status: WorkerStatus) -> None:
         """Send `rank`, whose status this is, what it has not received in its present life."""

@@ -78,6 +78,8 @@ RECIPES = _entries(
         "sparse-push/cifar10-lenet5": "push_sum_comparison",
         "sparse-push/cifar10-resnet20": "push_sum_comparison",
         "sparse-push/cifar10-vgg11": "push_sum_comparison",
+        "adsp/quickstart": "parameter_servers",
+        "adsp/cifar10-lenet5": "parameter_servers",
     },
 )
 STUDIES = _entries(

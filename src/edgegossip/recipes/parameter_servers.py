@@ -1,0 +1,161 @@
+"""A server and workers that commit to it: barriers, slack, and no waiting at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
+from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
+from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.ssp import SSP
+from edgegossip.core.algorithm import UNTIL_CUT_OFF
+from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.models import lenet5, mlp
+from edgegossip.learning.readers import cifar10, digits
+from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.recipes.tasks import make_task
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+LINK = Link(latency=0.005, bandwidth=12.5e6)
+"""100 Mbit/s and 5 ms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of the recipes for parameter servers; each has defaults of its own.
+
+    Args:
+        seconds: Virtual time of each run, above 0.
+        num_workers: Workers; the server comes besides.
+        throughput: Training samples per second of the fastest worker, and of the server.
+        heterogeneity: Mean of the workers' speeds over the slowest, at least 1.
+        batch_size: Samples a step and worker.
+        lr: Learning rate.
+        momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds its own.
+        weight_decay: Of SGD.
+        window: Seconds of a check period of ADSP and ADACOMM, above 0.
+        min_interval: Least seconds between two commits of ADSP, below `window`.
+        rate: Commits in a window of ADSP+, at least 1.
+        slack: Steps that a worker of SSP may be ahead, at least 1.
+        tau: Local steps of FixedADACOMM, and of ADACOMM at first, at least 1.
+        validation_share: Of the training samples, held out for the search of ADSP and the
+            steps of ADACOMM, in (0, 1).
+        seed: Of everything random.
+        torch_device: Where models live: cpu or cuda.
+    """
+
+    seconds: Seconds = 60.0
+    num_workers: int = 6
+    throughput: float = 1000.0
+    heterogeneity: float = 2.0
+    batch_size: int = 32
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    window: Seconds = 3.0
+    min_interval: Seconds = 0.25
+    rate: int = 4
+    slack: int = 40
+    tau: int = 40
+    validation_share: float = 0.1
+    seed: int = 0
+    torch_device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_ranges(self, seconds="above 0", num_workers="at least 1")
+        check_ranges(self, heterogeneity="at least 1", validation_share="in (0, 1)")
+
+
+QUICKSTART = ServerSettings(batch_size=16, seconds=30.0)
+CIFAR10_LENET5 = ServerSettings(
+    num_workers=18, seconds=600.0, batch_size=64, window=30.0, min_interval=2.0
+)
+
+
+def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> list[Platform]:
+    """Make platforms whose speeds are evenly spread, with a mean so many times the slowest.
+
+    >>> [each.throughput for each in heterogeneous(3, 900.0, 2.0)]
+    [300.0, 600.0, 900.0]
+
+    Args:
+        num_workers: Platforms.
+        throughput: Of the fastest, in samples per second.
+        heterogeneity: H, mean over minimum of the speeds, at least 1; below
+            `num_workers` for those that are evenly spread.
+    """
+    check_range("heterogeneity", heterogeneity, "at least 1")
+    widest = 2 * heterogeneity - 1  # the fastest over the slowest
+    slowest = throughput / widest
+    gap = (throughput - slowest) / max(1, num_workers - 1)
+    return [Platform(throughput=slowest + i * gap) for i in range(num_workers)]
+
+
+def quickstart(settings: ServerSettings = QUICKSTART) -> Comparison:
+    """Seven parameter servers on handwritten digits (embedded), a small MLP: seconds."""
+    return compare_servers(digits(), partial(mlp, hidden=(64,)), settings)
+
+
+def cifar10_lenet5(
+    settings: ServerSettings = CIFAR10_LENET5, *, data_dir: Path = default_data_dir()
+) -> Comparison:
+    """CIFAR-10, LeNet-5, a server and 18 workers of unequal speed, seven methods.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_servers(cifar10(data_dir), lenet5, settings)
+
+
+def compare_servers(
+    dataset: Dataset, model: Callable[..., nn.Module], settings: ServerSettings
+) -> Comparison:
+    """Run all methods for `settings.seconds` on the same platforms, links and data."""
+    held_out = hold_out(dataset, settings.validation_share, seed=settings.seed)
+    task = make_task(held_out, model, settings, batch_size=settings.batch_size)
+    speeds = settings.num_workers, settings.throughput, settings.heterogeneity
+    platforms = Platform(throughput=settings.throughput), *heterogeneous(*speeds)
+    experiments = {
+        name: Experiment(
+            task=task,
+            algorithm=algorithm,
+            platforms=platforms,
+            links=Links(default=LINK),
+            seed=settings.seed,
+            max_seconds=settings.seconds,
+        )
+        for name, algorithm in methods(settings).items()
+    }
+    return Comparison(experiments=experiments, baseline="bsp")
+
+
+def methods(settings: ServerSettings) -> dict[str, ParameterServer]:
+    """All methods by name, with what the settings say of each."""
+    common: dict[str, Any] = {"num_workers": settings.num_workers, "num_rounds": UNTIL_CUT_OFF}
+    window = settings.window
+    timed = {**common, "window": window, "min_interval": settings.min_interval}
+    return {
+        "bsp": BSP(**common),
+        "ssp": SSP(**common, slack=settings.slack),
+        "asp": ASP(**common),
+        "fixed-adacomm": FixedADACOMM(**common, tau=settings.tau),
+        "adacomm": ADACOMM(**common, tau=settings.tau, window=window),
+        "adsp-plus": ADSPPlus(**timed, rate=settings.rate),
+        "adsp": ADSP(**timed),
+    }
