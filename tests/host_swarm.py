@@ -36,6 +36,7 @@ from tests.worlds import NUM_PARAMS, ManySamples
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.push_sum_state import PushSumState
+from edgegossip.core import topology as topologies
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
     Effect,
@@ -48,7 +49,6 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core import topology as topologies
 from edgegossip.core.topology import Topology, from_edges_by_round
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.host import Host
