@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +37,7 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.parameter_server.committing import SERVER
 from edgegossip.algorithms.push_sum_state import PushSumState
+from edgegossip.core import topology as topologies
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
@@ -50,6 +51,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
+from edgegossip.core.topology import Topology, from_edges_by_round
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import HostSettings
@@ -102,6 +104,10 @@ class World:
     lie: str = ""
 
     @property
+    def num_workers(self) -> int:
+        return len(self.step_seconds)
+
+    @property
     def loses(self) -> bool:
         """Frames are lost without a word, so that somebody waits for a deadline."""
         return self.wire.lost > 0
@@ -121,7 +127,9 @@ class World:
         traits = self.algorithm.traits
         is_balanced = isinstance(self.algorithm, EdgeGossip)
         slowest = max(self.step_seconds) * (SIZE if is_balanced else traits.local_steps or SIZE)
-        hops = 2 * NUM_WORKERS  # an all-reduce takes several exchanges, flooding several hops
+        hops = (
+            2 * self.num_workers
+        )  # an all-reduce takes several exchanges, flooding several hops
         return (
             slowest + hops * (self.wire.latency[1] + 0.01) + (hops / 2 if self.wire.late else 0)
         )
@@ -132,7 +140,8 @@ class World:
         late = {rank for rank, at in enumerate(self.start_at) if at > 0}
         hit = {rank for each in self.disturbances for rank in each.ranks}
         # One that began alone waits for the others: what it says of the run nobody confirms.
-        alone = set(range(NUM_WORKERS)) if len(late) == NUM_WORKERS - 1 else set()
+        is_alone = len(late) == self.num_workers - 1
+        alone = set(range(self.num_workers)) if is_alone else set()
         return late | hit | alone | ({self.liar} if self.liar is not None else set())
 
 
@@ -143,8 +152,12 @@ LIES = ("elapsed", "resumed", "finished", "waiting", "counts", "furthest")
 def draw_world(seed: int, name: str | None = None) -> World:
     draw = random.Random(seed)
     name = name or [*PEERS][seed % len(PEERS)]
+    is_liar = draw.random() < 0.15
+    # Two honest ones have to contradict one that lies.
+    algorithm = smaller(ALL[name], NUM_WORKERS if is_liar else draw.choice([3, 3, 4, 5]))
+    num_workers = num_workers_of(algorithm)
     slowest = draw.choice([1, 2, 8])
-    step_seconds = tuple(0.15 * slowest ** draw.random() for _ in range(NUM_WORKERS))
+    step_seconds = tuple(0.2 * slowest ** draw.random() for _ in range(num_workers))
     bad = draw.random()
     wire = Wire(
         latency=(0.001, draw.choice([0.005, 0.05, 0.3])),
@@ -153,21 +166,19 @@ def draw_world(seed: int, name: str | None = None) -> World:
         lost=0.01 if bad > 0.9 else 0.0,
         twice=0.1 if 0.55 < bad < 0.7 else 0.0,
     )
-    is_liar = draw.random() < 0.15
-    liar = draw.randrange(NUM_WORKERS) if is_liar else None
-    disturbances = () if is_liar and draw.random() < 0.7 else draw_disturbances(draw)
+    has_trouble = not is_liar or draw.random() < 0.3
     return World(
         seed=seed,
         name=name,
-        algorithm=longer(ALL[name], draw.randint(1, 2)),
+        algorithm=longer(algorithm, draw.choice([0.5, 0.5, 1, 2])),
         step_seconds=step_seconds,
-        start_at=draw_starts(draw),
+        start_at=draw_starts(draw, num_workers),
         wire=wire,
-        disturbances=disturbances,
+        disturbances=draw_disturbances(draw, num_workers) if has_trouble else (),
         meet_seconds=draw.choice([2.5, 5.0]),
         checkpoint_seconds=draw.choice([2.0, math.inf]),
         disk_fails=draw.choice([0.0, 0.0, 0.5, 1.0]),
-        liar=liar,
+        liar=draw.randrange(num_workers) if is_liar else None,
         lie=draw.choice(LIES) if is_liar else "",
     )
 
@@ -189,36 +200,73 @@ def draw_server_world(seed: int) -> World:
     )
 
 
-def longer(algorithm: Algorithm[Any], factor: int) -> Algorithm[Any]:
+def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
         return replace(algorithm, inner=longer(algorithm.inner, factor))
     varied: Any = algorithm
-    found: Algorithm[Any] = replace(varied, num_rounds=factor * varied.num_rounds)
+    found: Algorithm[Any] = replace(varied, num_rounds=int(factor * varied.num_rounds))
     return found
 
 
-def draw_starts(draw: random.Random) -> tuple[Seconds, ...]:
+def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
+    """The same for fewer workers; as it is where it has no topology."""
+    if isinstance(algorithm, EdgeGossip):
+        return replace(algorithm, inner=smaller(algorithm.inner, num_workers))
+    varied: Any = algorithm
+    if not isinstance(getattr(varied, "topology", None), Topology):
+        return algorithm
+    found: Algorithm[Any] = replace(varied, topology=_cut_down(varied.topology, num_workers))
+    return found
+
+
+@cache
+def _cut_down(topology: Topology, num_workers: int) -> Topology:
+    factory = getattr(topologies, topology.name.removesuffix(f"({topology.num_workers})"), None)
+    if factory is not None:
+        made: Topology = factory(num_workers)
+        return made
+    ranks = range(num_workers)
+    edges = [
+        [
+            (i, j)
+            for i in ranks
+            for j in topology.out_neighbors(i, round)
+            if j in ranks and (topology.is_directed or i < j)
+        ]
+        for round in range(topology.period)
+    ]
+    return from_edges_by_round(num_workers, edges, topology.is_directed)
+
+
+def num_workers_of(algorithm: Algorithm[Any]) -> int:
+    algorithm = getattr(algorithm, "inner", algorithm)
+    topology = getattr(algorithm, "topology", None)
+    return topology.num_workers if isinstance(topology, Topology) else NUM_WORKERS
+
+
+def draw_starts(draw: random.Random, num_workers: int) -> tuple[Seconds, ...]:
     """Most worlds start together; in others some come later, together or one by one."""
-    starts = [draw.uniform(0.0, 0.5) for _ in range(NUM_WORKERS)]
+    starts = [draw.uniform(0.0, 0.5) for _ in range(num_workers)]
     if draw.random() < 0.3:
         together = draw.uniform(1.0, 12.0)
-        for rank in draw.sample(range(NUM_WORKERS), draw.randint(1, NUM_WORKERS - 1)):
+        for rank in draw.sample(range(num_workers), draw.randint(1, num_workers - 1)):
             starts[rank] = together + draw.uniform(0.0, draw.choice([0.2, 3.0]))
     return tuple(start if start > 0.5 else 0.0 for start in starts)
 
 
-def draw_disturbances(draw: random.Random) -> tuple[Disturbance, ...]:
+def draw_disturbances(draw: random.Random, num_workers: int) -> tuple[Disturbance, ...]:
+    everyone = range(num_workers)
     found, at = [], draw.uniform(0.5, 4.0)
     for _ in range(draw.choice([0, 1, 1, 2, 3])):
         kind = draw.choice(KINDS)
         seconds = draw.choice([0.3, 2.0, 5.0, 10.0, 30.0])
-        ranks: Sequence[Rank] = draw.sample(range(NUM_WORKERS), 1)
+        ranks: Sequence[Rank] = draw.sample(everyone, 1)
         if kind == "partition":
-            ranks = draw.sample(range(NUM_WORKERS), draw.randint(1, 2))
+            ranks = draw.sample(everyone, draw.randint(1, 2))
         elif kind in ("cut", "one way cut"):
-            ranks = draw.sample(range(NUM_WORKERS), 2)
+            ranks = draw.sample(everyone, 2)
         elif kind == "kill":
-            ranks = draw.sample(range(NUM_WORKERS), draw.choice([1, 1, 2]))
+            ranks = draw.sample(everyone, draw.choice([1, 1, 2]))
             seconds = draw.choice([0.05, 0.8, 4.0, math.inf])
         elif kind == "stop all":
             ranks, seconds = (), draw.uniform(1.0, 5.0)
@@ -226,7 +274,7 @@ def draw_disturbances(draw: random.Random) -> tuple[Disturbance, ...]:
             kind=kind, at=at, ranks=tuple(ranks), seconds=seconds, with_disk=draw.random() < 0.6
         )
         found.append(disturbance)
-        at += draw.uniform(0.0, 15.0)
+        at += draw.uniform(0.0, 8.0)
     return tuple(found)
 
 
@@ -344,7 +392,7 @@ class Run:
         host = Host(
             algorithm,
             rank,
-            NUM_WORKERS,
+            world.num_workers,
             torch.zeros(NUM_PARAMS),
             Timed(rank, self.time, world.step_seconds[rank]),
             self.network.transport(process),
@@ -364,7 +412,7 @@ class Run:
             checkpoint=copy.deepcopy(checkpoint),
         )
         if rank == world.liar:
-            lie(host, world.lie, self.draw)
+            lie(host, world, self.draw)
         process.run(host)
 
     def _save(self, checkpoint: dict[str, Any]) -> bool:
@@ -374,7 +422,7 @@ class Run:
         return True
 
     def _disturb(self, each: Disturbance) -> None:
-        network, everyone = self.network, range(NUM_WORKERS)
+        network, everyone = self.network, range(self.world.num_workers)
         match each.kind:
             case "pause":
                 network.pause(each.ranks[0], each.seconds)
@@ -422,13 +470,13 @@ def _is_running(process: Process) -> bool:
     return process.is_alive and process.reason is None
 
 
-def lie(host: Host[Any], what: str, draw: random.Random) -> None:
+def lie(host: Host[Any], world: World, draw: random.Random) -> None:
     """Let a host say of itself what is not so."""
     tell = host.peers.status_for
 
     def told(rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
         status = tell(rank, phase, elapsed)
-        match what:
+        match world.lie:
             case "elapsed":
                 return replace(status, phase=max(phase, Phase.RUNNING), elapsed=1e9)
             case "resumed":
@@ -439,7 +487,7 @@ def lie(host: Host[Any], what: str, draw: random.Random) -> None:
                 return replace(status, phase=Phase.WAITING)
             case "counts":
                 sent, received = (
-                    tuple(draw.randrange(1000) for _ in range(NUM_WORKERS)) for _ in range(2)
+                    tuple(draw.randrange(1000) for _ in status.sent) for _ in range(2)
                 )
                 return replace(status, sent=sent, received=received)
         return status
@@ -556,7 +604,7 @@ def require_sums(run: Run) -> None:
         _require_sum(sum(s.weight for s in states), 1.0)
     elif isinstance(states[0], PushSumState):
         _require_sum(
-            sum(s.weight + sum(m.weight for m in s.arrived) for s in states), NUM_WORKERS
+            sum(s.weight + sum(m.weight for m in s.arrived) for s in states), world.num_workers
         )
 
 
@@ -569,7 +617,7 @@ def require_little_memory(run: Run) -> None:
     """Nothing is kept that nobody needs."""
     for rank, process in run.processes.items():
         held = process.host.post._holding.num_bytes
-        if held > 2**20 + NUM_WORKERS * 2**16:
+        if held > 2**20 + run.world.num_workers * 2**16:
             raise ViolationError(f"worker {rank} holds {held} bytes")
 
 

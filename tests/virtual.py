@@ -162,13 +162,14 @@ class Process:
     def after(self, seconds: Seconds, action: Callable[[], None]) -> None:
         """Do something of this process, unless it is dead by then; later if it is paused."""
 
-        def act() -> None:
-            if self.is_alive and self.is_paused:
-                self._deferred.append(act)
-            elif self.is_alive:
-                action()
+        self.time.at(self.time.now + seconds, partial(self.act, action))
 
-        self.time.at(self.time.now + seconds, act)
+    def act(self, action: Callable[[], None]) -> None:
+        """Do it now, unless it is dead; later if it is paused."""
+        if self.is_alive and self.is_paused:
+            self._deferred.append(action)
+        elif self.is_alive:
+            action()
 
     def pause(self) -> None:
         self.is_paused = True
@@ -176,8 +177,8 @@ class Process:
     def wake(self) -> None:
         self.is_paused = False
         deferred, self._deferred = self._deferred, []
-        for act in deferred:
-            act()
+        for action in deferred:
+            self.act(action)
 
     def die(self) -> None:
         self.is_alive = False
@@ -191,7 +192,7 @@ class Process:
         self._wake_at = at
         self._wakes += 1
         serial = self._wakes
-        self.after(at - self.time.now, lambda: self._wake(serial))
+        self.after(at - self.time.now, partial(self._wake, serial))
 
     def _wake(self, serial: int) -> None:
         if serial == self._wakes and self.reason is None:
@@ -340,33 +341,29 @@ class VirtualNetwork:
     def send(self, sender: VirtualTransport, receiver: Rank, frame: bytes) -> None:
         """Put a frame on the wire; sleeps for as long as that takes."""
         self.time.sleep(len(frame) / self._wire.bandwidth)
-        at = self.time.clock()
-        self.time.at(at, lambda: self._carry(sender, receiver, frame))
-
-    def _carry(self, sender: VirtualTransport, receiver: Rank, frame: bytes) -> None:
         link = self._links.get((sender.rank, receiver))
         if link is None or link.sender is not sender or not link.is_seen:
             return  # a worker that has not appeared gets nothing
         if self._cuts[sender.rank, receiver] or link.receiver.process.is_paused:
             link.stalled.append(frame)
         else:
-            self._travel(link, frame)
+            self._travel(link, frame, self.time.clock())
 
-    def _travel(self, link: _Link, frame: bytes) -> None:
+    def _travel(self, link: _Link, frame: bytes, left_at: Seconds) -> None:
         draw, wire, to = self.draw, self._wire, link.receiver
         if wire.lost and draw.random() < wire.lost:
             return
         delay = link.latency + (
             draw.random() if wire.late and draw.random() < wire.late else 0.0
         )
-        at = max(self.time.now + delay, link.last_arrival)  # in the order sent
+        at = max(left_at + delay, link.last_arrival)  # in the order sent
         link.last_arrival = at
         way = (link.sender.rank, to.rank)
 
         def arrive() -> None:
             if self._links.get(way) is link:
                 data = memoryview(bytearray(frame))
-                to.process.after(0.0, lambda: to.listener.received(way[0], data))
+                to.process.act(lambda: to.listener.received(way[0], data))
 
         for _ in range(2 if wire.twice and draw.random() < wire.twice else 1):
             self.time.at(at, arrive)
@@ -439,7 +436,7 @@ class VirtualNetwork:
                 continue
             stalled, link.stalled = link.stalled, []
             for frame in stalled:
-                self._travel(link, frame)
+                self._travel(link, frame, self.time.now)
 
     def _is_cut(self, a: Rank, b: Rank) -> bool:
         return bool(self._cuts[a, b] or self._cuts[b, a])

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from tests.algorithms import NUM_WORKERS, PEERS
+from tests.algorithms import ALL, NUM_WORKERS, PEERS
 from tests.host_swarm import (
+    KINDS,
     LIES,
     NOTICED,
     SLACK,
@@ -79,6 +80,7 @@ def calm(name: str, step_seconds: Seconds = 0.1) -> World:
     """A world in which nothing goes wrong."""
     return replace(
         draw_world(0, name),
+        algorithm=ALL[name],
         step_seconds=(step_seconds,) * NUM_WORKERS,
         start_at=(0.0,) * NUM_WORKERS,
         wire=Wire(),
@@ -117,3 +119,13 @@ def test_one_that_lies_about_itself_stops_nobody(name: str, lie: str) -> None:
     check(replace(calm(name), liar=1, lie=lie))
     again = Disturbance(kind="kill", at=1.0, ranks=(3,), seconds=0.5, with_disk=False)
     check(replace(calm(name), liar=1, lie=lie, disturbances=(again,)))
+
+
+def test_worlds_have_every_size_and_every_kind_of_trouble() -> None:
+    worlds = [draw_world(seed) for seed in range(300)]
+    assert {world.name for world in worlds} == {*PEERS}
+    assert {world.num_workers for world in worlds} >= {3, 4, 5}
+    assert {each.kind for world in worlds for each in world.disturbances} == {*KINDS}
+    assert {world.lie for world in worlds} == {*LIES, ""}
+    assert all(any(getattr(w.wire, what) for w in worlds) for what in ("late", "lost", "twice"))
+    assert any(any(world.start_at) for world in worlds)
