@@ -147,6 +147,9 @@ class MessageSpec:
     optional_numbers: Mapping[str, Limits] = field(default_factory=dict)
     max_ahead: int | None = None
     is_passed_on: bool = False
+    specs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
+    """Each tensor that there may be, by name."""
+    _limits: Mapping[str, Limits] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         like = {
@@ -154,6 +157,9 @@ class MessageSpec:
             for name, each in self.tensors.items()
         }
         object.__setattr__(self, "tensors", like)
+        # Looked up for each message that arrives.
+        object.__setattr__(self, "specs", {**like, **self.optional})
+        object.__setattr__(self, "_limits", {**self.numbers, **self.optional_numbers})
 
     @property
     def max_num_bytes(self) -> int:
@@ -191,15 +197,6 @@ class MessageSpec:
             if not _is_within(number, self._limits[name]):
                 return f"number {name!r} is {number!r}, not within {self._limits[name]}"
         return None
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Each tensor that there may be, by name."""
-        return {**self.tensors, **self.optional}  # type: ignore[dict-item]  # see __post_init__
-
-    @property
-    def _limits(self) -> Mapping[str, Limits]:
-        return {**self.numbers, **self.optional_numbers}
 
 
 def _is_within(number: float, limits: Limits) -> bool:
