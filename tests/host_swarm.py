@@ -184,10 +184,26 @@ def draw_world(seed: int, name: str | None = None) -> World:
 
 
 def draw_server_world(seed: int) -> World:
-    """The world of `seed` for a parameter server, to which itself nothing happens."""
+    """The world of `seed` for a parameter server; in half of them it is killed, and soon back.
+
+    Nothing else happens to it: all others would wait for it.
+    """
     world = draw_world(seed, [*PARAMETER_SERVERS][seed % len(PARAMETER_SERVERS)])
     spared = tuple(each for each in world.disturbances if SERVER not in each.ranks)
     starts = (0.0, *world.start_at[1:])
+    draw = random.Random(f"{seed} server")
+    if draw.random() < 0.5:
+        with_disk = world.checkpoint_seconds < math.inf and draw.random() < 0.7
+        away = draw.choice([0.05, 0.8, 4.0])
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(3, 12),
+            ranks=(SERVER,),
+            seconds=away,
+            with_disk=with_disk,
+        )
+        # Who comes when nobody else is there begins alone, and the server is not there to help.
+        spared, starts = (*spared, killed), (0.0,) * len(starts)
     liar = None if world.liar == SERVER else world.liar
     lasting = longer(world.algorithm, 20)  # or the run is over before anything happens
     return replace(

@@ -227,12 +227,3 @@ def test_a_resumed_worker_goes_on_counting_where_one_that_it_had_lost_is() -> No
     peers.told(1, status(is_resumed=True, received=(5, 0)), 0.0)
     assert peers.begin() == [WorkerJoined(1)]
     assert peers[1].sent == 5  # found after the checkpoint, and sent five messages
-
-
-def test_what_a_process_says_before_it_is_known_to_be_there_counts() -> None:
-    peers = Peers(0, 2, OWN)
-    peers.told(1, status(), 0.0)
-    peers.appeared(1, incarnation=1)
-    assert peers.are_all_here
-    peers.appeared(1, incarnation=2)
-    assert not peers.are_all_here, "another process has said nothing yet"

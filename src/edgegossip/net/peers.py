@@ -167,9 +167,8 @@ class Peers:
         """A process of `rank` can be reached; what it is will be in its status."""
         peer = self[rank]
         if incarnation != peer.incarnation:
-            if peer.incarnation:  # else what it has said came before the news that it is there
-                peer.status, peer.num_lives = None, 0
-            peer.incarnation, peer.is_refused = incarnation, False
+            peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
+            peer.is_refused = False
         peer.is_reachable = True
 
     def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:

@@ -37,6 +37,8 @@ from edgegossip.net.strikes import FLOOD, Strikes
 from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
+_HOLD: Seconds = 3.0
+"""How long one whose link is back may take to say what it lacks."""
 
 
 class Post:
@@ -102,10 +104,8 @@ class Post:
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Whose link was cut and is back, or who left and came back in the same life: it has
-        # not received all, and gets nothing new before it has said what it lacks.
-        self._relinked: set[Rank] = set()
-        # Who has said how it is since it could be reached last, and before it can be again.
-        self._early: set[Rank] = set()
+        # not received all, and gets nothing new before it has said what it lacks. Since when.
+        self._relinked: dict[Rank, Seconds] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
 
@@ -165,7 +165,7 @@ class Post:
             case Appeared(rank, incarnation):
                 self._links.found(rank, incarnation, self._clock())
                 if self.peers.has_begun:
-                    self._relinked.add(rank)
+                    self._relinked[rank] = self._clock()
                 if incarnation != self.peers[rank].incarnation:
                     self._forgive(rank)
                 self.peers.appeared(rank, incarnation)
@@ -173,15 +173,12 @@ class Post:
                 self._post(rank, self.introductions.message, 0, None)
                 self._told.pop(rank, None)
                 self.tell(rank)
-                if rank in self._early and (status := self.peers[rank].status) is not None:
-                    self._relink(rank, status)
                 return []
             case Disappeared(rank, incarnation):
                 status, clock = self.peers[rank].status, self._clock()
                 phase = None if status is None else status.phase
                 self._links.lost(rank, incarnation, phase, clock)
                 self._outbox.resume(rank)
-                self._early.discard(rank)
                 return self.peers.disappeared(rank, incarnation, clock)
             case Refused(rank, reason):
                 with self._lock:
@@ -216,6 +213,9 @@ class Post:
             self.peers[sender].refuse()
             return self.peers.lose(sender)
         if message.kind == INTRODUCTION:
+            # It knows by now that this worker can be reached; what was said before it did may
+            # have been forgotten.
+            self.tell(sender, again=True)
             return []
         if message.kind == STATUS:
             return self._read_status(sender, message, now)
@@ -239,10 +239,7 @@ class Post:
         if self.peers[sender].status is not status:
             return events  # of a life that is one too many
         self.spoke_at[sender] = now
-        if not self.peers[sender].is_reachable:
-            self._early.add(sender)
-        elif sender in self._relinked:
-            self._relink(sender, status)
+        self._relink(sender, status)
         # It may have missed what it waits for, or take for lost who has nothing more to say.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
@@ -307,9 +304,13 @@ class Post:
         peer.log.add(peer.sent, message)
         # It has left for a moment, or has not said yet what it lacks, and gets this after
         # what was sent before if it goes on with its life.
-        if not can_send or (receiver in self._relinked and peer.log.has(peer.sent)):
+        is_held = receiver in self._relinked and peer.log.has(peer.sent)
+        if not can_send or is_held:
             if left is not None:
                 left()
+            if can_send and self._clock() > self._relinked[receiver] + _HOLD:
+                assert peer.status is not None
+                self._relink(receiver, peer.status)  # its word was lost; what it said last does
             return True
         return self._post(receiver, message, peer.sent, left)
 
@@ -321,9 +322,7 @@ class Post:
 
     def _relink(self, rank: Rank, status: WorkerStatus) -> None:
         """`rank` has said what it lacks since its link is back."""
-        self._early.discard(rank)
-        if rank in self._relinked:
-            self._relinked.discard(rank)
+        if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank, status)
 
     def _send_missing(self, rank: Rank, status: WorkerStatus) -> None:
