@@ -197,6 +197,7 @@ class Host(Generic[State]):
         self._ending.changed(self.now)
         for event in events:
             self._handle(event)
+        self._watch_for_waiting()  # one that goes on may wait for what was lost before
 
     # The loop.
 
