@@ -116,8 +116,8 @@ class World:
     def deadline(self) -> Seconds:
         """How long one that lies can make others wait, as one that is silent can."""
         patience = Patience()
-        # Some never send it anything, and it waits for them in turn; or those who come late take
-        # its run for one to rejoin, and wait for each other's answers.
+        # Some never send it anything, and it waits for them in turn; or those who come late
+        # take its run for one to rejoin, and wait for each other's answers.
         if self.lie == "waiting" or (self.lie and any(self.start_at)):
             return patience.factor * patience.first
         longest = patience.factor * 3 * self.round_seconds + patience.slack
