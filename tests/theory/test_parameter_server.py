@@ -18,9 +18,19 @@ from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.ssp import SSP
-from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
 from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import Event, Seconds, WorkerState
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Layout,
+    Message,
+    Received,
+    Seconds,
+    Started,
+    Trained,
+    WorkerState,
+)
 from edgegossip.sim.fault import Crash, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
@@ -158,3 +168,35 @@ def test_worker_that_was_cut_off_makes_nobody_wait_for_what_it_missed(
     state = world.states[0]
     assert state.num_commits[2] < 30
     assert set(state.rounds.values()) == {30}
+
+
+def test_statistics_are_never_extrapolated_by_a_worker_that_trains_on() -> None:
+    algorithm = ADSPPlus(num_workers=NUM, num_rounds=5, min_interval=1.0)
+    state = algorithm.init(1, torch.tensor([1.0, 1.0]))
+    assert isinstance(state, CommitterState)
+    algorithm.handle(state, Started(layout=Layout(num_trained=1)), 0.0)
+
+    def train(*params: float) -> list[Effect]:
+        before, after = state.params, torch.tensor(params)
+        event = Trained(
+            params=after, before=before, num_samples=1, num_steps=1, seconds=1.0, loss=0.0
+        )
+        return algorithm.handle(state, event, 1.0)
+
+    state.is_due = True
+    train(2.0, 1.0)
+    train(3.0, 0.5)
+    model = {"params": torch.tensor([1.5, 0.1]), "counts": torch.tensor([1, 0, 0, 0])}
+    algorithm.handle(state, Received(0, Message("params", 1, model)), 2.0)
+    assert state.params.tolist() == [2.5, 0.5]
+
+
+def test_one_that_says_its_update_is_measured_changes_no_more_than_its_share() -> None:
+    algorithm = BSP(num_workers=2, num_rounds=5)
+    state = algorithm.init(0, torch.full((3,), 5.0))
+    for rank, num_trained in ((1, 3), (2, 0)):
+        numbers = {"number": 1, "num_steps": 1, "num_trained": num_trained}
+        commit = Message("commit", 0, {"update": torch.full((3,), 0.5)}, numbers)
+        algorithm.handle(state, Received(rank, commit), 1.0)
+    # (5.5 + 0.5) / 2, and not the mean of both updates.
+    assert state.params.tolist() == [3.0] * 3

@@ -164,6 +164,6 @@ class ADSPPlus(ParameterServer):
         state.target = max([*state.rounds.values()]) + state.rate
         sends: list[Effect] = []
         for rank in self.training(state):
-            numbers = {"num_due": state.target - state.rounds[rank]}
+            numbers = {"num_due": min(state.target - state.rounds[rank], _MAX_DUE - 1)}
             sends.append(Send(rank, Message("target", state.rounds[rank], numbers=numbers)))
         return [*sends, SetTimer(WINDOW, now + self.window)]

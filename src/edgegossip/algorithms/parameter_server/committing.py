@@ -81,6 +81,8 @@ class Committing(Algorithm[State]):
                 return self.start_working(state, now)
             case Trained():
                 state.is_training = False
+                if event.has_gone_back:
+                    return self._go_back(state, event, now)
                 self._learn(state, event)
                 return self.go_on(state, now)
             case Received() if event.sender == SERVER:
@@ -135,17 +137,25 @@ class Committing(Algorithm[State]):
                 f"{SERVER}, which is lost; start it again, and go on with --resume"
             )
 
+    def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
+        """Forget what was made of parameters that were no good, and ask for the model."""
+        state.params, state.commit, state.committed = event.params, None, None
+        state.num_steps, state.is_due, state.has_moved = 0, False, False
+        state.is_pulling, state.num_sends = True, 0
+        return self._send_again(state, now)
+
+    def _layout(self, state: CommitterState) -> Layout:
+        return state.layout or Layout(state.params.numel())
+
     def _learn(self, state: CommitterState, event: Trained) -> None:
-        if event.has_gone_back:
-            state.params = state.base = event.params
-            return
-        # What came in meanwhile stays.
-        state.params = state.params + event.delta if state.has_moved else event.params
+        # What came in meanwhile stays, but statistics are as they were measured.
+        moved = self._layout(state).with_statistics(state.params + event.delta, event.params)
+        state.params = moved if state.has_moved else event.params
         state.has_moved = False
         state.num_steps += event.num_steps
 
     def _commit(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        layout = state.layout or Layout(state.params.numel())
+        layout = self._layout(state)
         update = layout.with_statistics(state.params - state.base, state.params)
         numbers = {
             "number": state.num_commits + 1,
@@ -182,7 +192,8 @@ class Committing(Algorithm[State]):
         base = message.payload["params"]
         if state.num_steps and state.committed is not None:
             # What was learnt while the commit was under way stays, and is committed next.
-            state.params = base + (state.params - state.committed)
+            moved = base + (state.params - state.committed)
+            state.params = self._layout(state).with_statistics(moved, state.params)
         else:
             state.params = base
         state.has_moved = state.is_training

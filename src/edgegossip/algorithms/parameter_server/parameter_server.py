@@ -247,13 +247,15 @@ class ParameterServer(Committing):
 
     def _restore(self, state: ServerState, sender: Rank, message: Message) -> None:
         """Take over a model with more commits than the own."""
+        if sender not in state.unseen:
+            return  # nobody has asked
         counts = message.payload["counts"].tolist()
         if state.is_new and sum(counts) > sum(state.num_commits.values()):
             state.params = message.payload["params"]
             state.num_commits = dict(zip(self.workers, counts, strict=True))
         state.unseen.pop(sender, None)
-        state.rounds[sender] = max(state.rounds[sender], message.round)
-        state.round = max(state.round, message.round)
+        state.rounds[sender] = max(state.rounds[sender], min(message.round, self.num_rounds))
+        state.round = max(state.round, state.rounds[sender])
 
     def _skip(self, state: ServerState, rank: Rank) -> None:
         """Let a worker that was away go on in the round of the last of the others."""
@@ -268,12 +270,8 @@ class ParameterServer(Committing):
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks`, in this order, to the model."""
         commits = [state.waiting[j] for j in ranks]
-        num_trained = int(min(commit.numbers["num_trained"] for commit in commits))
-        total = reduce(torch.add, (commit.payload["update"] for commit in commits))
-        before, state.params = state.params, state.params.add(total, alpha=share)
-        if num_trained < total.numel():
-            measured = before + share * (total - len(commits) * before)
-            state.params = Layout(num_trained).with_statistics(state.params, measured)
+        changes = (_change(commit, state.params) for commit in commits)
+        state.params = state.params.add(reduce(torch.add, changes), alpha=share)
         for rank, commit in zip(ranks, commits, strict=True):
             state.num_commits[rank] = int(commit.numbers["number"])
             state.num_steps[rank] += int(commit.numbers["num_steps"])
@@ -293,3 +291,11 @@ class ParameterServer(Committing):
         payload = {"params": state.params, "counts": counts}
         numbers = self.settings(state, rank)
         return Send(rank, Message("params", state.rounds[rank], payload, numbers))
+
+
+def _change(commit: Message, params: Tensor) -> Tensor:
+    """Give what a commit changes of `params`, both [num_params]; statistics are as measured."""
+    update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
+    if num_trained == update.numel():
+        return update
+    return Layout(num_trained).with_statistics(update, update - params)
