@@ -336,6 +336,7 @@ def test_training_goes_on_without_the_revoked_and_with_the_renewed(
 # New certificates.
 
 
+@pytest.mark.slow
 def test_a_new_certificate_is_shown_by_a_running_worker(
     machines: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
