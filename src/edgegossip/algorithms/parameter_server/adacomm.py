@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import Any
 
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
 from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
@@ -65,18 +64,8 @@ class ADACOMM(FixedADACOMM):
         super().__post_init__()
         check_ranges(self, window="above 0")
 
-    def init(self, rank: Rank, params: Tensor) -> ServerState | CommitterState:
-        state = super().init(rank, params)
-        if isinstance(state, CommitterState):
-            return state
-        return ADACOMMServerState(
-            rank=rank,
-            params=params,
-            num_commits=state.num_commits,
-            num_steps=state.num_steps,
-            rounds=state.rounds,
-            tau=self.tau,
-        )
+    def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
+        return ADACOMMServerState(**fields, tau=self.tau)
 
     @property
     def limits(self) -> Mapping[str, Limits]:

@@ -78,16 +78,9 @@ class ADSP(ADSPPlus):
         """The highest rate that the least interval allows."""
         return max(1, int(self.window / self.min_interval)) if self.min_interval else 1000
 
-    def init_server(self, state: ServerState) -> SearchingServerState:
-        return SearchingServerState(
-            rank=state.rank,
-            params=state.params,
-            num_commits=state.num_commits,
-            num_steps=state.num_steps,
-            rounds=state.rounds,
-            search=CommitSearch(rate=self.rate),
-            rate=self.rate,
-        )
+    def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
+        search = CommitSearch(rate=self.rate)
+        return SearchingServerState(**fields, search=search, rate=self.rate)
 
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
         return [*super().start_serving(state, now), *self._look(state, now)]

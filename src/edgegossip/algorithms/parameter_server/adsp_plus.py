@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -87,19 +88,10 @@ class ADSPPlus(ParameterServer):
         state = super().init(rank, params)
         if isinstance(state, CommitterState):
             state.interval = self._interval(self.rate)
-            return state
-        return self.init_server(state)
+        return state
 
-    def init_server(self, state: ServerState) -> ADSPServerState:
-        """Build the state of the server from that of any server."""
-        return ADSPServerState(
-            rank=state.rank,
-            params=state.params,
-            num_commits=state.num_commits,
-            num_steps=state.num_steps,
-            rounds=state.rounds,
-            rate=self.rate,
-        )
+    def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
+        return ADSPServerState(**fields, rate=self.rate)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """Targets besides; see `ParameterServer`."""

@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +103,10 @@ class ParameterServer(Committing):
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Merge and answer those of `state.waiting` whose turn it is."""
 
+    def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401 - of `ServerState`
+        """Build the server's first state from the fields that all have."""
+        return ServerState(**fields)
+
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Begin as a server."""
         return []
@@ -116,7 +121,7 @@ class ParameterServer(Committing):
 
     @property
     def limits(self) -> Mapping[str, Limits]:
-        """What the numbers of `settings` may be."""
+        """Limits of the numbers of `settings`."""
         return {}
 
     # What is the same for all.
@@ -138,7 +143,7 @@ class ParameterServer(Committing):
     def init(self, rank: Rank, params: Tensor) -> State:
         if rank == SERVER:
             none = dict.fromkeys(self.workers, 0)
-            return ServerState(
+            return self.make_server(
                 rank=rank,
                 params=params,
                 num_commits=none,
