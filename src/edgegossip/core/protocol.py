@@ -10,6 +10,7 @@ The vocabulary is closed: a word is added only when an algorithm cannot be said 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, TypeVar
@@ -268,11 +269,13 @@ class Train:
             data costs.
         begins_pass: `Epochs` begin a new pass; False goes on with the present one. `Steps`
             always go on.
+        batch_ratio: Size of each batch over the trainer's own, above 0; rounded, and at least
+            one sample.
         inputs: What layers of a split model train on (activations, gradients); empty for one
             that draws its own batches.
 
     Raises:
-        ValueError: If `keep_ratio` is out of range.
+        ValueError: If a ratio is out of range.
     """
 
     params: Tensor
@@ -280,10 +283,13 @@ class Train:
     _: KW_ONLY
     keep_ratio: float = 1.0
     begins_pass: bool = True
+    batch_ratio: float = 1.0
     inputs: Payload = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_ratio("keep_ratio", self.keep_ratio)
+        if not 0 < self.batch_ratio < math.inf:
+            raise ValueError(f"batch_ratio must be above 0, got {self.batch_ratio}")
 
 
 @dataclass(slots=True, eq=False)

@@ -157,6 +157,14 @@ class TrainingLoop:
         """
         return self._work.progress
 
+    @property
+    def batch_ratio(self) -> float:
+        """Size that the next batch is to have over the usual one; `BatchTune` goes by speed.
+
+        A loop that ignores it trains with batches as they are.
+        """
+        return self._work.batch_ratio
+
     def step(self, loss: float, num_samples: int) -> None:
         """The optimizer has made a step; exchange the model if it is time to.
 
@@ -265,6 +273,7 @@ class _OwnWork(Trainer):
 
     def __init__(self, num_samples: int, layout: Layout) -> None:
         self.progress = 0.0
+        self.batch_ratio = 1.0
         self._layout = layout
         self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[TrainingResult | TrainingError | None] = (
@@ -288,7 +297,7 @@ class _OwnWork(Trainer):
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Hand the work to the loop, and wait until it is done."""
-        self.progress = progress
+        self.progress, self.batch_ratio = progress, request.batch_ratio
         num_steps, num_due = math.inf, math.inf
         if isinstance(request.work, Epochs):
             num_due = self.cost(request)

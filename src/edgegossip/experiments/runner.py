@@ -157,7 +157,7 @@ class _Run:
             if not self._simulate_or_keep():
                 self._end("interrupted")
                 raise Interrupted(self._how_to_resume())
-            results = self._end("finished" if self.simulator.is_over else "time limit")
+            results = self._end(self._reason())
             self._folder.drop_checkpoint()
         finally:
             self._log.abandon()
@@ -185,6 +185,16 @@ class _Run:
             raise
         return has_ended
 
+    def _reason(self) -> str:
+        if self.simulator.is_over:
+            return "finished"
+        return "target" if self._is_done() else "time limit"
+
+    def _is_done(self) -> bool:
+        """Say whether the loss has come to where the experiment ends."""
+        until = self._experiment.until
+        return until is not None and until.is_reached([each.loss for each in self._history])
+
     def _simulate(self) -> bool:
         """Say whether the run has come to its end, or was asked to stop before."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
@@ -196,7 +206,7 @@ class _Run:
             self._num_looks += 1
             if is_over or until == limit or self._is_due():
                 self._evaluate(simulator.now if is_over else until)
-            if is_over or until == limit:
+            if is_over or until == limit or self._is_done():
                 return True
             if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
                 self._keep()

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.results import ENDS
 from edgegossip.report.activity import Activity, activities
 from edgegossip.report.log import RunLog, read_log
 
@@ -56,11 +57,8 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """It ended by itself: finished, or at its time limit."""
-        return self.log.ended is not None and self.log.ended.reason in (
-            "finished",
-            "time limit",
-        )
+        """It ended by itself."""
+        return self.log.ended is not None and self.log.ended.reason in ENDS
 
     @property
     def throughputs(self) -> list[float]:

@@ -30,7 +30,7 @@ HEADER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why a run stopped: "finished", "time limit", "interrupted" or "failed"."""
+    """Why a run stopped; see `Results.reason`."""
 
     reason: str
     error: str | None
