@@ -61,7 +61,9 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "adacomm": ADACOMM(**COMMITTERS, tau=4, window=2.0),
     "adsp-plus": ADSPPlus(**COMMITTERS, window=6.0, min_interval=1.0, rate=2),
     "adsp": ADSP(**COMMITTERS, window=6.0, min_interval=1.0),
-    "adsp-waiting": ADSP(**COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True),
+    "adsp-waiting": ADSP(
+        **COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True, growth=1.0
+    ),
 }
 
 ALGORITHMS: dict[str, AnyAlgorithm] = {

@@ -1,4 +1,4 @@
-"""The online search for the commit rate: one more commit a window, as long as it helps."""
+"""The online search for the commit rate: more commits a window, as long as that helps."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ class Tried:
 class CommitSearch:
     """Where the search stands; the state of a server has one.
 
-    A window tries a rate. While rewards rise, the next window tries one more commit; the first
-    that does not do better ends the search, and the rate before it stays. A window in which the
+    A window tries a rate. While rewards rise, the next window tries a higher one; the first
+    that does not do better ends the search, and the best rate stays. A window in which the
     loss did not fall is no reward at all: more commits mean less implicit momentum, so the
     search goes on upwards from there, which is what stops a divergence.
 
+    A later search begins one step of `growth` below the present rate, so that rates can fall,
+    too; with `growth` 1, or after a divergence, it begins at the present rate.
+
     Attributes:
+        growth: The next rate is so many times the present one, and at least one more.
         rate: Commits of each worker in the present window.
         is_searching: Another rate will be tried.
         best_reward: Of the windows of this search.
@@ -46,6 +50,7 @@ class CommitSearch:
         tried: Each window so far.
     """
 
+    growth: float = 1.0
     rate: int = 1
     is_searching: bool = True
     best_reward: float = -math.inf
@@ -53,8 +58,10 @@ class CommitSearch:
     looks: list[Look] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Search anew, from the present rate."""
+    def begin(self, *, has_diverged: bool) -> None:
+        """Search anew, from about the present rate."""
+        if not has_diverged:
+            self.rate = max(1, round(self.rate / self.growth))
         self.is_searching, self.best_reward, self.best_rate = True, -math.inf, self.rate
 
     def judge(self, reward: float, max_rate: int) -> None:
@@ -65,4 +72,4 @@ class CommitSearch:
             self.rate, self.is_searching = self.best_rate, False
             return
         self.is_searching = self.rate < max_rate
-        self.rate = min(self.rate + 1, max_rate)
+        self.rate = min(max(self.rate + 1, round(self.growth * self.rate)), max_rate)
