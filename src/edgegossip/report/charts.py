@@ -122,8 +122,9 @@ def _tick(value: float, unit: str) -> str:
 
 def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
     for each in panel["series"]:
-        color = colors[each["name"]]
-        axes.plot(each["x"], each["y"], color=color, label=each["name"], linewidth=1.8)
+        color = INK if each["is_mark"] else colors[each["name"]]
+        style, width = ("--", 1.2) if each["is_mark"] else ("-", 1.8)
+        axes.plot(each["x"], each["y"], style, color=color, label=each["name"], linewidth=width)
         axes.plot(each["x"][-1:], each["y"][-1:], "o", color=color, markersize=4)
     # Studies of before had no other scale than this one.
     unit = panel.get("x_unit", "number")

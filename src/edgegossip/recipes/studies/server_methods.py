@@ -34,7 +34,7 @@ class Choice:
     """
 
     lr: float
-    value: int | None = None
+    value: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +50,15 @@ class Method:
 
     build: Callable[[Mapping[str, Any], Any, float], Algorithm[Any]]
     option: str = ""
-    values: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
 
-    def algorithm(self, num_workers: int, value: int | None, loss: float) -> Algorithm[Any]:
+    def algorithm(self, num_workers: int, value: float | None, loss: float) -> Algorithm[Any]:
         """Make the algorithm for so many workers, until it is cut off."""
         common = {"num_workers": num_workers, "num_rounds": UNTIL_CUT_OFF}
         return self.build(common, value, loss)
 
     @property
-    def middle(self) -> int | None:
+    def middle(self) -> float | None:
         """The value that learning rates are tried with."""
         return self.values[1] if self.values else None
 

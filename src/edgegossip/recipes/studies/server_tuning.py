@@ -46,19 +46,22 @@ class Tuning(ServerContest):
     def plain(self) -> dict[str, Any]:
         """What its rows depend on, in JSON, but for problem and seed."""
         values = {name: METHODS[name].values for name in self.choices}
-        return {**super().plain(), "choices": {"rates": RATES, "values": values}}
+        tried = {"rates": RATES, "values": values}
+        return {**super().plain(), "choices": tried}
 
-    def _try(self, data_dir: Path, name: str, candidate: Choice | int, session: Session) -> Row:
+    def _try(
+        self, data_dir: Path, name: str, candidate: Choice | float, session: Session
+    ) -> Row:
         tried = [
             row
             for row in session.rows.values()
             if (row["group"], row["run"], row["seed"]) == (self.group, name, self.seed)
         ]
         best = best_of(tried)
-        if isinstance(candidate, int):
+        if isinstance(candidate, float | int):
             candidate = Choice(lr=best["lr"] if best else RATES[0], value=candidate)
         task, goal = self.problem.task(data_dir), self.goal
-        held = _without_test_data(task.dataset, goal.validation_share)
+        held = without_test_data(task.dataset, goal.validation_share)
         if best is not None and best["seconds_to_loss"] is not None:
             goal = replace(goal, max_seconds=min(goal.max_seconds, best["seconds_to_loss"]))
         return self.found(replace(task, dataset=held), goal, name, candidate, session)
@@ -74,7 +77,7 @@ def best_of(rows: list[Row]) -> Row | None:
     return min(rows, key=key, default=None)
 
 
-def _without_test_data(dataset: Dataset, share: float) -> Dataset:
+def without_test_data(dataset: Dataset, share: float) -> Dataset:
     """Hold out of the training samples what takes the place of the test samples."""
     held = hold_out(dataset, share, seed=TUNING_SEED)
     assert held.validation is not None

@@ -9,10 +9,10 @@ from typing import Any
 
 from edgegossip.experiments.exhibits import Exhibits, Figure
 from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.models import lenet5, mlp, sensor_cnn
+from edgegossip.learning.models import lenet5, sensor_cnn
 from edgegossip.recipes.recipe_settings import Settings
 from edgegossip.recipes.studies.contest import settings_and_cells
-from edgegossip.recipes.studies.problems import DIGITS_MLP, Problem
+from edgegossip.recipes.studies.problems import SMALL_MLP, Problem
 from edgegossip.recipes.studies.scoreboard import bars, score_table
 from edgegossip.recipes.studies.server_contest import (
     ADSP,
@@ -27,6 +27,7 @@ from edgegossip.recipes.studies.server_contest import (
 from edgegossip.recipes.studies.server_methods import METHODS, Choice
 from edgegossip.recipes.studies.server_tuning import RATES, TUNING_SEED, Tuning, tuning_exhibits
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.sim.platform import ThrottlingTrace
 
 NUM_WORKERS = 18
 HETEROGENEITY = 2.0
@@ -62,25 +63,20 @@ CIFAR10_LENET5 = _problem(
     scaled_down="CIFAR-10 is tested on 2,000 of the 10,000 pictures: there are many looks.",
 )
 HAR_CNN = _problem("har-cnn", "har", sensor_cnn)
-SHORT = replace(
-    DIGITS_MLP,
-    model=partial(mlp, hidden=(32,)),
-    settings=replace(DIGITS_MLP.settings, momentum=0.0),
-)
 
 GOALS = {
     "cifar10-lenet5": Goal(
         loss=1.7, look_seconds=5.0, max_seconds=3000.0, validation_share=0.03
     ),
     "har-cnn": Goal(loss=0.5, look_seconds=2.0, max_seconds=1000.0, validation_share=0.1),
-    SHORT.name: Goal(loss=2.2, look_seconds=1.0, max_seconds=20.0, validation_share=0.2),
+    SMALL_MLP.name: Goal(loss=2.2, look_seconds=1.0, max_seconds=20.0, validation_share=0.2),
 }
-TUNING_SECONDS = {"cifar10-lenet5": 800.0, "har-cnn": 500.0, SHORT.name: 20.0}
+TUNING_SECONDS = {"cifar10-lenet5": 800.0, "har-cnn": 500.0, SMALL_MLP.name: 20.0}
 """Limits of the runs by which settings are chosen."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
 CHOSEN: Mapping[str, Mapping[str, Choice]] = {
-    SHORT.name: {
+    SMALL_MLP.name: {
         name: Choice(lr=0.1, value=2 if method.values else None)
         for name, method in METHODS.items()
     },
@@ -195,8 +191,41 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
     )
 
 
+def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
+    """Speeds that change in the run: a third of the workers becomes four times slower.
+
+    On the paper's own testbed, H rose from 2 to 6 in a run, unnoticed.
+
+    Args:
+        settings: What to change.
+    """
+    return _varied(
+        "nonstationary",
+        "What does it cost that speeds change?",
+        settings,
+        lambda problem: [
+            _machines(problem, settings, "steady"),
+            _throttled(problem, _machines(problem, settings, "a third slows down")),
+        ],
+        ["bsp", "ssp", "fixed-adacomm", "fixed-adacomm, batches tuned", "adsp-plus", ADSP],
+    )
+
+
+SLOW_DOWN_AT = {"cifar10-lenet5": 60.0, "har-cnn": 20.0, SMALL_MLP.name: 2.0}
+SLOW_DOWN = 4.0
+
+
+def _throttled(problem: Problem, machines: Machines) -> Machines:
+    """Slow the last third of the workers down, early in the run."""
+    trace = ThrottlingTrace((0.0, SLOW_DOWN_AT[problem.name]), (1.0, SLOW_DOWN))
+    num_slow = machines.num_workers // 3
+    steady, slow = machines.platforms[:-num_slow], machines.platforms[-num_slow:]
+    platforms = (*steady, *(replace(each, throttling=trace) for each in slow))
+    return replace(machines, platforms=platforms)
+
+
 def _problems(settings: StudySettings) -> tuple[Problem, ...]:
-    return (SHORT,) if settings.short else PROBLEMS
+    return (SMALL_MLP,) if settings.short else PROBLEMS
 
 
 def _methods(settings: StudySettings, names: Iterable[str] = METHODS) -> list[str]:
