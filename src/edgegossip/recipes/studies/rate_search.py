@@ -174,8 +174,8 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
         title="Does the search for the commit rate find a good one, and does it ever diverge?",
         printed=(
             "The paper shows rewards that rise and fall once with the rate. In the only run "
-            "that was published, a window in which the loss rose was rewarded with 4.81, and the "
-            "choice that followed had ended in a divergence before.",
+            "that was published, a window in which the loss rose was rewarded with 4.81; the "
+            "choice that this led to had ended in a divergence before.",
         ),
         scaled_down=(
             f"Windows of {WINDOW:g} s, ten steps of the fastest, for the paper's 60.",
