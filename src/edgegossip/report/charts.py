@@ -41,10 +41,10 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
     colors = series_colors(panels)
     with figure_style():
         canvas = new_figure(WIDTH, HEIGHT * num_rows + 0.5)
-        grid = canvas.subplots(num_rows, num_columns, squeeze=False).flat
+        grid = canvas.subplots(num_rows, num_columns, squeeze=False).flatten()
         for axes, panel in zip(grid, panels, strict=False):
             draw_panel(axes, panel, colors)
-        for axes in list(grid)[len(panels) :]:
+        for axes in grid[len(panels) :]:
             axes.set_axis_off()
         _draw_legend(canvas, colors)
         png, svg = render(canvas, "png"), render(canvas, "svg")
