@@ -43,7 +43,7 @@ def test_each_happening_is_a_line_with_its_numbers(tmp_path: Path) -> None:
     log = EventLog(path)
     log.write("experiment", name="x")
     log.trained(2.0, 1, 1.0, trained())
-    log.received(2.5, 0, 1, staleness=3)
+    log.received(2.5, 0, 1, note(), staleness=3)
     log.lost(3.0, 0, 1, note(), "dropped")
     log.changed(4.0, 1, "crashed")
     log.close()
@@ -132,7 +132,7 @@ def test_a_log_cut_anywhere_and_resumed_is_the_whole_log(tmp_path: Path) -> None
             case 2:
                 log.trained(at // 4, 1, 0.0, trained(at))
             case 3:
-                log.received(at // 4, 0, 1, staleness=at)
+                log.received(at // 4, 0, 1, note(), staleness=at)
 
     whole = EventLog(tmp_path / "whole")
     for at in range(12):

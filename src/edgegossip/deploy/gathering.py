@@ -26,6 +26,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.roles import described_roles, rank_name
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -267,14 +268,13 @@ class Gathering:
 
     def _write(self, results: Results) -> None:
         """The files of a run folder, as `docs/run-folder.md` has them."""
-        shards = self._workload.shards
         content = {**header(self._measured(), self._recipe), "driver": "network"}
         folder = RunFolder(self._out, content, resume=False)
         first = {
             "type": "experiment",
             **content,
             "command": self._command,
-            "shard_sizes": [len(shards.get(worker.rank, ())) for worker in self.workers],
+            **described_roles(self._experiment, self._workload.shards),
             "wall_started": folder.started,
         }
         last = {
@@ -290,8 +290,9 @@ class Gathering:
 
     def _measured(self) -> Experiment:
         """The experiment on platforms as fast as they were found to be."""
+        roles = self._experiment.roles
         platforms = tuple(
-            Platform(name=f"worker {worker.rank}", throughput=worker.throughput or 1.0)
+            Platform(name=rank_name(roles, worker.rank), throughput=worker.throughput or 1.0)
             for worker in self.workers
         )
         return replace(self._experiment, platforms=platforms, links=Links(), faults=Faults())
