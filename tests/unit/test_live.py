@@ -52,6 +52,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
         "epochs": "1.2",
         "accuracy": "50.00%",
         "sent": "1.5 MB",
+        "commits": "",
         "samples/s": "1,234",
         "left": "9 s",
     }
@@ -59,7 +60,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 
 def test_before_anything_is_known_cells_are_empty() -> None:
     row = cells(replace(STATUS, evaluation=None, share=0.0))
-    assert row[3:6] == ["", "", ""]
+    assert row[3:7] == ["", "", "", ""]
     assert row[-1] == ""
 
 

@@ -87,6 +87,11 @@ class Gathering:
         self._evaluations = Evaluations(out / WORKERS / "evaluations.json")
 
     @property
+    def roles(self) -> list[str]:
+        """The name of each rank's role."""
+        return self._experiment.roles
+
+    @property
     def history(self) -> list[Evaluation]:
         """What was measured so far, also before the run was resumed."""
         return self._evaluations.history
@@ -230,15 +235,15 @@ class Gathering:
             summary = worker.summary
             if summary is not None and summary["reason"] != "failed":
                 continue
+            name = rank_name(self.roles, worker.rank)
             if not worker.path.is_dir():
-                why = f"{worker.path} is missing: copy the folder of worker {worker.rank} there"
+                why = f"{worker.path} is missing: copy the folder of {name} there"
             elif summary is None:
-                why = (
-                    f"worker {worker.rank} has left no summary in {worker.path}: it was killed"
-                )
+                why = f"{name} has left no summary in {worker.path}: it was killed"
             else:
-                why = f"worker {worker.rank} failed; see {worker.path}"
-            lines.append(f"{why}. The results are without its model")
+                why = f"{name} failed; see {worker.path}"
+            without = "model" if worker.rank in self._evaluated_ranks() else "end"
+            lines.append(f"{why}. The results are without its {without}")
         known = {worker.path.name for worker in self.workers}
         there = (self._out / WORKERS).iterdir()
         return lines + [
@@ -260,7 +265,8 @@ class Gathering:
         found = {rank: self.workers[rank].last_params(self._num_params(rank)) for rank in ends}
         estimates = {rank: params for rank, params in found.items() if params is not None}
         if not self._workload.is_whole(estimates):
-            which = f"none but {[*estimates]} of the workers" if estimates else "no worker"
+            needed = self.roles[self._evaluated_ranks()[0]]
+            which = f"none but {[*estimates]} of the workers" if estimates else f"no {needed}"
             raise RunFolderError(
                 f"{which} in {self._out / WORKERS} has come to its end, so there is no model"
             )
@@ -290,9 +296,10 @@ class Gathering:
 
     def _measured(self) -> Experiment:
         """The experiment on platforms as fast as they were found to be."""
-        roles = self._experiment.roles
         platforms = tuple(
-            Platform(name=rank_name(roles, worker.rank), throughput=worker.throughput or 1.0)
+            Platform(
+                name=rank_name(self.roles, worker.rank), throughput=worker.throughput or 1.0
+            )
             for worker in self.workers
         )
         return replace(self._experiment, platforms=platforms, links=Links(), faults=Faults())

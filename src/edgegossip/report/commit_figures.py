@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from edgegossip.report.figures import LOG_RATIO, spread_out, write_name
 from edgegossip.report.folder import ReportData, Run
@@ -163,7 +165,7 @@ def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
     )
 
 
-Curve = tuple["np.ndarray[tuple[int], np.dtype[np.float64]]", Sequence[float]]
+Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Heights of steps, and their edges."""
 
 
@@ -212,7 +214,9 @@ def _search(name: str, run: Run, notes: Sequence[Noted], color: str) -> Picture:
         png, svg = render(figure, "png"), render(figure, "svg")
     kept = [number(each.chosen) for each in found if each.chosen is not None]
     outcome = f"It kept {listing(kept)}." if kept else "It has kept none yet."
-    tried = [f"{number(rate)}: {number(reward)}" for each in found for rate, reward in each.rewards]
+    tried = [
+        f"{number(rate)}: {number(reward)}" for each in found for rate, reward in each.rewards
+    ]
     return Picture(
         name=name,
         heading=f"The search of {run.name}",
@@ -267,9 +271,7 @@ def _draw_rates(axes: Axes, run: Run, notes: Sequence[Noted], color: str) -> Non
             axes.axvspan(start, note.time, color=WAITING, linewidth=0, zorder=0)
     wanted = [note.numbers["rate"] for note in notes]
     axes.stairs(wanted, edges, baseline=None, color=color, linewidth=2, label="wanted")
-    made = [
-        note.numbers.get("num_commits", math.nan) / len(run.log.trainers) for note in notes
-    ]
+    made = [note.numbers.get("num_commits", math.nan) / len(run.log.trainers) for note in notes]
     middles = [(start + end) / 2 for start, end in zip(edges, ends, strict=False)]
     axes.plot(middles, made, "o", color=SENDING, markersize=4, label="made, on average")
     axes.set_ylim(0, 1.35 * max(*wanted, *(each for each in made if each == each), 1))

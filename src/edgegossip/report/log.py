@@ -30,6 +30,7 @@ HEADER_TYPES = {
     "platforms": list,
     "versions": dict,
 }
+AVERAGED = "the averaged model"
 _BY_RANK = {"roles": str, "evaluated": int, "shard_sizes": int}
 """Lists that a header may have, and what is in them."""
 
@@ -134,7 +135,7 @@ class RunLog:
         """The model that is measured, in words."""
         evaluated = self.header.get("evaluated", [])
         if len(evaluated) != 1 or self.roles[evaluated[0]] == WORKER.name:
-            return "the averaged model"
+            return AVERAGED
         return f"the {self.name(evaluated[0])}\u2019s model"
 
     def name(self, rank: Rank) -> str:

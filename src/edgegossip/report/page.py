@@ -17,6 +17,7 @@ from edgegossip.report.activity import mean_shares
 from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.figures import accuracy_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
+from edgegossip.report.log import AVERAGED
 from edgegossip.report.prose import highlights, notices, story
 from edgegossip.report.servers import commit_rows
 from edgegossip.report.style import Picture, run_colors
@@ -111,6 +112,7 @@ def render_page(
         commits=commits,
         commit_rows=commit_rows(folder),
         model=_model(folder),
+        has_own_models=any(run.log.model == AVERAGED for run in folder.runs),
         timelines=timelines,
         platforms=_platform_groups(folder.runs[0]),
         has_roles=len(set(folder.runs[0].log.roles)) > 1,

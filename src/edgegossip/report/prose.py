@@ -9,7 +9,15 @@ from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.servers import search_sentences
-from edgegossip.report.units import capitalized, data_size, listing, number, percent, seconds, times
+from edgegossip.report.units import (
+    capitalized,
+    data_size,
+    listing,
+    number,
+    percent,
+    seconds,
+    times,
+)
 
 Tile: TypeAlias = tuple[str, str]
 """A number to remember, and what it is of."""
@@ -139,7 +147,7 @@ def _crew(run: Run) -> str:
     counts = Counter(roles[rank] for rank in trainers)
     # Spares are workers, too, but do not train yet.
     counts += Counter(each for each in roles if each not in counts)
-    words = [f"{num} {role}s" if num > 1 else f"1 {role}" for role, num in counts.items()]
+    words = [f"{num} {role}s" if num > 1 else f"a {role}" for role, num in counts.items()]
     return listing(words)
 
 

@@ -178,11 +178,13 @@ def _dress(left: Axes, right: Axes, run: Run, ranks: list[Rank], window: Seconds
 
 
 def _worker_label(run: Run, rank: Rank) -> str:
-    if rank not in run.speeds:
-        return f"{rank}  {run.log.roles[rank]}\nno data"
     platform = run.log.header["platforms"][rank]
+    has_roles = len(set(run.log.roles)) > 1
+    name = run.log.name(rank) if has_roles else f"{rank}  {platform['name']}"
+    if rank not in run.speeds:
+        return f"{name}\nno data"
     load = ", loaded" if platform.get("trace") is not None else ""
-    return f"{rank}  {platform['name']}\n{number(run.throughputs[rank])} samples/s{load}"
+    return f"{name}\n{number(run.throughputs[rank])} samples/s{load}"
 
 
 def _caption(run: Run, ranks: list[Rank], window: Seconds) -> str:
@@ -207,8 +209,8 @@ def _caption(run: Run, ranks: list[Rank], window: Seconds) -> str:
         )
     if len(ranks) < len(run.workers):
         parts.append(
-            f"{len(ranks)} of the {len(run.workers)} workers are shown, fastest on top, slowest "
-            "at the bottom."
+            f"{len(ranks)} of the {len(run.workers)} workers are shown, fastest on top, "
+            "slowest at the bottom."
         )
     return " ".join(parts)
 
