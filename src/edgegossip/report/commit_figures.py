@@ -67,6 +67,8 @@ def _commits(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
         grid = figure.subplots(num_rows, num_columns, squeeze=False)
         for axes, run in zip(grid.flat, runs, strict=False):
             _draw_commits(axes, run, colors[run.name])
+        if len(runs) == 1:
+            grid[0, 0].set_title("Commits of each worker", color=INK, fontsize=12, pad=12)
         for axes in [*grid.flat][len(runs) :]:
             axes.set_axis_off()
         for axes in grid[:, 0]:
@@ -86,7 +88,8 @@ def _commits(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
         name="commits",
         heading="Commits of each worker",
         caption="A line for each worker, the darker the faster. Where lines lie on each other, "
-        "workers commit equally often, however fast they are. Panels have scales of their own.",
+        "workers commit equally often, however fast they are."
+        + (" Panels have scales of their own." if len(runs) > 1 else ""),
         alt=f"Commits of the workers to the server by the end. {'; '.join(counts)}.",
         png=png,
         svg=svg,
@@ -235,6 +238,8 @@ def _search_caption(found: Sequence[Search]) -> str:
     ]
     if len(found) > 1:
         parts.append("A later search is darker than those before.")
+    if _are_relative(found):
+        parts.append("Rewards are given as shares of the best of each search.")
     parts.append(
         "Implicit momentum is what asynchrony adds by itself, by Theorem 1 of ADSP with the "
         "commits and steps of the window; explicit is the optimizer\u2019s."
@@ -242,17 +247,26 @@ def _search_caption(found: Sequence[Search]) -> str:
     return " ".join(parts)
 
 
+def _are_relative(found: Sequence[Search]) -> bool:
+    """Whether the rewards of one search would hide the curve of another."""
+    bests = [max(reward for _, reward in each.rewards) for each in found if each.rewards]
+    return len(bests) > 1 and min(bests) > 0 and max(bests) >= LOG_RATIO * min(bests)
+
+
 def _draw_rewards(axes: Axes, found: Sequence[Search], color: str) -> None:
+    is_relative = _are_relative(found)
     axes.set_title("Reward of each rate tried", fontsize=11)
     axes.set_xlabel("commits of each worker in the window")
-    axes.set_ylabel("reward")
+    axes.set_ylabel("reward, of the best of its search" if is_relative else "reward")
     axes.axhline(0, color=MUTED, linewidth=0.8)
     for index, each in enumerate(found):
         if not each.rewards:
             continue
         age = 0.3 + 0.7 * (index + 1) / len(found)
-        axes.plot(*zip(*each.rewards, strict=True), "o-", color=color, alpha=age, markersize=5)
-        kept = [(rate, reward) for rate, reward in each.rewards if rate == each.chosen]
+        unit = max(reward for _, reward in each.rewards) if is_relative else 1.0
+        points = [(rate, reward / unit) for rate, reward in each.rewards]
+        axes.plot(*zip(*points, strict=True), "o-", color=color, alpha=age, markersize=5)
+        kept = [point for point in points if point[0] == each.chosen]
         if kept:
             axes.plot(*kept[-1], "o", mfc="none", mec=INK, mew=1.8, markersize=12, alpha=age)
     axes.margins(x=0.12, y=0.15)

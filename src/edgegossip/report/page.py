@@ -46,6 +46,7 @@ class PlatformGroup:
 
     ranks: str
     role: str
+    throughput: float | None
     platform: Mapping[str, Any]
 
 
@@ -166,8 +167,17 @@ def _platform_groups(run: Run) -> list[PlatformGroup]:
     for rank, platform in enumerate(platforms):
         key = (roles[rank], json.dumps(platform, sort_keys=True))
         groups.setdefault(key, []).append(rank)
+    is_measured = run.log.header.get("driver") == "network"
     return [
-        PlatformGroup(listing([str(rank) for rank in ranks]), role, platforms[ranks[0]])
+        PlatformGroup(
+            listing([str(rank) for rank in ranks]),
+            role,
+            # Of one that has not trained nothing was measured.
+            None
+            if is_measured and ranks[0] not in run.speeds
+            else platforms[ranks[0]]["throughput"],
+            platforms[ranks[0]],
+        )
         for (role, _), ranks in groups.items()
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class CommitRow:
         seconds: Between two commits of a worker, on average; None where there were none.
         num_steps: Between two commits; None where there were none.
         explicit_momentum: Of the workers' optimizer; None where unknown.
-        implicit_momentum: Mean over the windows of a search; None where it was not noted.
+        implicit_momentum: Median over the windows of a search; None where it was not noted.
     """
 
     run: Run
@@ -67,7 +68,7 @@ def _row(run: Run) -> CommitRow:
         seconds=run.log.duration * len(workers) / total if total else None,
         num_steps=sum(worker.num_steps for worker in workers) / total if total else None,
         explicit_momentum=explicit_momentum(run),
-        implicit_momentum=sum(implicit) / len(implicit) if implicit else None,
+        implicit_momentum=statistics.median(implicit) if implicit else None,
     )
 
 
@@ -133,4 +134,4 @@ def _sentence(run: Run) -> str:
     if momentum is None:
         return text
     beside = "" if explicit is None else f", beside an explicit one of {number(explicit)}"
-    return f"{text} The implicit momentum was {number(momentum)} on average{beside}."
+    return f"{text} The implicit momentum was {number(momentum)} in the median window{beside}."
