@@ -98,3 +98,25 @@ def test_a_view_is_closed_whatever_happens() -> None:
         raise KeyboardInterrupt
     assert live._live is not None
     assert not live._live.is_started
+
+
+def test_commits_and_roles_are_shown_where_there_is_a_server() -> None:
+    served = replace(STATUS, commits=1234, roles="server: rank 0, worker: ranks 1 to 6")
+    live, out = view(is_terminal=False, line_seconds=0.0)
+    with live:
+        live.update(served)
+        live.update(served)
+    text = plain(out.getvalue())
+    assert text.count("server: rank 0, worker: ranks 1 to 6\n") == 1
+    assert text.count("commits 1,234") == 2
+    live, out = view(is_terminal=True)
+    with live:
+        live.update(served)
+        live.update(replace(STATUS, name="other", roles=served.roles))
+        live.update(served)
+    assert "1,234" in out.getvalue()
+    assert "server: rank 0" in out.getvalue()
+    live, out = view(is_terminal=True)
+    with live:
+        live.update(STATUS)
+    assert "commits" not in out.getvalue()
