@@ -271,7 +271,7 @@ class Host(Generic[State]):
         if not self.peers.has_begun:
             self._pending.append(event)
             return
-        self._ending.changed(self.now)
+        self._ending.changed(self.now, event)
         round_before = self.state.round
         if isinstance(event, Received):
             age = staleness(self.state.round, event.message.round)
