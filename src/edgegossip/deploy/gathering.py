@@ -26,7 +26,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Evaluation, Results
-from edgegossip.experiments.roles import described_roles, rank_name
+from edgegossip.experiments.roles import described_roles, rank_name, with_article
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -235,7 +235,7 @@ class Gathering:
             summary = worker.summary
             if summary is not None and summary["reason"] != "failed":
                 continue
-            name = rank_name(self.roles, worker.rank)
+            name = with_article(self.roles, worker.rank)
             if not worker.path.is_dir():
                 why = f"{worker.path} is missing: copy the folder of {name} there"
             elif summary is None:

@@ -22,7 +22,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.folder_lock import locked, require_unlocked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.roles import rank_name, who_is_who
+from edgegossip.experiments.roles import who_is_who, with_article
 from edgegossip.experiments.signals import on_stop_signal
 
 _LOOK: Seconds = 0.25
@@ -122,7 +122,7 @@ def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Result
     if len(failures) == len(gathering.workers):
         raise TrainingError(f"all workers failed, the first with: {_last_line(out, 0)}")
     for rank in failures:  # before, as without a server there may be no model
-        name = rank_name(gathering.roles, rank)
+        name = with_article(gathering.roles, rank)
         print(f"{name} failed: {_last_line(out, rank)}", file=sys.stderr)
     return gathering.finish()
 

@@ -34,6 +34,16 @@ def rank_name(roles: Sequence[str], rank: Rank) -> str:
     return role if role != WORKER.name and roles.count(role) == 1 else f"{role} {rank}"
 
 
+def with_article(roles: Sequence[str], rank: Rank) -> str:
+    """Name a rank within a sentence.
+
+    >>> [with_article(["server", "worker", "worker"], rank) for rank in range(2)]
+    ['the server', 'worker 1']
+    """
+    name = rank_name(roles, rank)
+    return f"the {name}" if name == roles[rank] else name
+
+
 def who_is_who(roles: Sequence[str]) -> str:
     """Say the ranks of each role; empty where all are workers.
 
