@@ -217,3 +217,9 @@ def test_roles_that_are_none_are_refused(tmp_path: Path, roles: object) -> None:
     folder = run_of(tmp_path, head=server_header(roles=roles))
     with pytest.raises(RunFolderError, match="damaged"):
         read_folder(folder)
+
+
+def test_a_server_that_crashed_is_called_so(tmp_path: Path) -> None:
+    crashed = {"type": "crashed", "time": 2.5, "rank": 0}
+    text = " ".join(story(read_folder(run_of(tmp_path, crashed))))
+    assert "The server crashed at 2.5\u00a0s and did not come back." in text

@@ -128,7 +128,8 @@ class RunLog:
         sizes = self.header.get("shard_sizes")
         if not sizes or "roles" not in self.header:
             return [*ranks]
-        return [rank for rank in ranks if sizes[rank] or self.workers[rank].num_samples]
+        found = [rank for rank in ranks if sizes[rank] or self.workers[rank].num_samples]
+        return found or [*ranks]
 
     @property
     def model(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
+from edgegossip.experiments.roles import with_article
 from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
@@ -275,7 +276,7 @@ def _faults(run: Run) -> str:
         for index, crash in enumerate(worker.crashes):
             back = worker.recoveries[index : index + 1]
             end = f"came back at {seconds(back[0])}" if back else "did not come back"
-            name = capitalized(run.log.name(rank))
+            name = capitalized(with_article(run.log.roles, rank))
             parts.append(f"{name} crashed at {seconds(crash)} and {end}.")
     if run.log.lost:
         reasons = [f"{number(count)} {reason}" for reason, count in run.log.lost.most_common()]
