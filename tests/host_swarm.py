@@ -43,6 +43,7 @@ from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
     Event,
+    Message,
     Rank,
     Role,
     Seconds,
@@ -355,7 +356,9 @@ class Watcher(Silent):
         self._note(rank, "trained", float(event.params.double().sum()))
         self.trained_at[rank].append(self._time.now)
 
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
         self.trace.append((self._time.now, rank, "received", sender, staleness))
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:

@@ -342,7 +342,36 @@ class Finish:
     """
 
 
-Effect: TypeAlias = Train | Evaluate | Predict | Assign | Send | SetTimer | Finish
+@dataclass(slots=True)
+class Note:
+    """Put numbers on record, for people who look at the run: nobody else reads them.
+
+    Takes no time and has no answer. A network keeps no more than some a second.
+
+    Attributes:
+        kind: What they are about, in the algorithm's own words ("window").
+        numbers: At most `MAX_NOTED`, by name.
+
+    Raises:
+        ValueError: If there are more numbers, or a name is longer than 40 characters.
+    """
+
+    kind: str
+    numbers: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        longest = max([self.kind, *self.numbers], key=len)
+        if len(self.numbers) > MAX_NOTED or len(longest) > _LONGEST_NAME:
+            raise ValueError(
+                f"a note has at most {MAX_NOTED} numbers and names of at most {_LONGEST_NAME} "
+                f"characters, got {len(self.numbers)} and {longest[:60]!r}; make two of it"
+            )
+
+
+MAX_NOTED = 32
+_LONGEST_NAME = 40
+
+Effect: TypeAlias = Train | Evaluate | Predict | Assign | Send | SetTimer | Finish | Note
 
 
 @dataclass(frozen=True, slots=True)

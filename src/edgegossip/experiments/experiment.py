@@ -129,6 +129,11 @@ class Experiment:
         return len(self.platforms)
 
     @property
+    def roles(self) -> list[str]:
+        """The name of each rank's role."""
+        return [self.algorithm.role(rank).name for rank in range(self.num_workers)]
+
+    @property
     def run_name(self) -> str:
         return self.name or algorithm_name(self.algorithm)
 

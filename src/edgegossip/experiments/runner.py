@@ -22,6 +22,7 @@ from edgegossip.experiments.files import LOADING_ERRORS
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.roles import described_roles, who_is_who
 from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.sim.forecasting import profiled
@@ -138,7 +139,7 @@ class _Run:
                 "experiment",
                 **folder.header,
                 command=command,
-                shard_sizes=self._shard_sizes(),
+                **described_roles(experiment, self._workload.shards),
                 wall_started=folder.started,
             )
         self._samples_before = self._log.samples_processed
@@ -146,10 +147,6 @@ class _Run:
     def stop(self) -> None:
         """Stop between two events, and keep where it stands."""
         self.simulator.should_stop = True
-
-    def _shard_sizes(self) -> list[int]:
-        shards, num_workers = self._workload.shards, self._experiment.num_workers
-        return [len(shards[rank]) if rank in shards else 0 for rank in range(num_workers)]
 
     def execute(self) -> Results:
         """Simulate to the end, or until asked to stop, and leave a whole folder either way."""
@@ -300,6 +297,8 @@ class _Run:
             evaluation=self._history[-1],
             wall_seconds=self._wall_seconds,
             samples_per_second=samples / seconds if seconds > 0 else 0.0,
+            commits=self._log.commits.total,
+            roles=who_is_who(self._experiment.roles),
         )
 
     # Keeping.

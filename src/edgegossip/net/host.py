@@ -19,6 +19,7 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Message,
+    Note,
     Predict,
     Rank,
     Received,
@@ -270,11 +271,11 @@ class Host(Generic[State]):
         if not self.peers.has_begun:
             self._pending.append(event)
             return
-        self._ending.changed(self.now)
+        self._ending.changed(self.now, event)
         round_before = self.state.round
         if isinstance(event, Received):
             age = staleness(self.state.round, event.message.round)
-            self._observer.received(self.now, self.rank, event.sender, age)
+            self._observer.received(self.now, self.rank, event.sender, event.message, age)
         for effect in self._algorithm.handle(self.state, event, self.now):
             match effect:
                 case Train():
@@ -287,6 +288,8 @@ class Host(Generic[State]):
                     self._work.ask(effect)
                 case Finish():
                     self._finish()
+                case Note():
+                    self._observer.noted(self.now, self.rank, effect)
         self._watch_for_waiting()
         if self.state.round != round_before:
             self._patience.next_round()

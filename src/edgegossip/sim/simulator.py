@@ -21,6 +21,7 @@ from edgegossip.core.protocol import (
     Evaluated,
     Event,
     Finish,
+    Note,
     Predict,
     Rank,
     Received,
@@ -301,7 +302,7 @@ class Simulator(Generic[State]):
             return
         sender, message = delivery.sender, delivery.message
         age = staleness(self.states[rank].round, message.round)
-        self._observer.received(self.now, rank, sender, age)
+        self._observer.received(self.now, rank, sender, message, age)
         self._handle(rank, Received(sender, message))
 
     def _lose(self, delivery: Delivery, reason: str) -> None:
@@ -388,4 +389,5 @@ _CARRY_OUT: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Predict: Simulator._predict,
     Assign: Simulator._assign,
     Finish: Simulator._finish,
+    Note: lambda sim, rank, note: sim._observer.noted(sim.now, rank, note),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,20 +128,29 @@ class ADSP(ADSPPlus):
         if reward is not None:
             search.judge(reward, self.max_rate)
         state.num_windows += 1
+        window = state.num_windows
         has_risen = loss >= (1 + self.loss_rise) * search.looks[0][1]
         if has_risen or state.num_windows >= self.windows_per_epoch:
             search.begin(has_diverged=has_risen)
             state.num_windows = 0
-        momentum = self._implicit_momentum(state)
-        search.tried.append(
-            Tried(at=now, rate=rate, reward=reward, loss=loss, implicit_momentum=momentum)
-        )
-        search.looks = [search.looks[-1]]
-        return self.begin_window(state, now)
-
-    def _implicit_momentum(self, state: SearchingServerState) -> float | None:
-        """Theorem 1, with the commits and steps that were counted in this window."""
         commits = {j: n - state.commits_before[j] for j, n in state.num_commits.items()}
+        tried = Tried(
+            at=now,
+            window=window,
+            rate=rate,
+            reward=reward,
+            loss=loss,
+            num_commits=sum(commits.values()),
+            implicit_momentum=self._implicit_momentum(state, commits),
+        )
+        search.tried.append(tried)
+        search.looks = [search.looks[-1]]
+        return [tried.note, *self.begin_window(state, now)]
+
+    def _implicit_momentum(
+        self, state: SearchingServerState, commits: Mapping[Rank, int]
+    ) -> float | None:
+        """Theorem 1, with the commits and steps that were counted in this window."""
         steps = {j: n - state.steps_before[j] for j, n in state.num_steps.items()}
         active = [j for j in self.workers if commits[j] > 0 and steps[j] > 0]
         return implicit_momentum([steps[j] / commits[j] for j in active]) if active else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from edgegossip.algorithms.parameter_server.reward import Look
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Note, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,17 +15,28 @@ class Tried:
 
     Attributes:
         at: When it ended.
+        window: Its number since the search was begun anew, from 1.
         rate: Commits of each worker that were wanted in it.
         reward: What the search made of it; None if it did not search.
         loss: At its end.
+        num_commits: Of all workers in it.
         implicit_momentum: By Theorem 1; None if nobody committed.
     """
 
     at: Seconds
+    window: int
     rate: int
     reward: float | None
     loss: float
+    num_commits: int
     implicit_momentum: float | None
+
+    @property
+    def note(self) -> Note:
+        """Put it on record, less what is not known and the time that each note has."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        del known["at"]
+        return Note("search", known)
 
 
 @dataclass(slots=True, kw_only=True)
