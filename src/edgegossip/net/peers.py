@@ -214,6 +214,8 @@ class Peers:
         peer.log.forget(status.kept)
         if status.phase == Phase.GONE:
             return self.lose(rank)
+        if self.has_begun and self._has_begun_without(status):
+            self._count_on()
         is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
         is_gap = is_counting and status.sent[self.rank] > peer.received
         peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
@@ -239,7 +241,8 @@ class Peers:
         """Number messages from where their receivers are: they drop lower ones as known.
 
         A resumed worker does once more what it had done after its checkpoint, and sends the
-        same by the same numbers. When somebody is lost or found, it may do something else.
+        same by the same numbers. It may do something else when somebody is lost or found, or
+        when somebody has lost it: one who finds it again tells it what it was not told then.
         """
         if self.is_resumed:
             for _, peer in self:
@@ -331,7 +334,7 @@ class Peers:
             else:
                 events += [WorkerJoined(rank)] if peer.is_lost else []
                 peer.is_lost, peer.known_life = False, peer.life
-        if events:
+        if events or any(map(self._has_begun_without, here.values())):
             self._count_on()
         return events
 
