@@ -391,7 +391,7 @@ class Run:
         """Run; says whether everybody came to an end."""
         return self.time.run(
             2 * HORIZON,
-            lambda: not self.num_due and not any(map(_is_running, self.processes.values())),
+            lambda: not self.num_due and not self.network.num_running,
         )
 
     def _later(self, seconds: Seconds, rank: Rank, with_disk: bool = False) -> None:
@@ -461,14 +461,14 @@ class Run:
 
     def _kill(self, rank: Rank, each: Disturbance) -> None:
         process = self.processes.get(rank)
-        if process is None or not _is_running(process):
+        if process is None or not process.is_running:
             return
         self.network.kill(rank, machine=self.draw.random() < 0.3)
         if each.seconds < math.inf:
             self._later(each.seconds, rank, each.with_disk)
 
     def _stop(self, process: Process, each: Disturbance) -> None:
-        if not _is_running(process):
+        if not process.is_running:
             return
         process.after(0.0, process.host.stop)
         self.num_due += 1
@@ -477,15 +477,11 @@ class Run:
             self.num_due -= 1
             if process.reason == "interrupted":
                 self._later(0.0, process.rank, each.with_disk)
-            elif _is_running(process):  # it finishes its step, or is paused
+            elif process.is_running:  # it finishes its step, or is paused
                 self.num_due += 1
                 self.time.at(self.time.now + 1.0, restart)
 
         self.time.at(self.time.now + each.seconds, restart)
-
-
-def _is_running(process: Process) -> bool:
-    return process.is_alive and process.reason is None
 
 
 def lie(host: Host[Any], world: World, draw: random.Random) -> None:
@@ -528,7 +524,7 @@ def check(world: World) -> Run:
     for rank, process in honest.items():
         if isinstance(process.reason, BaseException):
             raise ViolationError(f"worker {rank} raised {process.reason!r}") from process.reason
-    if not has_ended and any(map(_is_running, honest.values())):
+    if not has_ended and any(p.is_running for p in honest.values()):
         rounds = {rank: p.host.state.round for rank, p in honest.items()}
         raise ViolationError(f"hang: rounds {rounds} at {run.time.now:.0f} s")
     for rank, process in honest.items():
