@@ -57,7 +57,7 @@ class Alarms:
 
     def pop_due(self, now: Seconds) -> list[str]:
         """Names that are due, the earliest first; they are set no more."""
-        due = sorted((at, name) for name, at in self._times.items() if at <= now)
+        due = sorted([(at, name) for name, at in self._times.items() if at <= now])
         for _, name in due:
             del self._times[name]
         return [name for _, name in due]

@@ -231,15 +231,17 @@ class Host(Generic[State]):
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
         self._chores.do_due(self.now)
-        if self.now >= self._checkpoint_at and not self._work.is_busy:
+        now = self.now
+        if now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
         if not self._should_stop:  # a checkpoint must not take who stopped before for lost
-            for event in self.peers.overdue(self._runtime.clock()):
+            for event in self.peers.overdue(self._zero + now):
                 self._handle(event)
-            self._lose_patience()
-            if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(self.now):
+            if now >= self._patience.look_at:
+                self._lose_patience()
+            if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(now):
                 self.stop()
-        if self.post.phase == Phase.FINISHED and self.now >= self._ending.tell_at:
+        if self.post.phase == Phase.FINISHED and now >= self._ending.tell_at:
             self.post.tell_all()
 
     def _wake_at(self) -> Seconds:
@@ -336,8 +338,6 @@ class Host(Generic[State]):
     def _lose_patience(self) -> None:
         """Give up those who have been silent for longer than a wait has ever taken."""
         now, patience = self.now, self._patience
-        if now < patience.look_at:
-            return
         patience.look_again(now)
         self.post.tell_all(again=True)
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
@@ -364,9 +364,9 @@ class Host(Generic[State]):
         }
         if self._save(checkpoint):
             self.peers.note_kept()
+            self.post.tell_all()
         # Counted from its end: keeping must not become all that is done.
         self._checkpoint_at = self.now + self._settings.checkpoint_seconds
-        self.post.tell_all(again=True)
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
         self.state = checkpoint["state"]

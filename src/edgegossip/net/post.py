@@ -347,8 +347,10 @@ class Post:
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
         """Send `rank` the own status, if it can be reached and does not know it yet."""
+        if not self.peers[rank].is_reachable:
+            return
         status = self.peers.status_for(rank, self.phase, self.elapsed())
-        if self.peers[rank].is_reachable and (again or status.is_news(self._told.get(rank))):
+        if again or status.is_news(self._told.get(rank)):
             self._told[rank] = status
             self._post(rank, status.message(), 0, None)
 
