@@ -25,6 +25,8 @@ _LANES = np.arange(8, dtype=np.uint64)[:, None]
 NUM_WIDTHS = 16
 """Widths to choose from; a choice takes 4 bits a block."""
 
+_LANES = np.arange(8, dtype=np.uint64)[:, None]
+
 
 def padded(data: Bytes, num_bytes: int) -> Bytes:
     """The first `num_bytes` of `data`, with zeros for those that are missing.
