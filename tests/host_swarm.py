@@ -10,7 +10,6 @@ are late, lost or come twice; full disks; stops of all; one that lies. `check` r
 from __future__ import annotations
 
 import argparse
-import copy
 import hashlib
 import json
 import logging
@@ -51,6 +50,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
+from edgegossip.core.snapshot import Json, assemble, dismantle
 from edgegossip.core.topology import Topology, from_edges_by_round
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.host import Host
@@ -372,7 +372,7 @@ class Run:
 
     world: World
     processes: dict[Rank, Process] = field(default_factory=dict)
-    disks: dict[Rank, dict[str, Any]] = field(default_factory=dict)
+    disks: dict[Rank, tuple[Json, dict[str, torch.Tensor]]] = field(default_factory=dict)
     starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
     num_due: int = 0  # processes that are still to be started
 
@@ -403,7 +403,10 @@ class Run:
         self.num_due -= 1
         self.processes[rank] = process
         self.starts.append((self.time.now, rank))
-        checkpoint = self.disks.get(rank) if with_disk else None
+        checkpoint = None
+        if with_disk and rank in self.disks:
+            plain, tensors = self.disks[rank]
+            checkpoint = assemble(plain, {name: x.clone() for name, x in tensors.items()})
         algorithm = world.algorithm
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
@@ -427,7 +430,7 @@ class Run:
             observer=self.watcher,
             evaluate=loss_of,
             save=self._save if world.checkpoint_seconds < math.inf else None,
-            checkpoint=copy.deepcopy(checkpoint),
+            checkpoint=checkpoint,
         )
         if rank == world.liar:
             lie(host, world, self.draw)
@@ -436,7 +439,7 @@ class Run:
     def _save(self, checkpoint: dict[str, Any]) -> bool:
         if self.draw.random() < self.world.disk_fails:
             return False
-        self.disks[checkpoint["state"].rank] = copy.deepcopy(checkpoint)
+        self.disks[checkpoint["state"].rank] = dismantle(checkpoint)
         return True
 
     def _disturb(self, each: Disturbance) -> None:

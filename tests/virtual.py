@@ -57,7 +57,8 @@ class VirtualTime:
         return result, seconds
 
     def at(self, time: Seconds, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (max(time, self.now), next(self._serials), action))
+        time = time if time > self.now else self.now
+        heapq.heappush(self._heap, (time, next(self._serials), action))
 
     def run(self, until: Seconds, is_over: Callable[[], bool]) -> bool:
         """Let time pass; says whether `is_over` came true before `until`."""

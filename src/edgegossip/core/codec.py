@@ -126,8 +126,9 @@ def _forms(message: Message) -> tuple[_Form, ...]:
 
 def _memory(tensor: Tensor) -> memoryview:
     # NumPy does not know all dtypes, hence bytes; and a single number has no dimension to cut.
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
+    tensor = tensor if tensor.is_cpu else tensor.cpu()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _variable(message: Message) -> str:

@@ -93,6 +93,7 @@ class Host(Generic[State]):
         self.rank = rank
         self.state: State = algorithm.init(rank, initial_params)
         self._algorithm = algorithm
+        self._traits = algorithm.traits
         self._settings = settings
         self._observer = observer
         self._save = save
@@ -245,15 +246,15 @@ class Host(Generic[State]):
             self.post.tell_all()
 
     def _wake_at(self) -> Seconds:
-        at = min([self._alarms.next_at, self._settings.max_seconds, self._chores.next_at])
+        moments = [self._alarms.next_at, self._settings.max_seconds, self._chores.next_at]
         if not self._should_stop:
-            at = min(at, self._patience.look_at, self.peers.lose_at - self._zero)
-            at = min(at, self.meeting.ends_at)
+            leaving = self.peers.lose_at - self._zero
+            moments += [self._patience.look_at, leaving, self.meeting.ends_at]
         if not self._work.is_busy:
-            at = min(at, self._checkpoint_at)
+            moments.append(self._checkpoint_at)
         if self.post.phase == Phase.FINISHED:
-            at = min(at, self.now + self._settings.quiet_seconds)
-        return at
+            moments.append(self.now + self._settings.quiet_seconds)
+        return min(moments)
 
     def _why_end(self) -> str | None:
         if self._should_stop and (not self._work.is_busy or self._work.put_off()):
@@ -298,7 +299,7 @@ class Host(Generic[State]):
     @property
     def _progress(self) -> float:
         limit = self._settings.max_seconds
-        return self._algorithm.traits.progress(self.state.round, self.now, limit)
+        return self._traits.progress(self.state.round, self.now, limit)
 
     def _trained(self, event: Trained) -> None:
         self._patience.worked(event.seconds)
