@@ -238,6 +238,7 @@ class Host(Generic[State]):
         if not self._should_stop:  # a checkpoint must not take who stopped before for lost
             for event in self.peers.overdue(self._zero + now):
                 self._handle(event)
+            self.post.release(self._zero + now)
             if now >= self._patience.look_at:
                 self._lose_patience()
             if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(now):
@@ -248,8 +249,8 @@ class Host(Generic[State]):
     def _wake_at(self) -> Seconds:
         moments = [self._alarms.next_at, self._settings.max_seconds, self._chores.next_at]
         if not self._should_stop:
-            leaving = self.peers.lose_at - self._zero
-            moments += [self._patience.look_at, leaving, self.meeting.ends_at]
+            on_clock = min(self.peers.lose_at, self.post.release_at)
+            moments += [self._patience.look_at, on_clock - self._zero, self.meeting.ends_at]
         if not self._work.is_busy:
             moments.append(self._checkpoint_at)
         if self.post.phase == Phase.FINISHED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +39,7 @@ from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 _HOLD: Seconds = 3.0
-"""How long one whose link is back may take to say what it lacks."""
+"""How long one whose link is back may take to say what it lacks, until mail is held."""
 
 
 class Post:
@@ -104,7 +105,7 @@ class Post:
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Whose link was cut and is back, or who left and came back in the same life: it has
-        # not received all, and gets nothing new before it has said what it lacks. Since when.
+        # not received all, and gets nothing new before it has said what it lacks. Until when.
         self._relinked: dict[Rank, Seconds] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
@@ -165,7 +166,7 @@ class Post:
             case Appeared(rank, incarnation):
                 self._links.found(rank, incarnation, self._clock())
                 if self.peers.has_begun:
-                    self._relinked[rank] = self._clock()
+                    self._relinked[rank] = self._clock() + _HOLD
                 if incarnation != self.peers[rank].incarnation:
                     self._forgive(rank)
                 self.peers.appeared(rank, incarnation)
@@ -308,9 +309,6 @@ class Post:
         if not can_send or is_held:
             if left is not None:
                 left()
-            if can_send and self._clock() > self._relinked[receiver] + _HOLD:
-                assert peer.status is not None
-                self._relink(receiver, peer.status)  # its word was lost; what it said last does
             return True
         return self._post(receiver, message, peer.sent, left)
 
@@ -324,6 +322,27 @@ class Post:
         """`rank` has said what it lacks since its link is back."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank, status)
+
+    @property
+    def release_at(self) -> Seconds:
+        """When mail that is held is sent in any case, on the own clock; infinity for never."""
+        return min((at for at, _, _ in self._held), default=math.inf)
+
+    def release(self, clock: Seconds) -> None:
+        """Send what is held for those who have not said in time what they lack."""
+        for at, rank, status in self._held:
+            if clock >= at:
+                self._relink(rank, status)  # its word was lost; what it said last does
+
+    @property
+    def _held(self) -> list[tuple[Seconds, Rank, WorkerStatus]]:
+        """Until when mail is held for those whom it could reach, and what they said last."""
+        known = ((at, rank, self.peers[rank]) for rank, at in self._relinked.items())
+        return [
+            (at, rank, peer.status)
+            for at, rank, peer in known
+            if peer.is_reachable and peer.status is not None
+        ]
 
     def _send_missing(self, rank: Rank, status: WorkerStatus) -> None:
         """Send `rank`, whose status this is, what it has not received in its present life."""
