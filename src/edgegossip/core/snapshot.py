@@ -89,7 +89,8 @@ class _Dismantling:
     def _take_dataclass(self, item: Any) -> Json:  # noqa: ANN401
         if id(item) in self._instances:
             return {"same": self._instances[id(item)]}
-        kind, number = type(item), len(self._instances)
+        kind: Any = type(item)
+        number = len(self._instances)
         self._instances[id(item)] = number
         values = {name: self.take(getattr(item, name)) for name in _field_names(kind)}
         name = f"{kind.__module__}:{kind.__qualname__}"

@@ -96,6 +96,11 @@ class Peer:
     num_gaps: int = 0
     has_lost_some: bool = False
 
+    @property
+    def is_known(self) -> bool:
+        """It can be reached, and has said how it is."""
+        return self.is_reachable and self.status is not None
+
     def turn_to(self, life: Life) -> None:
         """Number messages anew if this is another life."""
         if life != self.life:

@@ -12,14 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
-    Event,
-    Message,
-    Rank,
-    Received,
-    Seconds,
-    WorkerLost,
-)
+from edgegossip.core.protocol import Event, Message, Rank, Received, Seconds, WorkerLost
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.fair_queue import REFUSED_COST, STATUS_COST, Sink, TokenBucket
@@ -240,7 +233,7 @@ class Post:
         if self.peers[sender].status is not status:
             return events  # of a life that is one too many
         self.spoke_at[sender] = now
-        self._relink(sender, status)
+        self._relink(sender)
         # It may have missed what it waits for, or take for lost who has nothing more to say.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
@@ -297,8 +290,7 @@ class Post:
         kept for one that will say what it lacks.
         """
         peer = self.peers[receiver]
-        can_send = peer.is_reachable and peer.status is not None
-        if not can_send and (peer.is_lost or not peer.life):
+        if not peer.is_known and (peer.is_lost or not peer.life):
             return False
         peer.sent += 1
         self.plausibility.sent(message)
@@ -306,7 +298,7 @@ class Post:
         # It has left for a moment, or has not said yet what it lacks, and gets this after
         # what was sent before if it goes on with its life.
         is_held = receiver in self._relinked and peer.log.has(peer.sent)
-        if not can_send or is_held:
+        if not peer.is_known or is_held:
             if left is not None:
                 left()
             return True
@@ -316,38 +308,34 @@ class Post:
         """Send what those who were resumed too do not have."""
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
-                self._send_missing(rank, peer.status)
+                self._send_missing(rank)
 
-    def _relink(self, rank: Rank, status: WorkerStatus) -> None:
-        """`rank` has said what it lacks since its link is back."""
+    def _relink(self, rank: Rank) -> None:
+        """Send `rank` what it lacks since its link is back, by what it has said last."""
         if self._relinked.pop(rank, None) is not None:
-            self._send_missing(rank, status)
+            self._send_missing(rank)
 
     @property
     def release_at(self) -> Seconds:
         """When mail that is held is sent in any case, on the own clock; infinity for never."""
-        return min((at for at, _, _ in self._held), default=math.inf)
+        return min(self._held.values(), default=math.inf)
 
     def release(self, clock: Seconds) -> None:
-        """Send what is held for those who have not said in time what they lack."""
-        for at, rank, status in self._held:
-            if clock >= at:
-                self._relink(rank, status)  # its word was lost; what it said last does
+        """Send what is held for those whose word has not come in time: it was lost."""
+        for rank in [rank for rank, at in self._held.items() if clock >= at]:
+            self._relink(rank)
 
     @property
-    def _held(self) -> list[tuple[Seconds, Rank, WorkerStatus]]:
-        """Until when mail is held for those whom it could reach, and what they said last."""
-        known = ((at, rank, self.peers[rank]) for rank, at in self._relinked.items())
-        return [
-            (at, rank, peer.status)
-            for at, rank, peer in known
-            if peer.is_reachable and peer.status is not None
-        ]
+    def _held(self) -> dict[Rank, Seconds]:
+        """Until when mail is held for those whom it could reach."""
+        return {r: at for r, at in self._relinked.items() if self.peers[r].is_known}
 
-    def _send_missing(self, rank: Rank, status: WorkerStatus) -> None:
-        """Send `rank`, whose status this is, what it has not received in its present life."""
-        for number, message in [*self.peers[rank].log.entries]:
-            if number > status.received[self.rank]:
+    def _send_missing(self, rank: Rank) -> None:
+        """Send `rank` what it has not received in its present life."""
+        peer = self.peers[rank]
+        assert peer.status is not None
+        for number, message in [*peer.log.entries]:
+            if number > peer.status.received[self.rank]:
                 self._post(rank, message, number, None)
 
     def _post(
