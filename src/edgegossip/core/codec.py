@@ -128,7 +128,7 @@ def _memory(tensor: Tensor) -> memoryview:
     # NumPy does not know all dtypes, hence bytes; and a single number has no dimension to cut.
     tensor = tensor if tensor.is_cpu else tensor.cpu()
     tensor = tensor.detach() if tensor.requires_grad else tensor
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _variable(message: Message) -> str:
