@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Panel, Series
@@ -152,19 +153,29 @@ class ServerContest(Contest):
             evaluation_interval=goal.look_seconds,
             name=slug(name),
         )
-        return {
+        facts = {
             "group": self.group,
             "setting": self.machines.name,
             "run": name,
             "seed": self.seed,
             **asdict(choice),
-            **_curve(session.run(experiment)),
         }
+        try:
+            return {**facts, **_curve(session.run(experiment))}
+        except TrainingError as error:  # it has diverged: a result, and not a failed study
+            return {**facts, **_DIVERGED, "seconds": goal.max_seconds, "error": str(error)}
 
 
 def slug(name: str) -> str:
     """Write a name as part of a path."""
     return name.replace(", ", "-").replace(" = ", "-").replace(" ", "-")
+
+
+_DIVERGED: Mapping[str, Any] = {
+    **dict.fromkeys(("seconds_to_loss", "final_loss", "final_accuracy")),
+    **{"samples": 0, "bytes": 0, "megabits_per_second": 0.0},
+    **{"times": [], "losses": [], "accuracies": []},
+}
 
 
 def _curve(results: Results) -> dict[str, Any]:

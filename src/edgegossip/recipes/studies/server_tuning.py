@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +66,8 @@ class Tuning(ServerContest):
         held = without_test_data(task.dataset, goal.validation_share)
         if best is not None and best["seconds_to_loss"] is not None:
             goal = replace(goal, max_seconds=min(goal.max_seconds, best["seconds_to_loss"]))
+        # An interrupted one had another limit if it was the first that was tried again.
+        shutil.rmtree(session.folder, ignore_errors=True)
         return self.found(replace(task, dataset=held), goal, name, candidate, session)
 
 
@@ -72,7 +76,8 @@ def best_of(rows: list[Row]) -> Row | None:
 
     def key(row: Row) -> tuple[bool, float]:
         time: float | None = row["seconds_to_loss"]
-        return (time is None, row["final_loss"] if time is None else time)
+        loss = math.inf if row["final_loss"] is None else row["final_loss"]
+        return (time is None, loss if time is None else time)
 
     return min(rows, key=key, default=None)
 
