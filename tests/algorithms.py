@@ -59,7 +59,9 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "asp": ASP(**COMMITTERS),
     "fixed-adacomm": FixedADACOMM(**COMMITTERS, tau=2),
     "adacomm": ADACOMM(**COMMITTERS, tau=4, window=2.0),
-    "adsp-plus": ADSPPlus(**COMMITTERS, window=6.0, min_interval=1.0, rate=2),
+    "adsp-plus": ADSPPlus(
+        **COMMITTERS, window=6.0, min_interval=1.0, rate=2, waits_for_answer=False
+    ),
     "adsp": ADSP(**COMMITTERS, window=6.0, min_interval=1.0),
     "adsp-waiting": ADSP(
         **COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True, growth=1.0

@@ -209,3 +209,24 @@ def test_a_worker_that_is_one_commit_ahead_does_not_raise_the_rate() -> None:
     commits = [*world.states[0].num_commits.values()]
     assert max(commits) <= 300 / 10 * 2 + 1
     assert min(commits) >= 300 / 10 * 2 - 2
+
+
+@pytest.mark.parametrize(("latency", "waits"), [(0.05, True), (4.0, False)])
+def test_a_worker_trains_on_only_where_answers_take_longer_than_a_step(
+    latency: float, waits: bool
+) -> None:
+    servers = {}
+    for choice in (None, True, False):
+        algorithm = ADSPPlus(
+            num_workers=NUM, num_rounds=99, window=12.0, rate=2, waits_for_answer=choice
+        )
+        links = Links(default=Link(latency=latency))
+        world = make_world(algorithm, links=links, platforms=EVEN)
+        world.run(until=120.0)
+        servers[choice] = world.states[0]
+    if waits:
+        assert torch.equal(servers[None].params, servers[True].params)
+        assert not torch.equal(servers[None].params, servers[False].params)
+    else:  # the first answer had to be waited for
+        steps = {choice: min(each.num_steps.values()) for choice, each in servers.items()}
+        assert steps[True] < steps[False] - 20 <= steps[None]

@@ -60,8 +60,10 @@ class ADSPPlus(ParameterServer):
         window: :math:`\Gamma` in seconds, above 0.
         min_interval: :math:`T_{min}` in seconds, at least 0 and below `window`.
         rate: Commits of each worker in a window, at least 1; here for good, in `ADSP` at first.
-        waits_for_answer: A worker stands still while its commit is under way, as published.
-            By default it trains on, and what it learns meanwhile is added to the answer.
+        waits_for_answer: A worker stands still while its commit is under way, as published. If
+            not, it trains on, and what it learns meanwhile is added to the answer: no time is
+            lost, but those steps are taken from a model that is out of date. None, the default,
+            trains on only where the last answer took longer than a step does.
 
     References:
         Hu, Wang & Wu, "Distributed machine learning through heterogeneous edge systems", AAAI
@@ -73,7 +75,7 @@ class ADSPPlus(ParameterServer):
     window: Seconds = 60.0
     min_interval: Seconds = 10.0
     rate: int = 1
-    waits_for_answer: bool = False
+    waits_for_answer: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,8 +103,9 @@ class ADSPPlus(ParameterServer):
 
     # The worker.
 
-    @property
-    def trains_on(self) -> bool:
+    def trains_on(self, state: CommitterState) -> bool:
+        if self.waits_for_answer is None:
+            return state.answer_seconds > state.step_seconds
         return not self.waits_for_answer
 
     def is_due(self, state: CommitterState) -> bool:

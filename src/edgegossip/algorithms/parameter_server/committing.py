@@ -57,9 +57,8 @@ class Committing(Algorithm[State]):
         """Account for a commit that a worker has just sent."""
         return []
 
-    @property
-    def trains_on(self) -> bool:
-        """Whether a worker trains while its commit is under way."""
+    def trains_on(self, state: CommitterState) -> bool:
+        """Say whether a worker trains while its commit is under way."""
         return False
 
     def take_settings(
@@ -123,7 +122,7 @@ class Committing(Algorithm[State]):
             commit = self._commit(state, now)
         if state.round >= self.num_rounds and state.commit is None:
             return [*commit, Finish()]
-        if not state.has_server or (state.commit is not None and not self.trains_on):
+        if not state.has_server or (state.commit is not None and not self.trains_on(state)):
             return commit
         if state.round + (state.commit is not None) >= self.num_rounds:
             return commit  # the last one is under way
@@ -153,6 +152,8 @@ class Committing(Algorithm[State]):
         state.params = moved if state.has_moved else event.params
         state.has_moved = False
         state.num_steps += event.num_steps
+        if event.num_steps:
+            state.step_seconds = event.seconds / event.num_steps
 
     def _commit(self, state: CommitterState, now: Seconds) -> list[Effect]:
         layout = self._layout(state)
@@ -189,6 +190,8 @@ class Committing(Algorithm[State]):
             state.commit is None or num_merged < state.commit.numbers["number"]
         ):
             return settings  # an answer to what was sent twice
+        if state.commit is not None:
+            state.answer_seconds = now - state.sent_at
         base = message.payload["params"]
         if state.num_steps and state.committed is not None:
             # What was learnt while the commit was under way stays, and is committed next.

@@ -57,6 +57,8 @@ class CommitterState(WorkerState):
         has_moved: An answer has changed the parameters since it began.
         is_pulling: It needs the server's model before it trains on.
         has_server: The server can be reached.
+        answer_seconds: From the last commit that was answered to its answer.
+        step_seconds: Of a step of the last piece of training.
     """
 
     base: Tensor
@@ -75,3 +77,5 @@ class CommitterState(WorkerState):
     has_moved: bool = False
     is_pulling: bool = False
     has_server: bool = True
+    answer_seconds: Seconds = 0.0
+    step_seconds: Seconds = math.inf
