@@ -41,7 +41,8 @@ from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.runner import one_intra_op_thread, run
+from edgegossip.experiments.runner import run
+from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform
 

@@ -29,7 +29,7 @@ from edgegossip.core.protocol import (
 from edgegossip.core.topology import complete
 from edgegossip.deploy.join import Connection, join
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.learning.dataset import ArraySplit
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address

@@ -25,7 +25,7 @@ from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.roles import rank_name
 from edgegossip.experiments.run_folder import read_json
-from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.net.address import Address
 from edgegossip.net.session import LEASE
 from edgegossip.recipes.registry import load_recipe

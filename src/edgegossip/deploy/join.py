@@ -11,7 +11,7 @@ from edgegossip.deploy.introducing import run_key
 from edgegossip.deploy.worker import WorkerSettings, take_part
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.folder_lock import require_unlocked
-from edgegossip.experiments.runner import intra_op_threads
+from edgegossip.experiments.threads import intra_op_threads
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters

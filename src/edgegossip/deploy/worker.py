@@ -35,8 +35,8 @@ from edgegossip.experiments.files import (
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.roles import who_is_who
 from edgegossip.experiments.run_folder import first_difference, read_json, shorten
-from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.threads import intra_op_threads
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.roles import described_roles, who_is_who
 from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
 from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.sim.forecasting import profiled
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
@@ -73,22 +72,6 @@ def run(
             )
             with on_stop_signal(running.stop):
                 return running.execute()
-
-
-def one_intra_op_thread() -> AbstractContextManager[None]:
-    """Workers run side by side instead; several intra-op threads would get in their way."""
-    return intra_op_threads(1)
-
-
-@contextmanager
-def intra_op_threads(number: int) -> Iterator[None]:
-    """Let this thread, and those that it starts, compute with so many at once."""
-    earlier = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(earlier)
 
 
 class _Run:

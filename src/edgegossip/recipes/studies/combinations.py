@@ -13,8 +13,8 @@ from torch import Tensor
 from edgegossip.core.protocol import Steps, Train
 from edgegossip.core.randomness import generator
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.learning.dataset import ArraySplit
 from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator
 from edgegossip.learning.task import Workload

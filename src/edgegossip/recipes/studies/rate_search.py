@@ -29,7 +29,7 @@ from edgegossip.learning.optimizer import SGD
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
 from edgegossip.recipes.studies.scoreboard import median
-from edgegossip.recipes.studies.server_contest import Machines, machines, slug
+from edgegossip.recipes.studies.server_contest import Cluster, machines, slug
 from edgegossip.recipes.studies.server_methods import MIN_INTERVAL
 from edgegossip.recipes.studies.study_settings import StudySettings
 
@@ -64,7 +64,7 @@ class Searches(Contest):
         num_windows: Windows that a run has.
     """
 
-    machines: Machines
+    machines: Cluster
     lr: float
     rewards: tuple[str, ...]
     num_windows: int

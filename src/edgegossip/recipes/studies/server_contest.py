@@ -22,7 +22,7 @@ from edgegossip.recipes.parameter_servers import LINK, heterogeneous
 from edgegossip.recipes.studies.contest import Contest
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.scoreboard import Measures, Score, contest_key
-from edgegossip.recipes.studies.server_methods import METHODS, Choice
+from edgegossip.recipes.studies.server_methods import METHODS, Candidate
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
@@ -50,7 +50,7 @@ class Goal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machines:
+class Cluster:
     """A server and workers.
 
     Args:
@@ -76,11 +76,11 @@ def machines(
     heterogeneity: float,
     bandwidth: float = LINK.bandwidth,
     delay: Seconds = 0.0,
-) -> Machines:
+) -> Cluster:
     """Make a server and workers of evenly spread speeds; everybody's link is as fast.
 
     Args:
-        name: See `Machines`.
+        name: See `Cluster`.
         problem: Says how fast the fastest is.
         num_workers: Besides the server.
         heterogeneity: H, mean over minimum of the workers' speeds.
@@ -90,7 +90,7 @@ def machines(
     fastest = problem.settings.throughput
     speeds = heterogeneous(num_workers, fastest, heterogeneity)
     server = Platform(name="server", throughput=SERVER_SPEED * fastest)
-    return Machines(
+    return Cluster(
         name=name,
         platforms=tuple(
             replace(each, uplink=bandwidth, downlink=bandwidth) for each in (server, *speeds)
@@ -109,9 +109,9 @@ class ServerContest(Contest):
         choices: Settings by the name of the method.
     """
 
-    machines: Machines
+    machines: Cluster
     goal: Goal
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, Candidate]
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{slug(self.machines.name)}/seed{self.seed}"
@@ -132,7 +132,9 @@ class ServerContest(Contest):
         task = self.problem.task(data_dir)
         return self.found(task, self.goal, name, choice, session)
 
-    def found(self, task: Task, goal: Goal, name: str, choice: Choice, session: Session) -> Row:
+    def found(
+        self, task: Task, goal: Goal, name: str, choice: Candidate, session: Session
+    ) -> Row:
         """Run a method with these settings, and say what that has shown."""
         assert isinstance(task.optimizer, SGD)  # a problem's is
         task = replace(

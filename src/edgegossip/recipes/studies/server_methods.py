@@ -25,7 +25,7 @@ MIN_INTERVAL: Seconds = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Candidate:
     """Settings of a method: one candidate while it is tuned, or the best of them.
 
     Args:

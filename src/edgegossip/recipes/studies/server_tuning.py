@@ -15,7 +15,7 @@ from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.recipes.studies.server_contest import ServerContest, slug
-from edgegossip.recipes.studies.server_methods import METHODS, Choice
+from edgegossip.recipes.studies.server_methods import METHODS, Candidate
 
 TUNING_SEED = 100
 """Of the runs by which settings are chosen; results have others."""
@@ -37,7 +37,7 @@ class Tuning(ServerContest):
             folder = f"{self.group}/seed{self.seed}/{slug(name)}"
             method = METHODS[name]
             for lr in RATES:
-                candidate = Choice(lr=lr, value=method.middle)
+                candidate = Candidate(lr=lr, value=method.middle)
                 work = partial(self._try, data_dir, name, candidate)
                 yield self.cell(f"{folder}/lr-{lr:g}", work)
             for value in method.values:
@@ -52,7 +52,7 @@ class Tuning(ServerContest):
         return {**super().plain(), "choices": tried}
 
     def _try(
-        self, data_dir: Path, name: str, candidate: Choice | float, session: Session
+        self, data_dir: Path, name: str, candidate: Candidate | float, session: Session
     ) -> Row:
         tried = [
             row
@@ -61,7 +61,7 @@ class Tuning(ServerContest):
         ]
         best = best_of(tried)
         if isinstance(candidate, float | int):
-            candidate = Choice(lr=best["lr"] if best else RATES[0], value=candidate)
+            candidate = Candidate(lr=best["lr"] if best else RATES[0], value=candidate)
         task, goal = self.problem.task(data_dir), self.goal
         held = without_test_data(task.dataset, goal.validation_share)
         if best is not None and best["seconds_to_loss"] is not None:

@@ -32,7 +32,7 @@ from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
 from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table
-from edgegossip.recipes.studies.server_methods import Choice
+from edgegossip.recipes.studies.server_methods import Candidate
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.link import Link, Links
@@ -66,12 +66,12 @@ class System:
     values: tuple[float, ...] = ()
     has_server: bool = False
 
-    def candidates(self) -> Iterator[tuple[str, Choice]]:
+    def candidates(self) -> Iterator[tuple[str, Candidate]]:
         """List what is tried, by name; see `RATES`."""
         for value in self.values or (None,):
             for lr in RATES:
                 own = "" if value is None else f", {self.option} = {value:g}"
-                yield f"lr = {lr:g}{own}", Choice(lr=lr, value=value)
+                yield f"lr = {lr:g}{own}", Candidate(lr=lr, value=value)
 
 
 def _rounds(workers: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -160,7 +160,7 @@ class SystemContest(Contest):
                 work = partial(self._result, data_dir, name, seed)
                 yield self.cell(f"{folder}/seed{seed}/{name}", work)
 
-    def _try(self, data_dir: Path, name: str, choice: Choice, session: Session) -> Row:
+    def _try(self, data_dir: Path, name: str, choice: Candidate, session: Session) -> Row:
         return self._run(data_dir, name, choice, TUNING_SEED, session)
 
     def _result(self, data_dir: Path, name: str, seed: int, session: Session) -> Row:
@@ -171,11 +171,11 @@ class SystemContest(Contest):
             if row["run"] == name
         ]
         best = max(tried, key=lambda row: row["accuracy"])
-        choice = Choice(lr=best["lr"], value=best["value"])
+        choice = Candidate(lr=best["lr"], value=best["value"])
         return self._run(data_dir, name, choice, seed, session)
 
     def _run(
-        self, data_dir: Path, name: str, choice: Choice, seed: int, session: Session
+        self, data_dir: Path, name: str, choice: Candidate, seed: int, session: Session
     ) -> Row:
         system, task = SYSTEMS[name], self.problem.task(data_dir)
         is_tuning = seed == TUNING_SEED

@@ -17,14 +17,14 @@ from edgegossip.recipes.studies.scoreboard import bars, score_table
 from edgegossip.recipes.studies.server_contest import (
     ADSP,
     TIME,
+    Cluster,
     Goal,
-    Machines,
     ServerContest,
     loss_curves,
     machines,
     server_scores,
 )
-from edgegossip.recipes.studies.server_methods import METHODS, Choice
+from edgegossip.recipes.studies.server_methods import METHODS, Candidate
 from edgegossip.recipes.studies.server_tuning import RATES, TUNING_SEED, Tuning, tuning_exhibits
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.platform import ThrottlingTrace
@@ -85,9 +85,9 @@ TUNING = {
 """The other goals of the runs by which settings are chosen."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
-CHOSEN: Mapping[str, Mapping[str, Choice]] = {
+CHOSEN: Mapping[str, Mapping[str, Candidate]] = {
     SMALL_MLP.name: {
-        name: Choice(lr=0.1, value=2 if method.values else None)
+        name: Candidate(lr=0.1, value=2 if method.values else None)
         for name, method in METHODS.items()
     },
 }
@@ -106,7 +106,7 @@ def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Stu
             seed=seed,
             machines=_machines(problem, settings),
             goal=replace(GOALS[problem.name], **TUNING[problem.name]),
-            choices={name: Choice(lr=RATES[0]) for name in _methods(settings)},
+            choices={name: Candidate(lr=RATES[0]) for name in _methods(settings)},
         )
         for problem in _problems(settings)
         for seed in settings.seeds
@@ -225,7 +225,7 @@ SLOW_DOWN_AT = {"cifar10-lenet5": 60.0, "har-cnn": 20.0, SMALL_MLP.name: 2.0}
 SLOW_DOWN = 4.0
 
 
-def _throttled(problem: Problem, machines: Machines) -> Machines:
+def _throttled(problem: Problem, machines: Cluster) -> Cluster:
     """Slow the last third of the workers down, early in the run."""
     trace = ThrottlingTrace((0.0, SLOW_DOWN_AT[problem.name]), (1.0, SLOW_DOWN))
     num_slow = machines.num_workers // 3
@@ -247,7 +247,7 @@ def _machines(
     settings: StudySettings,
     name: str = f"H = {HETEROGENEITY:g}",
     **changes: Any,  # noqa: ANN401
-) -> Machines:
+) -> Cluster:
     num_workers = 3 if settings.short else NUM_WORKERS
     defaults = {"num_workers": num_workers, "heterogeneity": HETEROGENEITY}
     return machines(name, problem, **{**defaults, **changes})
@@ -257,7 +257,7 @@ def _varied(
     name: str,
     title: str,
     settings: StudySettings,
-    setups: Callable[[Problem], Sequence[Machines]],
+    setups: Callable[[Problem], Sequence[Cluster]],
     methods: Sequence[str],
 ) -> Study:
     contests = [

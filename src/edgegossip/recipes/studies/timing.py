@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.runner import one_intra_op_thread
+from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.learning.sampling.aggregated import AggregatedData
 from edgegossip.learning.sampling.aggregation import Aggregator
 
