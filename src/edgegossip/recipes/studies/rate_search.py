@@ -42,7 +42,7 @@ VALIDATION_SHARE = 0.02
 SPEED = 64.0
 MOMENTUM = 0.9
 """Explicit momentum: with what few commits add to it, training may diverge."""
-RATES = (0.05, 0.2)
+RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
     "log-slope": (LogSlope(), 2.0),
     "constrained-fit": (ConstrainedFit(), 2.0),

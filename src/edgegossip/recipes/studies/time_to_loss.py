@@ -85,7 +85,31 @@ TUNING = {
 """The other goals of the runs by which settings are chosen."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
-CHOSEN: Mapping[str, Mapping[str, Candidate]] = {
+CHOSEN: dict[str, Mapping[str, Candidate]] = {
+    "cifar10-lenet5": {
+        "bsp": Candidate(lr=0.15),
+        "bsp, batches tuned": Candidate(lr=0.15),
+        "ssp": Candidate(lr=0.15, value=160),
+        "asp": Candidate(lr=0.15),
+        "fixed-adacomm": Candidate(lr=0.15, value=5),
+        "fixed-adacomm, batches tuned": Candidate(lr=0.15, value=5),
+        "adacomm": Candidate(lr=0.15, value=80),
+        "adsp-plus": Candidate(lr=0.15, value=12),
+        "adsp": Candidate(lr=0.15, value=10),
+        "adsp, as published": Candidate(lr=0.15, value=5),
+    },
+    "har-cnn": {
+        "bsp": Candidate(lr=0.45),
+        "bsp, batches tuned": Candidate(lr=0.15),
+        "ssp": Candidate(lr=0.45, value=40),
+        "asp": Candidate(lr=0.45),
+        "fixed-adacomm": Candidate(lr=0.15, value=5),
+        "fixed-adacomm, batches tuned": Candidate(lr=0.15, value=5),
+        "adacomm": Candidate(lr=0.45, value=20),
+        "adsp-plus": Candidate(lr=0.45, value=12),
+        "adsp": Candidate(lr=0.45, value=5),
+        "adsp, as published": Candidate(lr=0.45, value=5),
+    },
     SMALL_MLP.name: {
         name: Candidate(lr=0.1, value=2 if method.values else None)
         for name, method in METHODS.items()
