@@ -35,7 +35,10 @@ from tests.worlds import NUM_PARAMS, ManySamples, loss_of
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.committing import SERVER
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
 from edgegossip.core import topology as topologies
 from edgegossip.core.algorithm import Algorithm
@@ -304,6 +307,7 @@ class Timed(ManySamples):
 
     def __init__(self, rank: Rank, time: VirtualTime, step_seconds: Seconds) -> None:
         super().__init__(rank, 0.1, SIZE)
+        self._rank = rank
         self._time, self._step_seconds = time, step_seconds
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
@@ -311,9 +315,19 @@ class Timed(ManySamples):
         return super().train(request, progress)
 
 
+class Tally(Timed):
+    """Training that counts its steps in the entry of its rank, so that the model shows them."""
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        result = super().train(request, progress)
+        params = request.params.clone()
+        params[self._rank] += result.num_steps
+        return replace(result, params=params)
+
+
 @dataclass
-class Furthest(Algorithm[WorkerState]):
-    """Tells those who come back that the run is at its end."""
+class Inside(Algorithm[WorkerState]):
+    """Does what the algorithm inside does."""
 
     inner: Algorithm[Any]
 
@@ -332,6 +346,13 @@ class Furthest(Algorithm[WorkerState]):
         return self.inner.traits
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        return self.inner.handle(state, event, now)
+
+
+class Furthest(Inside):
+    """Tells those who come back that the run is at its end."""
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         end = int(self.traits.num_rounds or 0)
         effects = self.inner.handle(state, event, now)
         return [
@@ -340,6 +361,28 @@ class Furthest(Algorithm[WorkerState]):
             else each
             for each in effects
         ]
+
+
+@dataclass
+class Ledger(Inside):
+    """Writes down all commits: by worker and number how many steps went into it.
+
+    One that goes on from a checkpoint may send another commit under the same number. Besides:
+    how many commits of each worker were answered.
+    """
+
+    steps: dict[Rank, dict[int, set[int]]] = field(default_factory=dict)
+    num_answered: dict[Rank, int] = field(default_factory=dict)
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        effects = super().handle(state, event, now)
+        if isinstance(state, CommitterState):
+            rank, commits = state.rank, self.steps.setdefault(state.rank, {})
+            if state.commit is not None:
+                numbers = {name: int(each) for name, each in state.commit.numbers.items()}
+                commits.setdefault(numbers["number"], set()).add(numbers["num_steps"])
+            self.num_answered[rank] = max(self.num_answered.get(rank, 0), state.num_commits)
+        return effects
 
 
 class Watcher(Silent):
@@ -371,6 +414,7 @@ class Run:
     """A world as it goes on."""
 
     world: World
+    ledger: Ledger | None = None  # of a parameter server's commits
     processes: dict[Rank, Process] = field(default_factory=dict)
     disks: dict[Rank, dict[str, Any]] = field(default_factory=dict)
     starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
@@ -404,7 +448,8 @@ class Run:
         self.processes[rank] = process
         self.starts.append((self.time.now, rank))
         checkpoint = self.disks.get(rank) if with_disk else None
-        algorithm = world.algorithm
+        algorithm = self.ledger or world.algorithm
+        make_trainer = Timed if self.ledger is None else Tally
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
         host = Host(
@@ -412,7 +457,7 @@ class Run:
             rank,
             world.num_workers,
             torch.zeros(NUM_PARAMS),
-            Timed(rank, self.time, world.step_seconds[rank]),
+            make_trainer(rank, self.time, world.step_seconds[rank]),
             self.network.transport(process),
             settings=HostSettings(
                 run=b"virtual!",
@@ -551,7 +596,7 @@ def check_server(world: World) -> Run:
     Barriers hold others up for as long as it takes to notice one that is lost, so nothing is
     said of pauses.
     """
-    run = Run(world)
+    run = Run(world, Ledger(world.algorithm))
     run.to_the_end()
     server = run.processes[SERVER]
     if server.reason != "finished":
@@ -561,6 +606,7 @@ def check_server(world: World) -> Run:
             continue
         if not isinstance(process.reason, ServerLostError):
             raise ViolationError(f"worker {rank} ended with {process.reason!r}")
+    require_commits(run)
     require_little_memory(run)
     return run
 
@@ -624,6 +670,40 @@ def require_sums(run: Run) -> None:
         _require_sum(
             sum(s.weight + sum(m.weight for m in s.arrived) for s in states), world.num_workers
         )
+
+
+def require_commits(run: Run) -> None:
+    """The server's model has each commit that it counts exactly once, and those it answered."""
+    algorithm, state = run.world.algorithm, run.processes[SERVER].host.state
+    assert isinstance(algorithm, ParameterServer)
+    assert isinstance(state, ServerState)
+    assert run.ledger is not None
+    num_workers = algorithm.num_workers
+    # Those who commit behind a barrier share it with all, or with those who are left.
+    is_calm = not run.world.disturbances and not run.world.disturbed
+    most = 1 / num_workers if is_calm or not isinstance(algorithm, BSP) else 1.0
+    for rank in algorithm.workers:
+        num_merged, sent = state.num_commits[rank], run.ledger.steps.get(rank, {})
+        counted = [sent[number] for number in range(1, num_merged + 1)]
+        found = float(state.params[rank])
+        low, high = sum(map(min, counted)) / num_workers, most * sum(map(max, counted))
+        if not low - 1e-3 <= found <= high + 1e-3:
+            raise ViolationError(
+                f"the model has {found:g} steps of worker {rank}, not {low:g} to {high:g}: "
+                f"{num_merged} commits"
+            )
+        num_answered = run.ledger.num_answered.get(rank, 0)
+        if num_merged < num_answered and not _may_forget(run.world):
+            raise ViolationError(
+                f"the server has {num_merged} commits of worker {rank}, and answered "
+                f"{num_answered}"
+            )
+
+
+def _may_forget(world: World) -> bool:
+    """The server is killed while some workers, who know most, may be away."""
+    is_killed = any(SERVER in each.ranks for each in world.disturbances)
+    return is_killed and (world.disturbed > {SERVER} or world.loses)
 
 
 def _require_sum(found: float, expected: float) -> None:

@@ -289,7 +289,7 @@ class Host(Generic[State]):
                     self._finish()
         self._watch_for_waiting()
         if self.state.round != round_before:
-            self._patience.next_round()
+            self._patience.next_round(self.now)
 
     # Effects, and what comes of them.
 

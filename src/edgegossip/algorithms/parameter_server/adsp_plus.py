@@ -129,6 +129,8 @@ class ADSPPlus(ParameterServer):
     def take_settings(
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
+        if "num_due" not in numbers:
+            return []  # an answer, and not a target
         state.interval = self._interval(numbers["num_due"])
         return [] if state.is_due else self.committed(state, now)
 

@@ -108,6 +108,8 @@ class Committing(Algorithm[State]):
                 return [*self._take_answer(state, message, now), *self.go_on(state, now)]
             case "show":
                 return [self._copy(state)]
+            case "again":
+                return self._send_again(state, now)
         return self.take_settings(state, message.numbers, now)
 
     def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
@@ -199,11 +201,19 @@ class Committing(Algorithm[State]):
         state.has_moved = state.is_training
         state.base, state.commit, state.committed = base, None, None
         state.num_commits, state.counts = num_merged, counts
+        state.memory = {**message.numbers}
         state.is_pulling, state.num_sends = False, 0
         state.round = max(state.round, message.round)
         return settings
 
     def _copy(self, state: CommitterState) -> Send:
-        """Show a server that has restarted the newest model that it has given."""
+        """Show a server that has restarted the newest model that it has given.
+
+        `number` is that of the last commit which was sent: no server can have merged more.
+        """
+        if state.is_pulling and not state.counts.any():
+            return Send(SERVER, Message("pull", state.round))  # there is nothing to show
         payload = {"params": state.base, "counts": state.counts}
-        return Send(SERVER, Message("copy", state.round, payload))
+        number = state.num_commits + (state.commit is not None)
+        numbers = {**state.memory, "number": number}
+        return Send(SERVER, Message("copy", state.round, payload, numbers))

@@ -7,7 +7,8 @@ survives loss, cuts and restarts. An algorithm built on it says when a worker co
 
 Each answer says how many commits of each worker its model holds. Nothing else is needed to go
 on after the server has lost its memory: it asks all workers for the model that each got last,
-takes the newest, and those whose commits are not in there send them again.
+takes the newest, and those whose commits are not in there send them again. A worker is the
+authority on its own commits: no copy can count more of them than the worker says it has sent.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.core.topology import star
 
-_MAX_COUNT = 2**53
+_MAX_NUMBER = 2**53
+_MAX_COUNT = 2**52
+"""Well below `_MAX_NUMBER`: one that believes a false count can still go on from there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +119,24 @@ class ParameterServer(Committing):
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
-        """Tell worker `rank` in each answer how to go on; names as in `limits`."""
+        """Tell worker `rank` in each answer how to go on, and what to remember for `recall`.
+
+        Names as in `limits`, and any of `optional_limits`.
+        """
         return {}
 
     @property
     def limits(self) -> Mapping[str, Limits]:
         """Limits of the numbers of `settings`."""
         return {}
+
+    @property
+    def optional_limits(self) -> Mapping[str, Limits]:
+        """Limits of those numbers of `settings` that are not always there."""
+        return {}
+
+    def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
+        """Take up, after a restart, `settings` that a worker has remembered; any may lack."""
 
     # What is the same for all.
 
@@ -157,7 +171,9 @@ class ParameterServer(Committing):
         """Commits, pulls, the newest model of a worker, and the server's answers."""
         counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=_MAX_COUNT)
         ahead = self.num_rounds
-        serial, trained = range(1, _MAX_COUNT), range(params.numel() + 1)
+        serial, trained = range(1, _MAX_NUMBER), range(params.numel() + 1)
+        model: dict[str, TensorSpec | Tensor] = {"params": params, "counts": counts}
+        memory = {**self.limits, **self.optional_limits}
         return {
             "commit": MessageSpec(
                 {"update": params},
@@ -166,9 +182,18 @@ class ParameterServer(Committing):
             ),
             "pull": MessageSpec(max_ahead=ahead),
             "show": MessageSpec(max_ahead=ahead),
-            "copy": MessageSpec({"params": params, "counts": counts}, max_ahead=ahead),
+            "again": MessageSpec(max_ahead=ahead),
+            "copy": MessageSpec(
+                model,
+                numbers={"number": range(_MAX_NUMBER)},
+                optional_numbers=memory,
+                max_ahead=ahead,
+            ),
             "params": MessageSpec(
-                {"params": params, "counts": counts}, numbers=self.limits, max_ahead=ahead
+                model,
+                numbers=self.limits,
+                optional_numbers=self.optional_limits,
+                max_ahead=ahead,
             ),
         }
 
@@ -183,10 +208,10 @@ class ParameterServer(Committing):
         effects: list[Effect] = []
         match event:
             case Started():
-                effects += self.start_serving(state, now)
                 if event.has_rejoined:
-                    state.unseen, state.is_new = dict.fromkeys(self.workers), True
-                    effects += self._ask(state, now)
+                    effects += self._begin_anew(state, now)
+                else:
+                    effects += self.start_serving(state, now)
             case Received():
                 self._receive(state, event.sender, event.message)
             case Evaluated():
@@ -194,26 +219,21 @@ class ParameterServer(Committing):
             case TimerFired(name) if name == RESEND:
                 effects += self._ask(state, now)
             case TimerFired(name) if name == PATIENCE:
-                return [Finish()]
+                if self._is_alone(state) or not state.is_new:
+                    return [Finish()]
+                effects += self._recover(state, now)
             case TimerFired():
                 effects += self.wake(state, event.name, now)
             case WorkerLost():
-                state.lost[event.rank] = None
-                if event.has_lied:
-                    state.waiting.pop(event.rank, None)
+                self._lose(state, event)
                 if self._is_alone(state):
                     effects.append(SetTimer(PATIENCE, now + self.patience))
             case WorkerJoined():
-                state.lost.pop(event.rank, None)
-                self._skip(state, event.rank)
-                effects += [SetTimer(PATIENCE, math.inf), *self._ask(state, now)]
+                effects += self._welcome(state, event, now)
         if state.is_new:
-            is_alone = len(state.unseen) == self.num_workers
-            if is_alone or any(j not in state.lost for j in state.unseen):
-                return effects  # it does not know the model yet
-            state.is_new = False
-            known = [j for j in state.waiting if self.is_merged(state, j)]
-            effects += [self.answer(state, j) for j in known]
+            if not self._knows_enough(state):
+                return effects
+            effects += self._recover(state, now)
         effects += [self.answer(state, j) for j in [*state.pulling]]
         effects += self.serve(state, now) if state.waiting else []
         has_work = self.training(state) or self._is_alone(state)
@@ -223,13 +243,35 @@ class ParameterServer(Committing):
         """All workers are lost, and none of them has finished."""
         return len(state.lost) == self.num_workers and state.round < self.num_rounds
 
+    def _lose(self, state: ServerState, event: WorkerLost) -> None:
+        state.lost[event.rank] = None
+        if not event.has_lied:
+            return
+        if state.waiting.pop(event.rank, None):
+            state.dropped[event.rank] = None
+        if state.copies.pop(event.rank, None):
+            state.unseen[event.rank] = None
+
+    def _welcome(self, state: ServerState, event: WorkerJoined, now: Seconds) -> list[Effect]:
+        rank = event.rank
+        state.lost.pop(rank, None)
+        effects = self._ask(state, now)
+        if event.has_restarted:
+            # It numbers its commits as this one is numbered, and does not know of it.
+            state.waiting.pop(rank, None)
+            state.dropped.pop(rank, None)
+        elif rank in state.dropped:
+            del state.dropped[rank]
+            effects.append(Send(rank, Message("again", state.round)))
+        self._skip(state, rank)
+        return effects if state.is_new else [SetTimer(PATIENCE, math.inf), *effects]
+
     def _receive(self, state: ServerState, sender: Rank, message: Message) -> None:
         match message.kind:
             case "copy":
-                self._restore(state, sender, message)
+                self._look_at(state, sender, message)
             case "pull":
                 self._skip(state, sender)
-                state.unseen.pop(sender, None)
                 state.pulling[sender] = None
             case "commit":
                 self._take_commit(state, sender, message)
@@ -242,6 +284,12 @@ class ParameterServer(Committing):
         elif waiting is None:
             state.pulling[sender] = None  # the answer was lost
 
+    # A server that has restarted.
+
+    def _begin_anew(self, state: ServerState, now: Seconds) -> list[Effect]:
+        state.unseen, state.is_new = dict.fromkeys(self.workers), True
+        return [*self._ask(state, now), SetTimer(PATIENCE, now + self.patience)]
+
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Ask workers for the newest model, having lost the own."""
         show = Message("show", state.round)
@@ -250,22 +298,71 @@ class ParameterServer(Committing):
             effects.append(SetTimer(RESEND, now + self.resend_after))
         return effects
 
-    def _restore(self, state: ServerState, sender: Rank, message: Message) -> None:
-        """Take over a model with more commits than the own."""
+    def _look_at(self, state: ServerState, sender: Rank, copy: Message) -> None:
         if sender not in state.unseen:
             return  # nobody has asked
-        counts = message.payload["counts"].tolist()
-        if state.is_new and sum(counts) > sum(state.num_commits.values()):
-            state.params = message.payload["params"]
-            state.num_commits = dict(zip(self.workers, counts, strict=True))
-        state.unseen.pop(sender, None)
-        state.rounds[sender] = max(state.rounds[sender], min(message.round, self.num_rounds))
+        del state.unseen[sender]
+        if state.is_new:
+            state.copies[sender] = copy
+        state.rounds[sender] = max(state.rounds[sender], min(copy.round, self.num_rounds))
         state.round = max(state.round, state.rounds[sender])
 
+    def _knows_enough(self, state: ServerState) -> bool:
+        """Say whether no worker that can be reached has more to show.
+
+        One that pulls has restarted, and has no model. One that is lost may have a newer one
+        than the others, but nobody waits for it, unless it were the only one.
+        """
+        if len(state.pulling) == self.num_workers:
+            return True
+        mute = state.lost.keys() | state.pulling.keys()
+        return bool(state.copies) and state.unseen.keys() <= mute
+
+    def _recover(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Take over the newest model that was shown, and begin to serve."""
+        copies, state.copies, state.is_new = state.copies, {}, False
+        counts = self._believed(copies)
+        if counts:
+            newest = max(counts, key=lambda j: sum(counts[j].values()))
+            state.params, state.num_commits = copies[newest].payload["params"], counts[newest]
+            self.recall(state, copies[newest].numbers)
+        for rank in state.pulling:
+            self._skip(state, rank)
+        state.unseen = {j: None for j in state.unseen if j not in state.pulling}
+        effects = self.start_serving(state, now)
+        if not self._is_alone(state):
+            effects.append(SetTimer(PATIENCE, math.inf))
+        known = [j for j in state.waiting if self.is_merged(state, j)]
+        return [*effects, *(self.answer(state, j) for j in known)]
+
+    def _believed(self, copies: Mapping[Rank, Message]) -> dict[Rank, dict[Rank, int]]:
+        """Count the commits in each copy, of a worker no more than it says it has sent.
+
+        Or than two others say: one that goes on from a checkpoint has forgotten some.
+        """
+        told = {
+            j: dict(zip(self.workers, copy.payload["counts"].tolist(), strict=True))
+            for j, copy in sorted(copies.items())
+        }
+        most: dict[Rank, int] = {}
+        for rank, own in copies.items():
+            others = sorted(counts[rank] for j, counts in told.items() if j != rank)
+            most[rank] = max([int(own.numbers["number"]), *others[-2:-1]])
+        return {
+            j: {rank: min(count, most.get(rank, count)) for rank, count in counts.items()}
+            for j, counts in told.items()
+        }
+
     def _skip(self, state: ServerState, rank: Rank) -> None:
-        """Let a worker that was away go on in the round of the last of the others."""
-        others = [state.rounds[j] for j in self.training(state) if j != rank]
+        """Let a worker that was away go on in the round of the last of the others.
+
+        Of those that have not shown their model to a server that has restarted, it is unknown.
+        """
+        known = [j for j in self.training(state) if j != rank and j not in state.unseen]
+        others = [state.rounds[j] for j in known]
         state.rounds[rank] = max([state.rounds[rank], *([min(others)] if others else [])])
+
+    # Rounds and commits.
 
     def training(self, state: ServerState) -> list[Rank]:
         """List the workers that can be reached and have not finished."""

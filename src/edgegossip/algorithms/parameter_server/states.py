@@ -21,8 +21,10 @@ class ServerState(WorkerState):
         waiting: Commits that have come and are not answered yet, by sender.
         pulling: Workers, as keys, that ask for the model.
         lost: Workers that cannot be reached, as keys.
+        dropped: Workers, as keys, whose commit was dropped because they lied.
         unseen: Workers, as keys, that have not yet shown a server that has restarted the model
             that they got last.
+        copies: Models that were shown to it, by sender.
         is_new: It has restarted, and does not know the model yet.
     """
 
@@ -32,7 +34,9 @@ class ServerState(WorkerState):
     waiting: dict[Rank, Message] = field(default_factory=dict)
     pulling: dict[Rank, None] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
+    dropped: dict[Rank, None] = field(default_factory=dict)
     unseen: dict[Rank, None] = field(default_factory=dict)
+    copies: dict[Rank, Message] = field(default_factory=dict)
     is_new: bool = False
 
 
@@ -43,6 +47,7 @@ class CommitterState(WorkerState):
     Attributes:
         base: The model that `params` have grown out of: `params - base` is not committed yet.
         counts: The server's `num_commits`, as its last answer had them, [num_workers].
+        memory: What else the server's last answer had it remember; see `settings`.
         layout: See `Started.layout`.
         commit: Sent, and not answered yet.
         committed: The parameters when it was sent.
@@ -61,6 +66,7 @@ class CommitterState(WorkerState):
 
     base: Tensor
     counts: Tensor
+    memory: dict[str, float] = field(default_factory=dict)
     layout: Layout | None = None
     commit: Message | None = None
     committed: Tensor | None = None
