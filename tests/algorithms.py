@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -63,8 +64,16 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "adsp-waiting": ADSP(**COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True),
 }
 
+STANDBYS: dict[str, ParameterServer] = {
+    "bsp-standby": replace(PARAMETER_SERVERS["bsp"], standby=1),
+    "asp-standby": replace(PARAMETER_SERVERS["asp"], standby=2),
+    "adsp-standby": replace(PARAMETER_SERVERS["adsp"], standby=1),
+}
+"""Their workers elect another server where theirs is lost."""
+
 ALGORITHMS: dict[str, AnyAlgorithm] = {
     **PARAMETER_SERVERS,
+    **STANDBYS,
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
@@ -145,7 +154,11 @@ BALANCED: dict[str, EdgeGossip] = {
 
 ALL: dict[str, AnyAlgorithm | EdgeGossip] = {**ALGORITHMS, **BALANCED}
 
-PEERS = {name: each for name, each in ALL.items() if name not in PARAMETER_SERVERS}
+PEERS = {
+    name: each
+    for name, each in ALL.items()
+    if name not in PARAMETER_SERVERS and name not in STANDBYS
+}
 """Those of which no worker is missed more than another."""
 
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)

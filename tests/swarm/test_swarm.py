@@ -27,8 +27,8 @@ from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
-from edgegossip.algorithms.parameter_server.committing import SERVER
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import SERVER
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.rounds import RoundBased
 from edgegossip.core.algorithm import Algorithm

@@ -12,6 +12,7 @@ from edgegossip.algorithms.parameter_server.adacomm import ADACOMM, ADACOMMServe
 from edgegossip.algorithms.parameter_server.adsp import ADSP, SearchingServerState
 from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.committing import State
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
 from edgegossip.core.protocol import (
@@ -49,7 +50,7 @@ def restarted(algorithm: ParameterServer, *lost: Rank) -> ServerState:
 
 def hear(
     algorithm: ParameterServer,
-    state: ServerState | CommitterState,
+    state: State,
     sender: Rank,
     message: Message,
 ) -> list[Effect]:

@@ -175,7 +175,8 @@ class Simulator(Generic[State]):
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate: of a role's workers that are online, else of all."""
         roles = [self._algorithm.role(rank) for rank in range(len(self.states))]
-        return {r: self.states[r].estimate for r in self._membership.evaluated(roles)}
+        says_so = [state.is_evaluated for state in self.states]
+        return {r: self.states[r].estimate for r in self._membership.evaluated(roles, says_so)}
 
     def _new_state(self, rank: Rank) -> State:
         given = self._initial_params

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.algorithms.parameter_server.standby import StandbyState
+from edgegossip.algorithms.parameter_server.states import (
+    PATIENCE,
+    RESEND,
+    SERVER,
+    CommitterState,
+    ServerState,
+)
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
@@ -16,7 +23,6 @@ from edgegossip.core.protocol import (
     Finish,
     Layout,
     Message,
-    Rank,
     Received,
     Seconds,
     Send,
@@ -30,9 +36,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
 )
 
-SERVER: Rank = 0
-RESEND, PATIENCE = "resend", "patience"
-State: TypeAlias = ServerState | CommitterState
+State: TypeAlias = ServerState | CommitterState | StandbyState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,9 @@ class Committing(Algorithm[State]):
         """Go by what the server says, in an answer or between two."""
         return []
 
-    def wake(self, state: State, name: str, now: Seconds) -> list[Effect]:
+    def wake(
+        self, state: ServerState | CommitterState, name: str, now: Seconds
+    ) -> list[Effect]:
         """Do what a timer was set for."""
         return []
 

@@ -23,14 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.parameter_server.committing import (
+from edgegossip.algorithms.parameter_server.committing import Committing, State
+from edgegossip.algorithms.parameter_server.standby import Standby, StandbyState
+from edgegossip.algorithms.parameter_server.states import (
     PATIENCE,
     RESEND,
     SERVER,
-    Committing,
-    State,
+    CommitterState,
+    ServerState,
 )
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
 from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import (
     Effect,
@@ -52,7 +53,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
-from edgegossip.core.topology import star
+from edgegossip.core.topology import complete, star
 
 _MAX_NUMBER = 2**53
 _MAX_COUNT = 2**52
@@ -89,14 +90,22 @@ class ParameterServer(Committing):
             so many more. None never does: right where links lose nothing.
         patience: Seconds for which a worker waits for a lost server, and a server for the
             first of its workers to come back.
+        standby: How many of the workers that have committed last are kept up to date, so that
+            one can be elected in the server's place (see `Standby`). 0 never elects.
 
     Raises:
         ValueError: If a number is out of range.
     """
 
     num_workers: int
+    standby: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.standby <= self.num_workers:
+            raise ValueError(
+                f"standby must be within [0, num_workers], got {self.standby} of "
+                f"{self.num_workers}; it says how many workers are kept up to date"
+            )
         check_ranges(self, num_workers="at least 1", num_rounds="at least 1")
         check_ranges(self, resend_after="above 0 or None", patience="above 0")
 
@@ -142,9 +151,12 @@ class ParameterServer(Committing):
 
     @property
     def traits(self) -> Traits:
-        return Traits(topology=star(self.num_workers + 1), num_rounds=self.num_rounds)
+        join = complete if self.standby else star
+        return Traits(topology=join(self.num_workers + 1), num_rounds=self.num_rounds)
 
     def role(self, rank: Rank) -> Role:
+        if self.standby:  # any may come to serve, and its state says whether it does
+            return Role("worker", has_data=rank != SERVER)
         if rank == SERVER:
             return Role("server", has_data=False)
         return Role("worker", is_evaluated=False)
@@ -155,19 +167,31 @@ class ParameterServer(Committing):
         return range(1, self.num_workers + 1)
 
     def init(self, rank: Rank, params: Tensor) -> State:
-        if rank == SERVER:
-            none = dict.fromkeys(self.workers, 0)
-            return self.make_server(
-                rank=rank,
-                params=params,
-                num_commits=none,
-                num_steps={**none},
-                rounds={**none},
-            )
+        if self.standby:
+            return Standby(self).init(rank, params)
+        return (self.init_server if rank == SERVER else self.init_worker)(rank, params)
+
+    def init_server(self, rank: Rank, params: Tensor) -> ServerState:
+        """Build the state of a server."""
+        none = dict.fromkeys(self.workers, 0)
+        return self.make_server(
+            rank=rank,
+            params=params,
+            num_commits=none,
+            num_steps={**none},
+            rounds={**none},
+        )
+
+    def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
+        """Build the state of a worker."""
         counts = torch.zeros(self.num_workers, dtype=torch.int64)
         return CommitterState(rank=rank, params=params, base=params, counts=counts)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        messages = self.messages(params)
+        return Standby(self).schema(messages) if self.standby else messages
+
+    def messages(self, params: Tensor) -> dict[str, MessageSpec]:
         """Commits, pulls, the newest model of a worker, and the server's answers."""
         counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=_MAX_COUNT)
         ahead = self.num_rounds
@@ -198,13 +222,18 @@ class ParameterServer(Committing):
         }
 
     def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
-        if isinstance(state, ServerState):
-            return self._handle_as_server(state, event, now)
-        return self.work(state, event, now)
+        match state:
+            case StandbyState():
+                return Standby(self).handle(state, event, now)
+            case ServerState():
+                return self.handle_as_server(state, event, now)
+            case _:
+                return self.work(state, event, now)
 
     # The server.
 
-    def _handle_as_server(self, state: ServerState, event: Event, now: Seconds) -> list[Effect]:
+    def handle_as_server(self, state: ServerState, event: Event, now: Seconds) -> list[Effect]:
+        """Account for `event` as a server."""
         effects: list[Effect] = []
         match event:
             case Started():
@@ -235,7 +264,7 @@ class ParameterServer(Committing):
                 return effects
             effects += self._recover(state, now)
         effects += [self.answer(state, j) for j in [*state.pulling]]
-        effects += self.serve(state, now) if state.waiting else []
+        effects += self.serve(state, now) if state.waiting and state.may_merge else []
         has_work = self.training(state) or self._is_alone(state)
         return effects if has_work else [*effects, Finish()]
 
@@ -323,7 +352,9 @@ class ParameterServer(Committing):
         copies, state.copies, state.is_new = state.copies, {}, False
         counts = self._believed(copies)
         if counts:
-            newest = max(counts, key=lambda j: sum(counts[j].values()))
+            # Of elected servers, the one of the later term knows more.
+            as_of = {j: copies[j].numbers.get("as_of", 0) for j in counts}
+            newest = max(counts, key=lambda j: (as_of[j], sum(counts[j].values())))
             state.params, state.num_commits = copies[newest].payload["params"], counts[newest]
             self.recall(state, copies[newest].numbers)
         for rank in state.pulling:
@@ -389,10 +420,13 @@ class ParameterServer(Committing):
         state.pulling.pop(rank, None)
         if rank in state.waiting and self.is_merged(state, rank):
             del state.waiting[rank]
+        return Send(rank, self.model_message("params", state, rank))
+
+    def model_message(self, kind: str, state: ServerState, rank: Rank) -> Message:
+        """Make a message for worker `rank` of the model and what belongs to it."""
         counts = torch.tensor([*state.num_commits.values()], dtype=torch.int64)
         payload = {"params": state.params, "counts": counts}
-        numbers = self.settings(state, rank)
-        return Send(rank, Message("params", state.rounds[rank], payload, numbers))
+        return Message(kind, state.rounds[rank], payload, self.settings(state, rank))
 
 
 def _change(commit: Message, params: Tensor) -> Tensor:

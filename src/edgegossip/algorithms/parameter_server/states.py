@@ -9,6 +9,11 @@ from torch import Tensor
 
 from edgegossip.core.protocol import Layout, Message, Rank, Seconds, WorkerState
 
+SERVER: Rank = 0
+"""Who serves at first, and for good where nobody stands by."""
+RESEND, PATIENCE = "resend", "patience"
+"""Timers of servers and workers."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ServerState(WorkerState):
@@ -26,6 +31,7 @@ class ServerState(WorkerState):
             that they got last.
         copies: Models that were shown to it, by sender.
         is_new: It has restarted, and does not know the model yet.
+        may_merge: It can reach a majority, where it needs one.
     """
 
     num_commits: dict[Rank, int]
@@ -38,6 +44,7 @@ class ServerState(WorkerState):
     unseen: dict[Rank, None] = field(default_factory=dict)
     copies: dict[Rank, Message] = field(default_factory=dict)
     is_new: bool = False
+    may_merge: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
