@@ -4,8 +4,8 @@ Each server has a term of its own, a whole number; `term` modulo the number of r
 serves in it. So no two servers are ever in one term, whatever voters forget. The highest term
 counts: whoever hears of a higher one follows that server, and a server that does steps down.
 
-A worker that misses its server waits for a short, random time, and asks all others to vote for a
-term of its own that is higher than all that it knows. A vote is given
+A worker that misses its server waits for a short, random time, and asks all others to vote for
+a term of its own that is higher than all that it knows. A vote is given
 
 - once for a term, and for none below one that a vote was given for;
 - by those alone who miss their server too, so that one that is cut off deposes nobody;
@@ -30,7 +30,9 @@ UNKNOWN = -1
 MAX_TERM = 2**53
 _SHORTEST: Seconds = 0.1
 _SPREAD: Seconds = 0.4
-_LONGEST: Seconds = 30.0
+_LONGEST: Seconds = 10.0
+_REPEATS = 8
+"""How often a candidate asks in one term: messages may be lost, or take long."""
 
 Age: TypeAlias = tuple[int, int]
 """How new a model is: the term in which it was given, and the commits that it has."""
@@ -75,6 +77,11 @@ class Election:
     def has_majority(self) -> bool:
         """More than half of all ranks can be reached, this one included."""
         return self._is_majority(self.num_ranks - len(self.lost))
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Others follow it, and it has restarted since it served."""
+        return not self.is_leading and self.term != UNKNOWN and self.leader == self.rank
 
     def _is_majority(self, number: int) -> bool:
         return number > self.num_ranks // 2
@@ -121,18 +128,21 @@ class Election:
     # Standing and voting.
 
     def stand(self, age: Age, now: Seconds) -> list[Effect]:
-        """Ask all for their votes."""
+        """Ask all for their votes, in a new term if others were promised a higher one."""
         if not self.misses_leader:
             return []
         self.num_attempts = min(self.num_attempts + 1, 100)
         timer = SetTimer(ELECTION, now + self._pause())
         if not self.has_majority:
             return [timer]
-        highest = max(self.term, self.promised)
-        self.stands_for = (highest // self.num_ranks + 1) * self.num_ranks + self.rank
-        self.promised, self.votes = self.stands_for, {self.rank: None}
+        is_late = self.stands_for < max(self.promised, self.term + 1)
+        if is_late or self.num_attempts % _REPEATS == 0:
+            highest = max(self.term, self.promised)
+            self.stands_for = (highest // self.num_ranks + 1) * self.num_ranks + self.rank
+            self.promised, self.votes = self.stands_for, {self.rank: None}
         numbers = {"stands_for": self.stands_for, "as_of": age[0], "num_commits": age[1]}
-        return [timer, *self.tell(Message("stand", 0, numbers=numbers))]
+        asked = self.tell(Message("stand", 0, numbers=numbers))
+        return [timer, *(each for each in asked if each.receiver not in self.votes)]
 
     def vote(
         self, candidate: Rank, stand: Message, age: Age, may_stand: bool, now: Seconds
@@ -142,19 +152,24 @@ class Election:
         term = numbers["stands_for"]
         if not self.misses_leader:
             return [Send(candidate, Message("lead", 0))]
-        if (numbers["as_of"], numbers["num_commits"]) < age:
-            return self.stand(age, now) if may_stand and self.stands_for == UNKNOWN else []
-        if term <= max(self.promised, self.term) or term % self.num_ranks != candidate:
+        if term % self.num_ranks != candidate:
             return []
-        self.promised = term
-        return [Send(candidate, Message("vote", 0, numbers={"stands_for": term}))]
+        is_late, self.promised = term < self.promised, max(self.promised, term)
+        if (numbers["as_of"], numbers["num_commits"]) < age:
+            return self.stand(age, now) if may_stand and self.stands_for < term else []
+        kind = "promised" if is_late else "vote"
+        return [Send(candidate, Message(kind, 0, numbers={"stands_for": self.promised}))]
 
     def count(self, voter: Rank, vote: Message) -> bool:
         """Count a vote; say whether that one has elected this rank."""
-        if vote.numbers["stands_for"] != self.stands_for or self.is_leading:
+        if not self.misses_leader or vote.numbers["stands_for"] != self.stands_for:
             return False
         self.votes[voter] = None
         return self._is_majority(len(self.votes))
+
+    def heed(self, promised: Message) -> None:
+        """Account for one that has promised its vote for a higher term."""
+        self.promised = max(self.promised, int(promised.numbers["stands_for"]))
 
     def lead(self) -> list[Effect]:
         """Begin to serve, and tell all."""
@@ -190,5 +205,7 @@ def schema(max_ahead: int) -> dict[str, MessageSpec]:
     return {
         "stand": MessageSpec(numbers=stand, max_ahead=max_ahead),
         "vote": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
+        "resign": MessageSpec(max_ahead=max_ahead),
+        "promised": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
         "lead": MessageSpec(max_ahead=max_ahead),
     }

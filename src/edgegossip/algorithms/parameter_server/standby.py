@@ -7,8 +7,8 @@ elections: a worker and, where it serves, a server. For both, the server is rank
 decided who that is. A worker that serves trains on.
 
 All messages say their sender's term. What is of an older one is not heard, and answered with
-the present one; and a server that cannot reach more than half of all ranks merges nothing. So of
-two servers on both sides of a cut one stands still, and steps down when the cut is over.
+the present one; and a server that cannot reach more than half of all ranks merges nothing. So
+of two servers on both sides of a cut one stands still, and steps down when the cut is over.
 """
 
 from __future__ import annotations
@@ -299,6 +299,9 @@ class Standby:
         elif term < election.term:
             return self._carry(state, [Send(sender, Message("lead", 0))], now)
         election.followers[sender] = None
+        if message.kind in ("lead", *_OF_WORKERS) and election.has_forgotten:
+            resign = self._carry(state, [Send(sender, Message("resign", 0))], now)
+            return [*effects, *resign]
         match message.kind:
             case "stand":
                 may_stand = state.worker is not None
@@ -307,8 +310,13 @@ class Standby:
             case "vote":
                 elected = election.count(sender, message)
                 return [*effects, *(self._lead(state, now) if elected else [])]
+            case "promised":
+                election.heed(message)
+                return effects
+            case "resign":
+                return [*effects, *self._miss(state, now)] if sender == election.leader else []
             case "lead":
-                followed = Message("vote", 0, numbers={"stands_for": max(0, term)})
+                followed = Message("promised", 0, numbers={"stands_for": max(0, term)})
                 answer = (
                     [] if state.worker else self._carry(state, [Send(sender, followed)], now)
                 )
@@ -330,6 +338,11 @@ class Standby:
         )
 
     # Who serves.
+
+    def _miss(self, state: StandbyState, now: Seconds) -> list[Effect]:
+        missed = state.election.misses_leader
+        effects = self._carry(state, state.election.miss_leader(now), now)
+        return effects if missed else [*effects, *self._work(state, WorkerLost(SERVER), now)]
 
     def _lose(self, state: StandbyState, event: WorkerLost, now: Seconds) -> list[Effect]:
         election = state.election
