@@ -61,7 +61,7 @@ from edgegossip.sim.simulator import Simulator
 ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
 SEEDS = range(8) if ONE_SEED is None else [int(ONE_SEED)]
 MANY_SEEDS = range(8, 1000)
-MAX_EVENTS = 20_000  # a world needs some hundreds
+MAX_EVENTS = 40_000  # a world needs some hundreds, a slow one of ADSP half of it
 
 # Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
 # the targets and the start span, whatever goes wrong.

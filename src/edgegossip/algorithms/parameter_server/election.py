@@ -52,7 +52,9 @@ class Election:
         lost: Who cannot be reached, as keys.
         is_leading: It serves.
         misses_leader: Its server is lost, has restarted, or is not known.
-        followers: While it leads: who has answered in its term, as keys.
+        followers: While it leads: who has spoken in its term since it was last told, as keys.
+        must_confirm: While it leads: it could not reach most for a while, who may have another
+            server by now.
         num_attempts: How often it has stood since.
     """
 
@@ -66,6 +68,7 @@ class Election:
     is_leading: bool = False
     misses_leader: bool = False
     followers: dict[Rank, None] = field(default_factory=dict)
+    must_confirm: bool = False
     num_attempts: int = 0
 
     @property
@@ -77,6 +80,11 @@ class Election:
     def has_majority(self) -> bool:
         """More than half of all ranks can be reached, this one included."""
         return self._is_majority(self.num_ranks - len(self.lost))
+
+    @property
+    def may_merge(self) -> bool:
+        """It serves, and most follow."""
+        return self.has_majority and not self.must_confirm
 
     @property
     def has_forgotten(self) -> bool:
@@ -91,6 +99,8 @@ class Election:
     def lose(self, rank: Rank, now: Seconds) -> list[Effect]:
         """Account for a rank that cannot be reached."""
         self.lost[rank] = None
+        if self.is_leading and not self.has_majority:
+            self.must_confirm, self.followers = True, {}
         return self.miss_leader(now) if self._follows(rank) else []
 
     def join(self, rank: Rank, has_restarted: bool, now: Seconds) -> list[Effect]:
@@ -124,6 +134,12 @@ class Election:
         longest = min(_LONGEST, _SPREAD * 2.0**self.num_attempts)
         draw = uniform(0, self.rank, "election", self.term, self.num_attempts)
         return _SHORTEST + longest * draw + (longest / 2 if self.num_attempts else 0)
+
+    def hear(self, rank: Rank) -> None:
+        """Note that one follows that is in the present term."""
+        self.followers[rank] = None
+        if self._is_majority(len(self.followers) + 1):
+            self.must_confirm = False
 
     # Standing and voting.
 
@@ -174,6 +190,7 @@ class Election:
     def lead(self) -> list[Effect]:
         """Begin to serve, and tell all."""
         self.term, self.is_leading, self.followers = self.stands_for, True, {}
+        self.must_confirm = False
         return [*self._found(), *self.tell(Message("lead", 0))]
 
     def follow(self, term: int, now: Seconds) -> list[Effect]:

@@ -209,7 +209,7 @@ class Standby:
         server = state.server
         if server is None:
             return []
-        server.may_merge = state.election.has_majority
+        server.may_merge = state.election.may_merge
         before = server.params
         effects = self.algorithm.handle_as_server(server, event, now)
         if server.params is not before and not server.is_new:
@@ -298,7 +298,7 @@ class Standby:
             effects = self._follow(state, term, now)
         elif term < election.term:
             return self._carry(state, [Send(sender, Message("lead", 0))], now)
-        election.followers[sender] = None
+        effects += self._note_follower(state, sender, now)
         if message.kind in ("lead", *_OF_WORKERS) and election.has_forgotten:
             resign = self._carry(state, [Send(sender, Message("resign", 0))], now)
             return [*effects, *resign]
@@ -316,16 +316,28 @@ class Standby:
             case "resign":
                 return [*effects, *self._miss(state, now)] if sender == election.leader else []
             case "lead":
-                followed = Message("promised", 0, numbers={"stands_for": max(0, term)})
-                answer = (
-                    [] if state.worker else self._carry(state, [Send(sender, followed)], now)
-                )
-                return [*effects, *answer]
+                return [*effects, *self._confirm(state, sender, now)]
             case kind if kind in _OF_WORKERS:
                 return [*effects, *self._serve(state, Received(sender, message), now)]
         if sender != election.leader:
             return effects
         return [*effects, *self._hear_server(state, message, now)]
+
+    def _note_follower(self, state: StandbyState, rank: Rank, now: Seconds) -> list[Effect]:
+        waited = state.election.must_confirm
+        state.election.hear(rank)
+        # What has waited may be merged now.
+        is_free = waited and not state.election.must_confirm
+        return self._serve(state, TimerFired(RESEND), now) if is_free else []
+
+    def _confirm(self, state: StandbyState, leader: Rank, now: Seconds) -> list[Effect]:
+        """Tell a server that says so that this one follows."""
+        election = state.election
+        if leader != election.leader:
+            return []
+        numbers = {"stands_for": max(election.promised, election.term)}
+        followed = Message("promised", 0, numbers=numbers)
+        return self._carry(state, [Send(leader, followed)], now)
 
     def _hear_server(self, state: StandbyState, message: Message, now: Seconds) -> list[Effect]:
         """Keep the model, if the message has one, and tell the half that works."""
@@ -361,6 +373,8 @@ class Standby:
         missed = election.misses_leader
         joined = election.join(rank, event.has_restarted, now)
         effects = self._carry(state, joined, now)
+        if election.is_leading and self.algorithm.resend_after is not None:
+            effects.append(SetTimer(REMIND, now + self.algorithm.resend_after))
         if election.misses_leader != missed:
             is_back = not election.misses_leader
             news = WorkerJoined(SERVER) if is_back else WorkerLost(SERVER)
