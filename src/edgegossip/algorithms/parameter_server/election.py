@@ -110,7 +110,9 @@ class Election:
             self.votes.pop(rank, None)
         if self.is_leading:
             self.followers.pop(rank, None)
-            return [Send(rank, Message("lead", 0))]
+            lead = Message("lead", 0)
+            is_in_doubt = self.must_confirm and self.has_majority
+            return [*self.tell(lead)] if is_in_doubt else [Send(rank, lead)]
         if not self._follows(rank):
             return []
         return self.miss_leader(now) if has_restarted else self._found()

@@ -260,7 +260,7 @@ class ParameterServer(Committing):
             case WorkerJoined():
                 effects += self._welcome(state, event, now)
         if state.is_new:
-            if not self._knows_enough(state):
+            if not (state.may_merge and self._knows_enough(state)):
                 return effects
             effects += self._recover(state, now)
         effects += [self.answer(state, j) for j in [*state.pulling]]
