@@ -20,14 +20,14 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from tests.algorithms import ALL, NUM_WORKERS, PARAMETER_SERVERS, PEERS
+from tests.algorithms import ALL, NUM_WORKERS, PARAMETER_SERVERS, PEERS, STANDBYS
 from tests.observers import Silent
 from tests.parity import Steady
 from tests.virtual import Process, VirtualNetwork, VirtualTime, Wire
@@ -37,6 +37,7 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.standby import StandbyState
 from edgegossip.algorithms.parameter_server.states import SERVER, CommitterState, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
 from edgegossip.core import topology as topologies
@@ -220,6 +221,35 @@ def draw_server_world(seed: int) -> World:
     )
 
 
+def draw_standby_world(seed: int) -> World:
+    """The world of `seed` in which workers elect another server; anything may happen to any.
+
+    In half of them nothing does but that the server is killed, for good or for a while.
+    """
+    name = [*STANDBYS][seed % len(STANDBYS)]
+    world = draw_world(seed, name)
+    draw = random.Random(f"{seed} standby")
+    lasting: Any = longer(STANDBYS[name], 20)
+    changes: dict[str, Any] = {"algorithm": replace(lasting, resend_after=2.0)}
+    if draw.random() < 0.5:
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(3, 12),
+            ranks=(SERVER,),
+            seconds=draw.choice([0.05, 0.8, 4.0, math.inf]),
+            with_disk=draw.random() < 0.5,
+        )
+        calm = Wire(latency=world.wire.latency, bandwidth=world.wire.bandwidth)
+        changes |= {
+            "disturbances": (killed,),
+            "start_at": (0.0,) * world.num_workers,
+            "liar": None,
+            "lie": "",
+            "wire": calm,
+        }
+    return replace(world, **changes)
+
+
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
         return replace(algorithm, inner=longer(algorithm.inner, factor))
@@ -372,9 +402,31 @@ class Ledger(Inside):
 
     steps: dict[Rank, dict[int, set[int]]] = field(default_factory=dict)
     num_answered: dict[Rank, int] = field(default_factory=dict)
+    began: dict[int, Seconds] = field(default_factory=dict)
+    lost: list[tuple[int, Rank, int]] = field(default_factory=list)
+    clock: Callable[[], Seconds] = lambda: 0.0
+
+    def look(self, state: WorkerState) -> None:
+        """Note when each elected server begins, and what it lacks."""
+        if not isinstance(state, StandbyState) or not state.is_evaluated:
+            return
+        term = state.election.term
+        if state.server is None or term in self.began:
+            return
+        self.began[term] = self.clock()
+        for rank, num_merged in state.server.num_commits.items():
+            self.lost.append((term, rank, self.num_answered.get(rank, 0) - num_merged))
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        server = getattr(state, "server", None)
+        steps_before = server.num_steps.get(state.rank, 0) if server else 0
         effects = super().handle(state, event, now)
+        self.look(state)
+        if server and (more := server.num_steps.get(state.rank, 0) - steps_before):
+            # Its own commit, which was merged at once.
+            number = server.num_commits[state.rank]
+            self.steps.setdefault(state.rank, {}).setdefault(number, set()).add(more)
+        state = getattr(state, "worker", state)
         if isinstance(state, CommitterState):
             rank, commits = state.rank, self.steps.setdefault(state.rank, {})
             if state.commit is not None:
@@ -605,7 +657,7 @@ def check_server(world: World) -> Run:
             continue
         if not isinstance(process.reason, ServerLostError):
             raise ViolationError(f"worker {rank} ended with {process.reason!r}")
-    require_commits(run)
+    require_commits(run, server.host.state)
     require_little_memory(run)
     return run
 
@@ -671,9 +723,47 @@ def require_sums(run: Run) -> None:
         )
 
 
-def require_commits(run: Run) -> None:
+def check_standby(world: World) -> Run:
+    """Run the world; who is with most comes to the end, with one server that counts all."""
+    run = Run(world, Ledger(world.algorithm))
+    assert run.ledger is not None
+    run.ledger.clock = lambda: run.time.now
+    run.to_the_end()
+    for rank, process in run.processes.items():
+        if rank == world.liar or not process.is_alive or process.reason == "finished":
+            continue
+        if not isinstance(process.reason, ServerLostError):
+            raise ViolationError(f"worker {rank} ended with {process.reason!r}")
+    require_little_memory(run)
+    require_succession(run)
+    states = [process.host.state for process in run.processes.values() if process.is_alive]
+    servers = [state for state in states if state.is_evaluated]
+    if servers:
+        require_commits(run, max(servers, key=lambda state: state.election.term).server)
+    return run
+
+
+def require_succession(run: Run) -> None:
+    """Where the server alone is killed, there is another soon, with all that was answered."""
+    (killed, *others), ledger = run.world.disturbances or (None,), run.ledger
+    if killed is None or others or killed.kind != "kill" or killed.ranks != (SERVER,):
+        return
+    if run.world.liar is not None or any(run.world.start_at) or run.world.loses:
+        return
+    assert ledger is not None
+    for rank, process in run.processes.items():
+        if process.is_alive and process.reason != "finished":
+            raise ViolationError(f"worker {rank} ended with {process.reason!r}")
+    for term, at in [*ledger.began.items()][1:2]:
+        if at > killed.at + NOTICED + 3.0:
+            raise ViolationError(f"killed at {killed.at:.2f} s, term {term} from {at:.2f} s")
+    if missing := [each for each in ledger.lost if each[2] > 1]:
+        raise ViolationError(f"lost (term, worker, commits): {missing}")
+
+
+def require_commits(run: Run, state: WorkerState) -> None:
     """The server's model has each commit that it counts exactly once, and those it answered."""
-    algorithm, state = run.world.algorithm, run.processes[SERVER].host.state
+    algorithm = run.world.algorithm
     assert isinstance(algorithm, ParameterServer)
     assert isinstance(state, ServerState)
     assert run.ledger is not None
@@ -684,7 +774,7 @@ def require_commits(run: Run) -> None:
     most = 1 / num_workers if is_calm or not isinstance(algorithm, BSP) else 1.0
     for rank in algorithm.workers:
         num_merged, sent = state.num_commits[rank], run.ledger.steps.get(rank, {})
-        counted = [sent[number] for number in range(1, num_merged + 1)]
+        counted = [sent.get(number, {0}) for number in range(1, num_merged + 1)]
         found = float(state.params[rank])
         low, high = sum(map(min, counted)) / num_workers, most * sum(map(max, counted))
         if _may_forget(world):
@@ -703,7 +793,10 @@ def require_commits(run: Run) -> None:
 
 
 def _may_forget(world: World) -> bool:
-    """The server is killed while some workers, who know most, may be away."""
+    """The server is lost while some workers, who know most, may be away."""
+    assert isinstance(world.algorithm, ParameterServer)
+    if world.algorithm.standby:  # any may be the server, and be lost
+        return bool(world.disturbed - {SERVER} or world.disturbances[1:] or world.loses)
     is_killed = any(SERVER in each.ranks for each in world.disturbances)
     return is_killed and (world.disturbed > {SERVER} or world.loses)
 
