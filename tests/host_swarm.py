@@ -36,8 +36,8 @@ from tests.worlds import NUM_PARAMS, ManySamples, loss_of
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.halves import StandbyState
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.standby import StandbyState
 from edgegossip.algorithms.parameter_server.states import SERVER, CommitterState, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
 from edgegossip.core import topology as topologies

@@ -28,8 +28,8 @@ from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.parameter_server.halves import StandbyState
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.standby import StandbyState
 from edgegossip.algorithms.parameter_server.states import SERVER
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.rounds import RoundBased

@@ -13,8 +13,8 @@ from tests.worlds import EVEN, UNEVEN, Watched, make_world
 
 from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.halves import StandbyState
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.standby import StandbyState
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import Event, Rank, Seconds, WorkerState
 from edgegossip.sim.fault import Crash, Fault, Faults, Partition, Recover

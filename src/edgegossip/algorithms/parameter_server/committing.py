@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgegossip.algorithms.parameter_server.standby import StandbyState
+from edgegossip.algorithms.parameter_server.halves import StandbyState
 from edgegossip.algorithms.parameter_server.states import (
     PATIENCE,
     RESEND,

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.parameter_server.committing import Committing, State
-from edgegossip.algorithms.parameter_server.standby import Standby, StandbyState
+from edgegossip.algorithms.parameter_server.halves import StandbyState
+from edgegossip.algorithms.parameter_server.standby import Standby
 from edgegossip.algorithms.parameter_server.states import (
     PATIENCE,
     RESEND,
