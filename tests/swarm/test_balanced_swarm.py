@@ -29,9 +29,7 @@ from edgegossip.machine.contention import Contention
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Recover
 from edgegossip.sim.platform import ContentionTrace, Platform, ThrottlingTrace
 
-each_inner = pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name in PEERS]
-)
+each_inner = pytest.mark.parametrize("name", [name for name in ALGORITHMS if name in PEERS])
 
 
 def draw_balanced_world(inner: AnyAlgorithm, seed: int) -> World:
