@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS
-from tests.worlds import EVEN, UNEVEN, Watched, make_world
+from tests.worlds import EVEN, UNEVEN, Recorder, Watched, make_world
 
 from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.algorithms.parameter_server.bsp import BSP
@@ -96,6 +96,20 @@ def test_workers_have_another_server_in_three_seconds_whenever_theirs_is_lost(
         counts, answered = log.first_counts[term], log.answered_before[term]
         assert all(answered[j] - counts[j] <= 1 for j in longer.workers)
         assert all(world.states[j].round == 15 for j in longer.workers)
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp"])
+def test_no_model_is_shown_that_is_not_newer_than_that_of_the_elected_one(name: str) -> None:
+    recorder = Recorder()
+    algorithm = replace(PARAMETER_SERVERS[name], num_rounds=15, standby=1)
+    faults = Faults(script=(Crash(at=6.0, rank=0),), detection_time=NOTICED)
+    world = make_world(
+        algorithm, platforms=UNEVEN, links=LINKS, faults=faults, observer=recorder
+    )
+    assert world.run()
+    copies = [message for message, _ in recorder.messages if message.kind == "copy"]
+    assert len(copies) == NUM - 1
+    assert not any("params" in copy.payload for copy in copies)
 
 
 def test_model_of_the_run_is_that_of_the_worker_that_serves() -> None:

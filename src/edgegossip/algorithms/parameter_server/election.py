@@ -28,6 +28,8 @@ ELECTION = "election"
 UNKNOWN = -1
 """The term of one that has come back with nothing, until it is told."""
 MAX_TERM = 2**53
+AGE = {"as_of": range(UNKNOWN, MAX_TERM), "num_commits": range(2**63)}
+"""Limits of the numbers that tell an `Age`."""
 _SHORTEST: Seconds = 0.1
 _SPREAD: Seconds = 0.4
 _LONGEST: Seconds = 10.0
@@ -216,13 +218,8 @@ class Election:
 def schema(max_ahead: int) -> dict[str, MessageSpec]:
     """What the messages of an election look like."""
     terms = range(MAX_TERM)
-    stand = {
-        "stands_for": terms,
-        "as_of": range(UNKNOWN, MAX_TERM),
-        "num_commits": range(2**63),
-    }
     return {
-        "stand": MessageSpec(numbers=stand, max_ahead=max_ahead),
+        "stand": MessageSpec(numbers={"stands_for": terms, **AGE}, max_ahead=max_ahead),
         "vote": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
         "resign": MessageSpec(max_ahead=max_ahead),
         "promised": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from edgegossip.algorithms.parameter_server.election import Age, Election
+from edgegossip.algorithms.parameter_server.election import UNKNOWN, Age, Election
 from edgegossip.algorithms.parameter_server.states import (
     SERVER,
     CommitterState,
@@ -158,28 +158,43 @@ class Halves:
         election = state.election
         if not is_server and message.kind in OF_WORKERS:
             receiver = election.leader
-            message = self._show(state, message)
+            if message.kind == "copy":
+                message = replace(message, numbers={"as_of": 0, **message.numbers})
         if receiver != state.rank:
             numbers = {**message.numbers, "term": election.term}
+            if message.kind == "show":
+                numbers |= {"as_of": state.age[0], "num_commits": state.age[1]}
             return [Send(receiver, replace(message, numbers=numbers))]
         if is_server:
             return self.hear_server(state, message, now)
         return self.serve(state, Received(state.rank, message), now)
 
-    def _show(self, state: StandbyState, message: Message) -> Message:
-        """Show a new server the newest model there is here."""
-        if message.kind != "copy":
-            return message
-        number = {"number": message.numbers["number"], "as_of": max(0, state.age[0])}
-        newest = state.copy or message
-        return replace(message, payload=newest.payload, numbers={**newest.numbers, **number})
-
     def hear_server(self, state: StandbyState, message: Message, now: Seconds) -> list[Effect]:
         """Keep the model, if the message has one, and tell the half that works."""
-        if message.kind in ("params", "keep"):
-            age = (state.election.term, int(message.payload["counts"].sum()))
-            if age >= state.age:
-                state.copy, state.age = message, age
-        return (
-            [] if message.kind == "keep" else self.work(state, Received(SERVER, message), now)
+        match message.kind:
+            case "params" | "keep":
+                age = (state.election.term, int(message.payload["counts"].sum()))
+                if age >= state.age:
+                    state.copy, state.age = message, age
+                if message.kind == "keep":
+                    return []
+            case "show" if state.copy is not None:
+                return self._show(state, state.copy, message, now)
+        return self.work(state, Received(SERVER, message), now)
+
+    def _show(
+        self, state: StandbyState, newest: Message, show: Message, now: Seconds
+    ) -> list[Effect]:
+        """Show a new server the newest model there is here, or that it has one as new."""
+        worker, payload = state.worker, {**newest.payload}
+        assert worker is not None
+        number = worker.num_commits + (worker.commit is not None)
+        # One that has restarted may have been given a model, and knows nothing of itself.
+        number = max(number, int(payload["counts"][state.rank - 1]))
+        theirs = (show.numbers.get("as_of", UNKNOWN), show.numbers.get("num_commits", 0))
+        if state.age <= theirs:
+            del payload["params"]  # it may take long to send
+        numbers = {**newest.numbers, "number": number, "as_of": state.age[0]}
+        return self.carry(
+            state, [Send(SERVER, Message("copy", worker.round, payload, numbers))], now
         )

@@ -352,10 +352,11 @@ class ParameterServer(Committing):
         """Take over the newest model that was shown, and begin to serve."""
         copies, state.copies, state.is_new = state.copies, {}, False
         counts = self._believed(copies)
-        if counts:
+        # Those that have none that is newer than an elected server's own show no model.
+        if whole := [j for j in counts if "params" in copies[j].payload]:
             # Of elected servers, the one of the later term knows more.
             as_of = {j: copies[j].numbers.get("as_of", 0) for j in counts}
-            newest = max(counts, key=lambda j: (as_of[j], sum(counts[j].values())))
+            newest = max(whole, key=lambda j: (as_of[j], sum(counts[j].values())))
             state.params, state.num_commits = copies[newest].payload["params"], counts[newest]
             self.recall(state, copies[newest].numbers)
         for rank in state.pulling:

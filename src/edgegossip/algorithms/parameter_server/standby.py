@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from edgegossip.algorithms.parameter_server.election import (
+    AGE,
     ELECTION,
     MAX_TERM,
     UNKNOWN,
@@ -71,12 +72,15 @@ class Standby(Halves):
     def schema(self, messages: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
         """Messages of the halves and of elections, each with its sender's term."""
         term = {"term": range(UNKNOWN, MAX_TERM)}
-        copy = messages["copy"]
+        copy, show = messages["copy"], messages["show"]
+        params = copy.specs["params"]
+        counts = {name: each for name, each in copy.tensors.items() if name != "params"}
         as_of = {**copy.numbers, "as_of": range(MAX_TERM)}
         kinds = {
             **messages,
             **election_schema(self.algorithm.num_rounds),
-            "copy": replace(copy, numbers=as_of),
+            "copy": replace(copy, tensors=counts, optional={"params": params}, numbers=as_of),
+            "show": replace(show, numbers=AGE),
             "keep": messages["params"],
         }
         return {
