@@ -109,7 +109,9 @@ def test_no_model_is_shown_that_is_not_newer_than_that_of_the_elected_one(name: 
     assert world.run()
     copies = [message for message, _ in recorder.messages if message.kind == "copy"]
     assert len(copies) == NUM - 1
-    assert not any("params" in copy.payload for copy in copies)
+    # Three of five have elected: of two workers no model is newer, and of one it may be.
+    num_models = sum("params" in copy.payload for copy in copies)
+    assert num_models <= (0 if name == "bsp" else 1)
 
 
 def test_model_of_the_run_is_that_of_the_worker_that_serves() -> None:
