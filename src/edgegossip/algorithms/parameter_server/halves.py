@@ -6,6 +6,7 @@ goes to the rank that serves now, be it this one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,8 @@ class StandbyState(WorkerState):
         copy: The newest model of the server that it was given; None for none.
         age: How new that is.
         recent: On the server: those who have committed, as keys, the last one last.
+        held: The answer to its own worker, until others have the model that it is of.
+        held_for: Those others, as keys.
         timers: Timers that are set for `server`, as keys.
         num_asked: Evaluations that are under way.
         num_stale: How many of them were for a server that has stepped down.
@@ -62,6 +65,8 @@ class StandbyState(WorkerState):
     copy: Message | None = None
     age: Age = (0, 0)
     recent: dict[Rank, None] = field(default_factory=dict)
+    held: Message | None = None
+    held_for: dict[Rank, None] = field(default_factory=dict)
     timers: dict[str, None] = field(default_factory=dict)
     num_asked: int = 0
     num_stale: int = 0
@@ -102,18 +107,23 @@ class Halves:
         before = server.params
         effects = self.algorithm.handle_as_server(server, event, now)
         if server.params is not before and not server.is_new:
-            effects += self._keep_fresh(state, server, effects)
+            effects = self._keep_fresh(state, server, effects)
         return self.carry(state, effects, now, is_server=True)
 
     def _keep_fresh(
         self, state: StandbyState, server: ServerState, effects: list[Effect]
     ) -> list[Effect]:
-        """Give those that have committed last the new model, whoever it is an answer to."""
-        answered = {
-            each.receiver
+        """Give those that have committed last the new model, whoever it is an answer to.
+
+        The worker on this rank waits for that as the others wait for their answers: it would
+        commit without a pause, and leave nothing over for them.
+        """
+        answers = {
+            each.receiver: each
             for each in effects
-            if isinstance(each, Send) and each.message.kind == "params"
+            if isinstance(each, Send) and each.message.payload.get("params") is server.params
         }
+        answered = answers.keys()
         for rank in sorted(answered - {state.rank}):
             state.recent.pop(rank, None)
             state.recent[rank] = None
@@ -122,7 +132,23 @@ class Halves:
         there = [j for j in by_age if j != state.rank and j not in server.lost]
         behind = [j for j in there[: self.algorithm.standby] if j not in answered]
         make = self.algorithm.model_message
-        return [Send(j, make("keep", server, j)) for j in behind]
+        keeps = [Send(j, make("keep", server, j)) for j in behind]
+        if behind and (own := answers.get(state.rank)):
+            effects.remove(own)
+            state.held, state.held_for = own.message, dict.fromkeys(behind)
+        return [*effects, *keeps]
+
+    def release(
+        self, state: StandbyState, rank: Rank, now: Seconds, num_kept: float = math.inf
+    ) -> list[Effect]:
+        """Give the worker its answer, if `rank` was the last to have so many commits."""
+        if state.held is None or num_kept < int(state.held.payload["counts"].sum()):
+            return []
+        state.held_for.pop(rank, None)
+        if state.held_for:
+            return []
+        held, state.held = state.held, None
+        return self.hear_server(state, held, now)
 
     def carry(
         self, state: StandbyState, effects: list[Effect], now: Seconds, is_server: bool = False
@@ -177,7 +203,8 @@ class Halves:
                 if age >= state.age:
                     state.copy, state.age = message, age
                 if message.kind == "keep":
-                    return []
+                    kept = Message("kept", state.round, numbers={"num_commits": age[1]})
+                    return self.carry(state, [Send(state.election.leader, kept)], now)
             case "show" if state.copy is not None:
                 return self._show(state, state.copy, message, now)
         return self.work(state, Received(SERVER, message), now)

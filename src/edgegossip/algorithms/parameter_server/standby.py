@@ -82,6 +82,9 @@ class Standby(Halves):
             "copy": replace(copy, tensors=counts, optional={"params": params}, numbers=as_of),
             "show": replace(show, numbers=AGE),
             "keep": messages["params"],
+            "kept": MessageSpec(
+                numbers={"num_commits": AGE["num_commits"]}, max_ahead=show.max_ahead
+            ),
         }
         return {
             kind: replace(spec, numbers={**spec.numbers, **term})
@@ -175,6 +178,9 @@ class Standby(Halves):
             case "vote":
                 elected = election.count(sender, message)
                 return [*effects, *(self._lead(state, now) if elected else [])]
+            case "kept":
+                num_kept = message.numbers["num_commits"]
+                return [*effects, *self.release(state, sender, now, num_kept)]
             case "promised":
                 election.heed(message)
                 return effects
@@ -221,7 +227,7 @@ class Standby(Halves):
             effects.append(SetTimer(MAJORITY, now + self.algorithm.patience))
         if event.rank != SERVER:
             effects += self.serve(state, event, now)
-        return effects
+        return [*effects, *self.release(state, event.rank, now)]
 
     def _join(self, state: StandbyState, event: WorkerJoined, now: Seconds) -> list[Effect]:
         election, rank = state.election, event.rank
@@ -249,6 +255,7 @@ class Standby(Halves):
         timers = [SetTimer(SERVING + name, math.inf) for name in state.timers]
         state.num_stale = state.num_asked
         state.server, state.timers, state.recent = None, {}, {}
+        state.held, state.held_for = None, {}
         return [*timers, SetTimer(MAJORITY, math.inf)] if state.election.is_leading else []
 
     def _lead(self, state: StandbyState, now: Seconds) -> list[Effect]:
