@@ -21,6 +21,7 @@ from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
 from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
 from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
@@ -61,7 +62,9 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "adacomm": ADACOMM(**COMMITTERS, tau=4, window=2.0),
     "adsp-plus": ADSPPlus(**COMMITTERS, window=6.0, min_interval=1.0, rate=2),
     "adsp": ADSP(**COMMITTERS, window=6.0, min_interval=1.0),
-    "adsp-waiting": ADSP(**COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True),
+    "adsp-waiting": ADSP(
+        **COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True, growth=1.0
+    ),
 }
 
 STANDBYS: dict[str, ParameterServer] = {
@@ -146,18 +149,22 @@ SPREADS: dict[str, dict[str, Any]] = {
 BALANCED: dict[str, EdgeGossip] = {
     f"{name}-balanced-{spread}": EdgeGossip(inner=algorithm, **settings)
     for name, algorithm in ALGORITHMS.items()
-    if not isinstance(algorithm, ParameterServer)
+    if name not in PARAMETER_SERVERS
     if not isinstance(algorithm, PushSum) or isinstance(algorithm, SparsePush)  # one will do
     for spread, settings in SPREADS.items()
 }
 """Each of them with its data balanced; holds what does not depend on how much is trained."""
 
-ALL: dict[str, AnyAlgorithm | EdgeGossip] = {**ALGORITHMS, **BALANCED}
+TUNED: dict[str, BatchTune] = {
+    f"{name}-tuned": BatchTune(inner=PARAMETER_SERVERS[name])
+    for name in ("bsp", "adacomm", "adsp")  # with a barrier, with settings in answers, without
+}
+
+ALL: dict[str, AnyAlgorithm | EdgeGossip | BatchTune] = {**ALGORITHMS, **BALANCED, **TUNED}
 
 PEERS = {
-    name: each
-    for name, each in ALL.items()
-    if name not in PARAMETER_SERVERS and name not in STANDBYS
+    **{n: a for n, a in ALGORITHMS.items() if not isinstance(a, ParameterServer)},
+    **BALANCED,
 }
 """Those of which no worker is missed more than another."""
 

@@ -19,6 +19,7 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Message,
+    Note,
     Predict,
     Predicted,
     Rank,
@@ -107,4 +108,5 @@ class EveryWord(Algorithm[Keeper]):
         message = Message("params", state.round, {"params": state.params})
         sent = Send((state.rank + 1) % self.num_workers, message)
         end = Finish() if state.round == self.num_rounds else Predict()
-        return [sent, Evaluate(state.params), end]
+        noted = Note("round", {"round": state.round, "loss": event.loss})
+        return [sent, Evaluate(state.params), noted, end]

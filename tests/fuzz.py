@@ -221,7 +221,7 @@ def _twist(tensor: Tensor, draw: random.Random) -> Tensor:
         case 1:
             return tensor.flatten()[: draw.randrange(tensor.numel() + 1)]
         case 2:
-            return tensor.repeat(draw.choice((2, 1000)))
+            return tensor.flatten().repeat(draw.choice((2, 1000)))
         case 3:
             return tensor.unsqueeze(draw.choice((0, -1)))
     value = draw.choice((math.nan, math.inf, -math.inf, -1.0, 3e38, 50.0))

@@ -10,7 +10,6 @@ are late, lost or come twice; full disks; stops of all; one that lies. `check` r
 from __future__ import annotations
 
 import argparse
-import copy
 import hashlib
 import json
 import logging
@@ -46,6 +45,7 @@ from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
     Event,
+    Message,
     Rank,
     Role,
     Seconds,
@@ -54,6 +54,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
+from edgegossip.core.snapshot import Json, assemble, dismantle
 from edgegossip.core.topology import Topology, from_edges_by_round
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.net.host import Host
@@ -449,7 +450,9 @@ class Watcher(Silent):
         self._note(rank, "trained", float(event.params.double().sum()))
         self.trained_at[rank].append(self._time.now)
 
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
         self.trace.append((self._time.now, rank, "received", sender, staleness))
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
@@ -467,7 +470,7 @@ class Run:
     world: World
     ledger: Ledger | None = None  # of a parameter server's commits
     processes: dict[Rank, Process] = field(default_factory=dict)
-    disks: dict[Rank, dict[str, Any]] = field(default_factory=dict)
+    disks: dict[Rank, tuple[Json, dict[str, torch.Tensor]]] = field(default_factory=dict)
     starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
     num_due: int = 0  # processes that are still to be started
 
@@ -486,7 +489,7 @@ class Run:
         """Run; says whether everybody came to an end."""
         return self.time.run(
             2 * HORIZON,
-            lambda: not self.num_due and not any(map(_is_running, self.processes.values())),
+            lambda: not self.num_due and not self.network.num_running,
         )
 
     def _later(self, seconds: Seconds, rank: Rank, with_disk: bool = False) -> None:
@@ -498,7 +501,10 @@ class Run:
         self.num_due -= 1
         self.processes[rank] = process
         self.starts.append((self.time.now, rank))
-        checkpoint = self.disks.get(rank) if with_disk else None
+        checkpoint = None
+        if with_disk and rank in self.disks:
+            plain, tensors = self.disks[rank]
+            checkpoint = assemble(plain, {name: x.clone() for name, x in tensors.items()})
         algorithm = self.ledger or world.algorithm
         make_trainer = Timed if self.ledger is None else Tally
         if rank == world.liar and world.lie == "furthest":
@@ -523,7 +529,7 @@ class Run:
             observer=self.watcher,
             evaluate=loss_of,
             save=self._save if world.checkpoint_seconds < math.inf else None,
-            checkpoint=copy.deepcopy(checkpoint),
+            checkpoint=checkpoint,
         )
         if rank == world.liar:
             lie(host, world, self.draw)
@@ -532,7 +538,7 @@ class Run:
     def _save(self, checkpoint: dict[str, Any]) -> bool:
         if self.draw.random() < self.world.disk_fails:
             return False
-        self.disks[checkpoint["state"].rank] = copy.deepcopy(checkpoint)
+        self.disks[checkpoint["state"].rank] = dismantle(checkpoint)
         return True
 
     def _disturb(self, each: Disturbance) -> None:
@@ -557,14 +563,14 @@ class Run:
 
     def _kill(self, rank: Rank, each: Disturbance) -> None:
         process = self.processes.get(rank)
-        if process is None or not _is_running(process):
+        if process is None or not process.is_running:
             return
         self.network.kill(rank, machine=self.draw.random() < 0.3)
         if each.seconds < math.inf:
             self._later(each.seconds, rank, each.with_disk)
 
     def _stop(self, process: Process, each: Disturbance) -> None:
-        if not _is_running(process):
+        if not process.is_running:
             return
         process.after(0.0, process.host.stop)
         self.num_due += 1
@@ -573,15 +579,11 @@ class Run:
             self.num_due -= 1
             if process.reason == "interrupted":
                 self._later(0.0, process.rank, each.with_disk)
-            elif _is_running(process):  # it finishes its step, or is paused
+            elif process.is_running:  # it finishes its step, or is paused
                 self.num_due += 1
                 self.time.at(self.time.now + 1.0, restart)
 
         self.time.at(self.time.now + each.seconds, restart)
-
-
-def _is_running(process: Process) -> bool:
-    return process.is_alive and process.reason is None
 
 
 def lie(host: Host[Any], world: World, draw: random.Random) -> None:
@@ -624,7 +626,7 @@ def check(world: World) -> Run:
     for rank, process in honest.items():
         if isinstance(process.reason, BaseException):
             raise ViolationError(f"worker {rank} raised {process.reason!r}") from process.reason
-    if not has_ended and any(map(_is_running, honest.values())):
+    if not has_ended and any(p.is_running for p in honest.values()):
         rounds = {rank: p.host.state.round for rank, p in honest.items()}
         raise ViolationError(f"hang: rounds {rounds} at {run.time.now:.0f} s")
     for rank, process in honest.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgegossip.core.observer import Observer
-from edgegossip.core.protocol import Message, Rank, Seconds, Trained
+from edgegossip.core.protocol import Message, Note, Rank, Seconds, Trained
 
 
 class Silent(Observer):
@@ -23,7 +23,9 @@ class Silent(Observer):
     ) -> None:
         pass
 
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
         pass
 
     def lost(
@@ -32,4 +34,7 @@ class Silent(Observer):
         pass
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
+        pass
+
+    def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
         pass

@@ -18,6 +18,7 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Message,
+    Note,
     Rank,
     Role,
     Seconds,
@@ -92,6 +93,7 @@ class Watcher:
         self.arrivals: list[tuple[Seconds, Rank, Rank, int]] = []
         self.losses: list[tuple[Seconds, Rank, Rank, str]] = []
         self.changes: list[tuple[Seconds, Rank, str]] = []
+        self.notes: list[tuple[Seconds, Rank, Note]] = []
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self.spans.append((rank, start, now))
@@ -107,7 +109,9 @@ class Watcher:
     ) -> None:
         self.uplinks.append((rank, receiver, uplink))
 
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
         self.arrivals.append((now, rank, sender, staleness))
 
     def lost(
@@ -117,6 +121,9 @@ class Watcher:
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         self.changes.append((now, rank, what))
+
+    def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
+        self.notes.append((now, rank, note))
 
 
 @dataclass

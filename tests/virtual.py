@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -39,24 +40,25 @@ class VirtualTime:
     def __init__(self) -> None:
         self.now: Seconds = 0.0
         self.num_actions = 0
-        self._ahead: Seconds = 0.0
+        self.ahead: Seconds = 0.0  # what the job at hand has slept
         self._serials = itertools.count()
         self._heap: list[tuple[Seconds, int, Callable[[], None]]] = []
 
     def clock(self) -> Seconds:
-        return self.now + self._ahead
+        return self.now + self.ahead
 
     def sleep(self, seconds: Seconds) -> None:
-        self._ahead += seconds
+        self.ahead += seconds
 
     def timed(self, job: Callable[[], T]) -> tuple[T, Seconds]:
         """Run `job`; returns its result, and how long it slept."""
         result = job()
-        seconds, self._ahead = self._ahead, 0.0
+        seconds, self.ahead = self.ahead, 0.0
         return result, seconds
 
     def at(self, time: Seconds, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (max(time, self.now), next(self._serials), action))
+        time = time if time > self.now else self.now
+        heapq.heappush(self._heap, (time, next(self._serials), action))
 
     def run(self, until: Seconds, is_over: Callable[[], bool]) -> bool:
         """Let time pass; says whether `is_over` came true before `until`."""
@@ -93,7 +95,7 @@ class VirtualBackground:
         self._jobs.append((job, done))
         if not self._is_busy:
             self._is_busy = True
-            self._process.after(0.0, self._begin)
+            self._begin()
 
     def close(self, seconds: Seconds) -> None:
         """What was submitted goes on for a while; nobody waits."""
@@ -133,15 +135,15 @@ class Process:
         self._skew = skew
         self._deferred: list[Callable[[], None]] = []
         self._inbox = VirtualInbox(self._notify)
-        self._wake_at: Seconds | None = None
-        self._wakes = 0  # serial of the alarm that counts
+        self._is_notified = False
+        self._wake_at = self._alarm_at = math.inf  # the alarm rings at or before the moment
         self._num_steps = 0
         self._stepped_at = -1.0
 
     # Its runtime.
 
     def clock(self) -> Seconds:
-        return self.time.clock() + self._skew
+        return self.time.now + self.time.ahead + self._skew
 
     def inbox(self) -> VirtualInbox:
         return self._inbox
@@ -157,6 +159,7 @@ class Process:
     def run(self, host: Host[Any]) -> None:
         self.host = host
         self._course = host.course()
+        self.network.num_running += 1
         self._send(None)
 
     def after(self, seconds: Seconds, action: Callable[[], None]) -> None:
@@ -181,38 +184,56 @@ class Process:
             self.act(action)
 
     def die(self) -> None:
+        self.network.num_running -= self.is_running
         self.is_alive = False
 
+    @property
+    def is_running(self) -> bool:
+        """It is alive, and has not come to its end."""
+        return self.is_alive and self.reason is None
+
     def _notify(self) -> None:
-        self._set_alarm(self.time.now)
+        if not self._is_notified:
+            self._is_notified = True
+            self.after(0.0, self._wake)
 
-    def _set_alarm(self, at: Seconds) -> None:
-        if self._wake_at is not None and self._wake_at <= at:
-            return
-        self._wake_at = at
-        self._wakes += 1
-        serial = self._wakes
-        self.after(at - self.time.now, partial(self._wake, serial))
-
-    def _wake(self, serial: int) -> None:
-        if serial == self._wakes and self.reason is None:
+    def _wake(self) -> None:
+        self._is_notified = False
+        if self.reason is None:
             self._send(self._inbox.get(timeout=0))
+
+    def _set_alarm(self) -> None:
+        """Wake at `_wake_at`, unless an alarm that rings before will see to it."""
+        if self._wake_at < self._alarm_at:
+            self._alarm_at = at = self._wake_at
+            self.time.at(at, partial(self.act, partial(self._ring, at)))
+
+    def _ring(self, at: Seconds) -> None:
+        if at != self._alarm_at:
+            return  # an earlier one has taken its place
+        self._alarm_at = math.inf
+        if self.time.now < self._wake_at:
+            self._set_alarm()
+        elif not self._is_notified:
+            self._wake()
 
     def _send(self, item: Any) -> None:  # noqa: ANN401
         self._count_step()
-        self._wake_at = None
         try:
             until = self._course.send(item)
         except StopIteration as end:
-            self.reason = end.value
-            return
+            self._end(end.value)
         except BaseException as error:
-            self.reason = error
-            return
-        if not self._inbox.empty():
-            self._set_alarm(self.time.now)
-        elif until < float("inf"):
-            self._set_alarm(max(self.time.now, until - self._skew) + TICK)
+            self._end(error)
+        else:
+            self._wake_at = max(self.time.now, until - self._skew) + TICK
+            self._set_alarm()
+            if not self._inbox.empty():
+                self._notify()
+
+    def _end(self, reason: str | BaseException) -> None:
+        self.network.num_running -= self.is_running
+        self.reason = reason
 
     def _count_step(self) -> None:
         self._num_steps = self._num_steps + 1 if self._stepped_at == self.time.now else 1
@@ -266,6 +287,7 @@ class VirtualNetwork:
     ) -> None:
         self.time = time
         self.draw = draw
+        self.num_running = 0  # processes
         self.lease = lease
         self._wire = wire
         self._open: dict[Rank, VirtualTransport] = {}

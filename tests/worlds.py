@@ -17,6 +17,7 @@ from edgegossip.core.protocol import (
     Effect,
     Event,
     Message,
+    Note,
     Rank,
     Role,
     Seconds,
@@ -178,6 +179,7 @@ class Recorder:
     trace: list[tuple[Seconds, Rank, str]] = field(default_factory=list)
     messages: list[tuple[Message, dict[str, Tensor]]] = field(default_factory=list)
     undelivered: list[Message] = field(default_factory=list)
+    notes: list[tuple[Seconds, Rank, Note]] = field(default_factory=list)
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self.trace.append((now, rank, "trained"))
@@ -195,7 +197,9 @@ class Recorder:
         copies = {name: tensor.clone() for name, tensor in message.payload.items()}
         self.messages.append((message, copies))
 
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
         self.trace.append((now, rank, f"received from {sender}"))
 
     def lost(
@@ -206,6 +210,9 @@ class Recorder:
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         self.trace.append((now, rank, what))
+
+    def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
+        self.notes.append((now, rank, note))
 
     def require_unchanged_payloads(self) -> None:
         """Fail if anybody has written to what was sent."""

@@ -15,6 +15,7 @@ from .algorithms.parameter_server.adacomm import ADACOMM as ADACOMM
 from .algorithms.parameter_server.adsp import ADSP as ADSP
 from .algorithms.parameter_server.adsp_plus import ADSPPlus as ADSPPlus
 from .algorithms.parameter_server.asp import ASP as ASP
+from .algorithms.parameter_server.batch_tune import BatchTune as BatchTune
 from .algorithms.parameter_server.bsp import BSP as BSP
 from .algorithms.parameter_server.fixed_adacomm import FixedADACOMM as FixedADACOMM
 from .algorithms.parameter_server.reward import (
@@ -76,7 +77,11 @@ from .deploy.join import Connection as Connection, join as join
 from .deploy.training_loop import TrainingLoop as TrainingLoop
 from .deploy.worker import WorkerSettings as WorkerSettings, take_part as take_part
 from .experiments.comparison import compare as compare
-from .experiments.experiment import Comparison as Comparison, Experiment as Experiment
+from .experiments.experiment import (
+    Comparison as Comparison,
+    Experiment as Experiment,
+    LossTarget as LossTarget,
+)
 from .experiments.results import Evaluation as Evaluation, Results as Results
 from .experiments.runner import run as run
 from .learning.augmentation import flip_and_crop as flip_and_crop

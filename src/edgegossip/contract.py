@@ -33,6 +33,7 @@ from edgegossip.core.protocol import (
     Finish as Finish,
     Layout as Layout,
     Message as Message,
+    Note as Note,
     Payload as Payload,
     Predict as Predict,
     Predicted as Predicted,

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALGORITHMS
+from tests.algorithms import ALGORITHMS, TUNED
 from tests.worlds import UNEVEN, Recorder, make_world
 
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.link import Link, Links
 
+KEPT = {**ALGORITHMS, **TUNED}
 FOLDER = Path(__file__).parent
 IS_REFRESHING = "EDGEGOSSIP_REFRESH_GOLDEN" in os.environ
 LINKS = Links(default=Link(latency=0.25, bandwidth=1000.0))
@@ -32,7 +33,7 @@ def trajectory(name: str) -> dict[str, Any]:
     """What happened, and where the workers were every three seconds."""
     recorder = Recorder()
     world = make_world(
-        ALGORITHMS[name], platforms=UNEVEN, links=LINKS, faults=FAULTS, observer=recorder
+        KEPT[name], platforms=UNEVEN, links=LINKS, faults=FAULTS, observer=recorder
     )
     points: list[dict[str, Any]] = []
     is_over = False
@@ -55,7 +56,7 @@ def trajectory(name: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", KEPT)
 def test_trajectory_is_the_one_that_was_kept(name: str) -> None:
     path = FOLDER / f"{name}.json"
     found = trajectory(name)

@@ -24,10 +24,10 @@ from tests.worlds import TARGETS, Recorder, Watched, make_world
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip, ChocoState
-from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.halves import StandbyState
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import SERVER
@@ -85,7 +85,7 @@ def is_corrected(algorithm: Algorithm[Any]) -> bool:
 class World:
     """What one seed draws."""
 
-    algorithm: AnyAlgorithm | EdgeGossip
+    algorithm: AnyAlgorithm | EdgeGossip | BatchTune
     platforms: tuple[Platform, ...]
     links: Links
     faults: Faults
@@ -116,12 +116,12 @@ class World:
         return simulator
 
 
-def draw_world(algorithm: AnyAlgorithm | EdgeGossip, seed: int) -> World:
+def draw_world(algorithm: AnyAlgorithm | EdgeGossip | BatchTune, seed: int) -> World:
     """The world of `seed`: half of them lose messages, and have a timeout."""
-    if isinstance(algorithm, EdgeGossip):
+    if isinstance(algorithm, EdgeGossip | BatchTune):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
-        return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
+        return replace(world, algorithm=replace(algorithm, inner=world.algorithm))  # type: ignore[arg-type]
     draw = random.Random(seed)
     num_workers = draw.randint(2, 6)
     is_lossy = draw.random() < 0.5
@@ -339,7 +339,7 @@ class Checks(Recorder):
 
 def inside(state: WorkerState) -> Any:  # noqa: ANN401
     """The state of the algorithm that exchanges parameters."""
-    return state.inner if isinstance(state, BalancedState) else state
+    return getattr(state, "inner", state)
 
 
 def weight_of(message: Message) -> float:
@@ -360,7 +360,7 @@ def check_world(world: World) -> None:
     # What was sent before a crash may arrive when the sender has begun anew.
     if not any(isinstance(fault, Crash) for fault in world.faults.script):
         require_equal_replicas([inside(state) for state in simulator.states])
-    algorithm = world.algorithm
+    algorithm = getattr(world.algorithm, "inner", world.algorithm)
     is_left = isinstance(algorithm, ParameterServer) and checks.crashed >= {*algorithm.workers}
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed and not is_left:

@@ -35,6 +35,7 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import ServerState
 from edgegossip.algorithms.rounds import RoundBased
@@ -128,7 +129,7 @@ def train_alone(rank: Rank, num_rounds: int, work: Steps) -> Tensor:
 
 @each_of_all
 def test_equal_arguments_give_equal_traces_and_bits(
-    algorithm: AnyAlgorithm | EdgeGossip,
+    algorithm: AnyAlgorithm | EdgeGossip | BatchTune,
 ) -> None:
     first, second = Recorder(), Recorder()
     results = [
@@ -152,7 +153,7 @@ def test_speed_and_links_change_the_time_but_not_the_result(
 
 
 @each_of_all
-def test_codec_changes_nothing(algorithm: AnyAlgorithm | EdgeGossip) -> None:
+def test_codec_changes_nothing(algorithm: AnyAlgorithm | EdgeGossip | BatchTune) -> None:
     plain = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS)
     wired = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, wire=True)
     assert torch.equal(final_params(plain), final_params(wired))
@@ -161,7 +162,7 @@ def test_codec_changes_nothing(algorithm: AnyAlgorithm | EdgeGossip) -> None:
 
 
 @each_of_all
-def test_threads_change_nothing(algorithm: AnyAlgorithm | EdgeGossip) -> None:
+def test_threads_change_nothing(algorithm: AnyAlgorithm | EdgeGossip | BatchTune) -> None:
     plain = final_params(make_world(algorithm, platforms=UNEVEN))
     with ComputePool(num_threads=2) as pool:
         threaded = final_params(make_world(algorithm, platforms=UNEVEN, pool=pool))
@@ -169,7 +170,7 @@ def test_threads_change_nothing(algorithm: AnyAlgorithm | EdgeGossip) -> None:
 
 
 @each_of_all
-def test_what_was_sent_never_changes(algorithm: AnyAlgorithm | EdgeGossip) -> None:
+def test_what_was_sent_never_changes(algorithm: AnyAlgorithm | EdgeGossip | BatchTune) -> None:
     recorder = Recorder()
     make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, observer=recorder).run()
     assert recorder.messages
@@ -177,7 +178,9 @@ def test_what_was_sent_never_changes(algorithm: AnyAlgorithm | EdgeGossip) -> No
 
 
 @each_of_all
-def test_starting_parameters_are_not_written_to(algorithm: AnyAlgorithm | EdgeGossip) -> None:
+def test_starting_parameters_are_not_written_to(
+    algorithm: AnyAlgorithm | EdgeGossip | BatchTune,
+) -> None:
     params = torch.zeros(NUM_PARAMS)
     states = [algorithm.init(rank, params) for rank in range(NUM_WORKERS)]
     world = make_world(algorithm)
@@ -190,7 +193,7 @@ def test_starting_parameters_are_not_written_to(algorithm: AnyAlgorithm | EdgeGo
 class Twice(Algorithm[WorkerState]):
     """Handles each event with a copy of the state too, which must come to the same."""
 
-    inner: AnyAlgorithm | EdgeGossip
+    inner: AnyAlgorithm | EdgeGossip | BatchTune
 
     def init(self, rank: Rank, params: Tensor) -> WorkerState:
         state: WorkerState = self.inner.init(rank, params)
@@ -234,7 +237,7 @@ FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), block_shar
     "algorithm", [*ALGORITHMS.values(), FEWER], ids=[*ALGORITHMS, "balanced"]
 )
 def test_state_survives_being_copied_and_kept_at_any_event(
-    algorithm: AnyAlgorithm | EdgeGossip,
+    algorithm: AnyAlgorithm | EdgeGossip | BatchTune,
 ) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
     topology = algorithm.traits.topology
@@ -253,7 +256,7 @@ def test_generous_timeout_changes_nothing(algorithm: RoundBased[Any]) -> None:
 
 @each_of_all
 def test_worker_that_comes_back_ends_where_the_others_do(
-    algorithm: AnyAlgorithm | EdgeGossip,
+    algorithm: AnyAlgorithm | EdgeGossip | BatchTune,
 ) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
     recorder = Recorder()
@@ -267,7 +270,7 @@ def test_worker_that_comes_back_ends_where_the_others_do(
 
 @each_of_all
 def test_worker_that_stays_away_does_not_stop_the_others(
-    algorithm: AnyAlgorithm | EdgeGossip,
+    algorithm: AnyAlgorithm | EdgeGossip | BatchTune,
 ) -> None:
     world = make_world(algorithm, faults=Faults(script=(Crash(at=2.5, rank=1),)))
     assert world.run()
@@ -286,7 +289,7 @@ def test_all_crash_together_and_start_over(algorithm: RoundBased[Any]) -> None:
 
 @each_of_all
 def test_crash_before_the_start_and_return_at_once_does_no_harm(
-    algorithm: AnyAlgorithm | EdgeGossip,
+    algorithm: AnyAlgorithm | EdgeGossip | BatchTune,
 ) -> None:
     faults = Faults(script=(Crash(at=0.0, rank=2), Recover(at=0.0, rank=2)))
     assert make_world(algorithm, faults=faults).run()

@@ -200,3 +200,12 @@ def test_one_that_says_its_update_is_measured_changes_no_more_than_its_share() -
         algorithm.handle(state, Received(rank, commit), 1.0)
     # (5.5 + 0.5) / 2, and not the mean of both updates.
     assert state.params.tolist() == [3.0] * 3
+
+
+def test_a_worker_that_is_one_commit_ahead_does_not_raise_the_rate() -> None:
+    algorithm = ADSPPlus(num_workers=NUM, num_rounds=99, window=10.0, min_interval=0.5, rate=2)
+    world = make_world(algorithm, links=LINKS, platforms=UNEVEN)
+    world.run(until=300.0)
+    commits = [*world.states[0].num_commits.values()]
+    assert max(commits) <= 300 / 10 * 2 + 1
+    assert min(commits) >= 300 / 10 * 2 - 2

@@ -169,3 +169,37 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
 def test_no_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
         Steps(0)
+
+
+@given(
+    num_samples=st.integers(2, 40),
+    batch_size=st.integers(1, 20),
+    ratios=st.lists(st.floats(0.1, 4), min_size=1, max_size=4),
+)
+def test_a_pass_whose_batches_are_resized_visits_every_sample_once(
+    num_samples: int, batch_size: int, ratios: list[float]
+) -> None:
+    some = stream(num_samples, batch_size)
+    visited: list[int] = []
+    for ratio in ratios:
+        some.resize(ratio)
+        announced = some.cost(Epochs(0.2), begins_pass=not visited)
+        got = flat(some.take(Epochs(0.2), begins_pass=not visited))
+        assert len(got) == announced
+        visited += got
+        if len(visited) == num_samples:
+            return
+    assert len(set(visited)) == len(visited)
+    rest = flat(some.take(Epochs(), begins_pass=False))
+    assert sorted(visited + rest) == list(range(num_samples))
+
+
+def test_a_resized_stream_goes_on_from_its_checkpoint() -> None:
+    one, other = stream(40, 4), stream(40, 4)
+    one.resize(1.5)
+    flat(one.take(Steps(2)))
+    other.load_state_dict(one.state_dict())
+    for some in (one, other):
+        some.resize(1.5)
+    assert flat(one.take(Steps(9))) == flat(other.take(Steps(9)))
+    assert sizes(one, Steps(1)) == [6]

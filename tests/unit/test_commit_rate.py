@@ -77,7 +77,7 @@ def test_the_search_keeps_the_rate_before_the_first_that_does_no_better() -> Non
         assert search.is_searching
         search.judge(reward, max_rate=10)
     assert (search.rate, search.is_searching) == (2, False)
-    search.begin()
+    search.begin(has_diverged=False)
     assert (search.rate, search.is_searching) == (2, True)
 
 
@@ -97,3 +97,17 @@ def test_fewer_commits_mean_more_implicit_momentum() -> None:
     momenta = [implicit_momentum([steps] * 18) for steps in (1, 2, 10, 100)]
     assert momenta == sorted(momenta)
     assert momenta[0] == pytest.approx(1 - 1 / 18)
+
+
+def test_rates_double_until_that_does_not_help_and_later_begin_below() -> None:
+    search = CommitSearch(growth=2.0)
+    tried = []
+    for reward in (1.0, 2.0, 3.0, 2.5):
+        tried.append(search.rate)
+        search.judge(reward, max_rate=10)
+    assert tried == [1, 2, 4, 8]
+    assert (search.rate, search.is_searching) == (4, False)
+    search.begin(has_diverged=False)
+    assert search.rate == 2
+    search.begin(has_diverged=True)
+    assert search.rate == 2  # fewer commits would be more implicit momentum

@@ -14,12 +14,12 @@ import torch
 from tests.algorithms import NUM_WORKERS
 from tests.host_swarm import Disturbance, World, check
 from tests.hosts import LONG, Checkpoints, Running, make_host
-from tests.parity import SETTINGS
+from tests.parity import SETTINGS, SIZE
 from tests.virtual import Wire
-from tests.worlds import NUM_PARAMS
+from tests.worlds import NUM_PARAMS, ManySamples
 
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.protocol import Message, Rank
+from edgegossip.core.protocol import Message, Rank, Seconds
 from edgegossip.core.topology import complete
 from edgegossip.net.envelope import Envelope, pack, unpack
 from edgegossip.net.host import Host
@@ -136,6 +136,9 @@ class AtOnce(RealRuntime):
     def submit(self, job: Callable[[], Any], done: Callable[[Any], object]) -> None:
         done(job())
 
+    def close(self, seconds: Seconds) -> None:
+        pass
+
 
 def test_one_that_is_back_gets_nothing_new_before_what_it_lacks() -> None:
     host = make_host(PUSHING, 0, MemoryNetwork(), settings=replace(SETTINGS, runtime=AtOnce()))
@@ -170,6 +173,46 @@ def test_one_that_is_back_gets_nothing_new_before_what_it_lacks() -> None:
     push()
     assert [number for number in sent if number] == [1, 2, 3, 2, 3, 4, 5]  # 0 are accounts
     assert reported == [1, 2, 3, 4, 5]
+
+
+class Clocked(AtOnce):
+    """Its clock shows what it is told to."""
+
+    now = 0.0
+
+    def clock(self) -> Seconds:
+        return self.now
+
+
+def test_mail_is_held_for_three_seconds_at_most_though_nothing_else_happens() -> None:
+    runtime, sent = Clocked(), list[int]()
+    settings = replace(SETTINGS, runtime=runtime)
+    host = make_host(PUSHING, 0, MemoryNetwork(), ManySamples(0, 0.1, SIZE), settings=settings)
+    waiting = replace(host.peers.status_for(1, Phase.WAITING, 0.0), life=7)
+    course = host.course()
+    course.send(None)
+    course.send(Appeared(1, 5))
+    frame = pack(Envelope(SETTINGS.run, 1, 7, host.peers.life, 0), waiting.message())
+    course.send(Frame(1, memoryview(bytearray().join(frame))))
+    runtime.now = settings.meet_seconds
+    course.send(None)  # it begins without the others, and trains from now on
+
+    def note(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
+        sent.append(unpack(b"".join(frame))[0].number)
+
+    host.post._transport.send = note  # type: ignore[method-assign]
+    host.post.disappeared(1, 5)
+    course.send(Disappeared(1, 5))
+    course.send(Appeared(1, 5))
+    message = Message("push", 0, {"params": torch.zeros(NUM_PARAMS)}, {"weight": 0.1})
+    assert host.post.send(1, message)
+    held_until = course.send(None)
+    assert 1 not in sent
+    assert held_until == runtime.now + 3.0
+    runtime.now = held_until
+    assert course.send(None) > held_until
+    assert sent.count(1) == 1
+    course.close()
 
 
 def test_a_message_too_large_to_be_kept_is_sent_at_once() -> None:

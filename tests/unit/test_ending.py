@@ -9,6 +9,7 @@ import torch
 from tests.parity import SETTINGS
 
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.protocol import Evaluated, TimerFired, WorkerJoined
 from edgegossip.core.topology import complete
 from edgegossip.net.ending import Ending
 from edgegossip.net.memory import MemoryNetwork
@@ -50,3 +51,12 @@ def test_those_who_never_finish_are_waited_for_ten_times_as_long_as_the_run_took
 
 def test_one_that_finishes_before_most_waits_for_them() -> None:
     assert not finished(num_workers=3, num_unfinished=2).is_over(1e6)
+
+
+def test_timers_and_what_they_ask_for_keep_nobody() -> None:
+    ending = finished(num_workers=2, num_unfinished=0)
+    for event in (TimerFired("window"), Evaluated(0.5, 0.5)):
+        ending.changed(7.1, event)
+    assert ending.is_over(7.1)  # 2 s, and 5 s to settle
+    ending.changed(7.1, WorkerJoined(1))
+    assert not ending.is_over(7.1)

@@ -43,7 +43,7 @@ def test_each_happening_is_a_line_with_its_numbers(tmp_path: Path) -> None:
     log = EventLog(path)
     log.write("experiment", name="x")
     log.trained(2.0, 1, 1.0, trained())
-    log.received(2.5, 0, 1, staleness=3)
+    log.received(2.5, 0, 1, note(), staleness=3)
     log.lost(3.0, 0, 1, note(), "dropped")
     log.changed(4.0, 1, "crashed")
     log.close()
@@ -128,11 +128,12 @@ def test_a_log_cut_anywhere_and_resumed_is_the_whole_log(tmp_path: Path) -> None
         """Two sends to one line, a training, and so on."""
         match at % 4:
             case 0 | 1:
-                log.sent(at // 4, 0, at % 4 + 1, note(), 100 + at, (at, at + 1.0))
+                message = note(at // 4, "commit")
+                log.sent(at // 4, 0, at % 4 + 1, message, 100 + at, (at, at + 1.0))
             case 2:
                 log.trained(at // 4, 1, 0.0, trained(at))
             case 3:
-                log.received(at // 4, 0, 1, staleness=at)
+                log.received(at // 4, 0, 1, note(), staleness=at)
 
     whole = EventLog(tmp_path / "whole")
     for at in range(12):
@@ -154,6 +155,7 @@ def test_a_log_cut_anywhere_and_resumed_is_the_whole_log(tmp_path: Path) -> None
         second.close()
         assert path.read_bytes() == (tmp_path / "whole").read_bytes()
         assert second.state_dict() == whole.state_dict()
+        assert second.commits.total == 3
 
 
 def test_a_log_shorter_than_its_checkpoint_says_is_refused(tmp_path: Path) -> None:

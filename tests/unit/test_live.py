@@ -52,6 +52,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
         "epochs": "1.2",
         "accuracy": "50.00%",
         "sent": "1.5 MB",
+        "commits": "",
         "samples/s": "1,234",
         "left": "9 s",
     }
@@ -59,7 +60,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 
 def test_before_anything_is_known_cells_are_empty() -> None:
     row = cells(replace(STATUS, evaluation=None, share=0.0))
-    assert row[3:6] == ["", "", ""]
+    assert row[3:7] == ["", "", "", ""]
     assert row[-1] == ""
 
 
@@ -97,3 +98,25 @@ def test_a_view_is_closed_whatever_happens() -> None:
         raise KeyboardInterrupt
     assert live._live is not None
     assert not live._live.is_started
+
+
+def test_commits_and_roles_are_shown_where_there_is_a_server() -> None:
+    served = replace(STATUS, commits=1234, roles="server: rank 0, worker: ranks 1 to 6")
+    live, out = view(is_terminal=False, line_seconds=0.0)
+    with live:
+        live.update(served)
+        live.update(served)
+    text = plain(out.getvalue())
+    assert text.count("server: rank 0, worker: ranks 1 to 6\n") == 1
+    assert text.count("commits 1,234") == 2
+    live, out = view(is_terminal=True)
+    with live:
+        live.update(served)
+        live.update(replace(STATUS, name="other", roles=served.roles))
+        live.update(served)
+    assert "1,234" in out.getvalue()
+    assert "server: rank 0" in out.getvalue()
+    live, out = view(is_terminal=True)
+    with live:
+        live.update(STATUS)
+    assert "commits" not in out.getvalue()

@@ -15,6 +15,7 @@ from edgegossip.learning.models import (
     MODELS,
     alexnet,
     lenet5,
+    lrn_cnn,
     mlp,
     mobilenet_v2,
     resnet20,
@@ -62,6 +63,7 @@ ALEXNET_FIRST_LAYERS = (64 * 3 * 11 * 11 + 64) - (64 * 3 * 3 * 3 + 64)
         # LeCun et al. 1998: C1, C5, F6; C3 on all channels (there 1,516), the output linear.
         pytest.param(lenet5, (1, 28, 28), 10, 156 + 2416 + 48120 + 10164 + 850, id="LeNet-5"),
         pytest.param(lenet5, CIFAR, 10, 62_006, id="PyTorch's CIFAR-10 tutorial"),
+        pytest.param(lrn_cnn, CIFAR, 10, 148_298, id="printed by ADSP's published code"),
         pytest.param(alexnet, CIFAR, 1000, 61_100_840 - ALEXNET_FIRST_LAYERS, id="torchvision"),
         pytest.param(squeezenet, CIFAR, 1000, 1_235_496, id="torchvision squeezenet1_1"),
         pytest.param(mobilenet_v2, CIFAR, 1000, 3_504_872, id="torchvision mobilenet_v2"),
@@ -133,6 +135,7 @@ def assert_learns(model: nn.Module, x: Tensor) -> None:
         ("mlp", (1, 8, 8)),
         ("lenet5", (1, 28, 28)),
         ("lenet5", CIFAR),
+        ("lrn-cnn", CIFAR),
         ("squeezenet", (3, 8, 8)),
         ("squeezenet", CIFAR),
         ("mobilenet-v2", (3, 8, 8)),

@@ -227,3 +227,32 @@ def test_a_resumed_worker_goes_on_counting_where_one_that_it_had_lost_is() -> No
     peers.told(1, status(is_resumed=True, received=(5, 0)), 0.0)
     assert peers.begin() == [WorkerJoined(1)]
     assert peers[1].sent == 5  # found after the checkpoint, and sent five messages
+
+
+def test_a_resumed_worker_goes_on_counting_where_one_is_that_has_lost_it() -> None:
+    # Worker 1 has lost it and tells it things anew; so worker 2 does not get the same again.
+    for hears_before_it_begins in (True, False):
+        earlier = make_three()
+        earlier.begin()
+        peers = make_three(earlier.state_dict())
+        lost = status(phase=Phase.RUNNING, begun_with=0, sent=(0,) * 3, received=(0,) * 3)
+        if hears_before_it_begins:
+            peers.told(1, lost, 0.0)
+        assert not peers.must_rejoin
+        assert peers.begin() == []
+        if not hears_before_it_begins:
+            assert peers[2].sent == 0
+            peers.told(1, lost, 0.0)
+        assert peers[2].sent == 5
+
+
+def make_three(state: dict[str, Any] | None = None) -> Peers:
+    """Worker 0 of three, from which worker 2 has five messages."""
+    peers = Peers(0, 3, OWN)
+    if state is not None:
+        peers.load_state_dict(state)
+    for rank in (1, 2):
+        peers.appeared(rank, incarnation=1)
+        waiting = status(sent=(0,) * 3, received=(5 * (rank == 2), 0, 0))
+        peers.told(rank, waiting, 0.0)
+    return peers

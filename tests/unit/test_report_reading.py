@@ -64,10 +64,24 @@ def test_shares_of_a_worker_make_up_the_whole_run() -> None:
 
 def test_work_cut_off_by_a_crash_is_not_called_waiting() -> None:
     events = [
-        {"type": "trained", "time": 1.0, "start": 0.0, "rank": 0, "num_samples": 1},
+        {
+            "type": "trained",
+            "time": 1.0,
+            "start": 0.0,
+            "rank": 0,
+            "num_samples": 1,
+            "num_steps": 1,
+        },
         {"type": "crashed", "time": 3.0, "rank": 0},
         {"type": "recovered", "time": 4.0, "rank": 0},
-        {"type": "trained", "time": 5.0, "start": 4.0, "rank": 0, "num_samples": 1},
+        {
+            "type": "trained",
+            "time": 5.0,
+            "start": 4.0,
+            "rank": 0,
+            "num_samples": 1,
+            "num_steps": 1,
+        },
         {"type": "finished", "time": 10.0, "rank": 0},
     ]
     shares = activities(log_of(events, speeds=[1.0]))[0].shares
@@ -79,7 +93,14 @@ def test_work_cut_off_by_a_crash_is_not_called_waiting() -> None:
 
 def test_a_worker_that_crashes_after_it_has_finished_was_not_waiting() -> None:
     events = [
-        {"type": "trained", "time": 4.0, "start": 0.0, "rank": 0, "num_samples": 1},
+        {
+            "type": "trained",
+            "time": 4.0,
+            "start": 0.0,
+            "rank": 0,
+            "num_samples": 1,
+            "num_steps": 1,
+        },
         {"type": "finished", "time": 5.0, "rank": 0},
         {"type": "crashed", "time": 8.0, "rank": 0},
         {"type": "evaluated", "time": 10.0} | NOTHING,
@@ -99,11 +120,25 @@ def test_a_worker_that_crashes_after_it_has_finished_was_not_waiting() -> None:
 
 def test_a_worker_that_comes_back_has_not_finished_again() -> None:
     events = [
-        {"type": "trained", "time": 2.0, "start": 0.0, "rank": 0, "num_samples": 1},
+        {
+            "type": "trained",
+            "time": 2.0,
+            "start": 0.0,
+            "rank": 0,
+            "num_samples": 1,
+            "num_steps": 1,
+        },
         {"type": "finished", "time": 2.0, "rank": 0},
         {"type": "crashed", "time": 3.0, "rank": 0},
         {"type": "recovered", "time": 4.0, "rank": 0},
-        {"type": "trained", "time": 5.0, "start": 4.0, "rank": 0, "num_samples": 1},
+        {
+            "type": "trained",
+            "time": 5.0,
+            "start": 4.0,
+            "rank": 0,
+            "num_samples": 1,
+            "num_steps": 1,
+        },
         {"type": "evaluated", "time": 10.0} | NOTHING,
     ]
     [worker, *_] = activities(log_of(events))

@@ -43,6 +43,7 @@ from edgegossip.core.errors import (
     TrainingError,
 )
 from edgegossip.core.topology import directed_ring, ring
+from edgegossip.experiments.experiment import LossTarget
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import run
 from edgegossip.learning.learner import Learner
@@ -175,6 +176,16 @@ def test_a_run_is_cut_off_at_its_time_limit(tmp_path: Path) -> None:
     assert [e.time for e in results.history[:-1]] == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert max(event.get("time", 0.0) for event in events(tmp_path)) == 0.33
     assert results.history[-1].samples_processed > 0
+
+
+def test_a_run_ends_when_the_mean_of_its_last_losses_is_low_enough(tmp_path: Path) -> None:
+    whole = run(small_run(), out=tmp_path / "whole", num_threads=0).history
+    target = LossTarget(loss=(whole[1].loss + whole[2].loss) / 2, num_looks=2)
+    results = run(small_run(until=target), out=tmp_path / "cut", num_threads=0)
+    assert results.reason == summary(tmp_path / "cut")["reason"] == "target"
+    assert results.history == whole[:3]
+    again = run(small_run(until=target), out=tmp_path / "cut", resume=True)
+    assert again.history == results.history
 
 
 def test_a_time_limit_on_the_grid_is_evaluated_once(tmp_path: Path) -> None:

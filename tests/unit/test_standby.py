@@ -15,6 +15,7 @@ from edgegossip.core.protocol import (
     Evaluated,
     Finish,
     Message,
+    Note,
     Payload,
     Rank,
     Received,
@@ -90,6 +91,17 @@ def test_every_message_says_its_senders_term() -> None:
     assert {each.message.numbers["term"] for each in effects if isinstance(each, Send)} == {
         state.election.term
     }
+
+
+def test_it_is_on_record_who_was_elected() -> None:
+    state = started(1)
+    FIVE.handle(state, WorkerLost(0), 1.0)
+    FIVE.handle(state, TimerFired("election"), 1.5)
+    numbers = {"stands_for": state.election.stands_for, "term": 0}
+    ballot = Message("vote", 0, numbers=numbers)
+    effects = [FIVE.handle(state, Received(voter, ballot), 2.0) for voter in (2, 3)][1]
+    (note,) = (each for each in effects if isinstance(each, Note))
+    assert (note.kind, note.numbers) == ("serves", {"term": state.election.term})
 
 
 def test_what_is_of_an_older_term_is_not_heard_and_answered_with_the_present_one() -> None:

@@ -110,6 +110,12 @@ def test_each_kind_of_panel_is_drawn_the_same_again() -> None:
     assert "Some lines. random ends at 75\xa0%" in first.alt
 
 
+@pytest.mark.slow
+def test_a_place_without_a_panel_stays_empty() -> None:
+    svg = study_picture(figure("lines", "bars", "lines")).svg
+    assert svg.count(b'"matplotlib.axis_') == 2 * 3
+
+
 def map_panel() -> dict[str, Any]:
     shares = [0.001, 0.01, 0.1]
     steps = {"0.01": [0.5, 0.1, 0.2], "0.1": [None, 0.05, 0.1]}

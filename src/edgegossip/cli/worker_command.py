@@ -23,6 +23,7 @@ from edgegossip.deploy.gathering import WORKERS, gather
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
+from edgegossip.experiments.roles import rank_name
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.runner import one_intra_op_thread
 from edgegossip.net.address import Address
@@ -157,7 +158,7 @@ def worker_command(arguments: list[str]) -> int:
         recipe=name,
         command=repeatable("worker", arguments),
     )
-    print(f"worker {options.rank}: {reason}")
+    print(f"{rank_name(experiment.roles, options.rank)}: {reason}")
     if reason == "interrupted":
         raise Interrupted("stopped; the same command goes on")
     if options.parent is None:  # else the launcher gathers
@@ -219,10 +220,11 @@ def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
 def _say_what_came_out(out: Path, gather: Sequence[str]) -> None:
     """Say what this worker has reached, and how the run is put together."""
     found = read_json(out / "summary.json")
-    accuracy = found["validation_accuracy"]
+    accuracy, commits = found["validation_accuracy"], found["commits"]
     reached = "" if accuracy is None else f", validation accuracy {units.percent(accuracy, 2)}"
+    made = "" if commits is None else f"{commits:,} commits, "
     print(
-        f"{found['rounds']} rounds in {units.seconds(found['seconds'])}, "
+        f"{found['rounds']:,} rounds in {units.seconds(found['seconds'])}, {made}"
         f"{units.data_size(found['bytes_sent'])} sent{reached}; its model and log are in {out}"
     )
     run = out.parent.parent if out.parent.name == WORKERS else Path("RUN")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -53,6 +53,7 @@ _NUMBERS = '","numbers":"'
 _VARIABLE = re.compile(
     _ROUND.encode() + rb"(-?[0-9]{1,19})(?:" + _NUMBERS.encode() + rb'([^"\\]*))?"'
 )
+_KINDS = {int, float}
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 _MAX_KEPT_HEADER = 4096
 """Bytes of a header that is worth remembering, so that strangers cannot fill the memory."""
@@ -72,7 +73,9 @@ def encode(message: Message) -> list[Buffer]:
     [120, 40]
     """
     header = _header(message.kind, _variable(message), _forms(message))
-    tensors = sorted(message.payload.values(), key=lambda tensor: -tensor.itemsize)
+    tensors = [*message.payload.values()]
+    if len(tensors) > 1:
+        tensors.sort(key=lambda tensor: -tensor.itemsize)
     return [header, *map(_memory, tensors)]
 
 
@@ -123,8 +126,9 @@ def _forms(message: Message) -> tuple[_Form, ...]:
 
 def _memory(tensor: Tensor) -> memoryview:
     # NumPy does not know all dtypes, hence bytes; and a single number has no dimension to cut.
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
+    tensor = tensor if tensor.is_cpu else tensor.cpu()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _variable(message: Message) -> str:
@@ -133,7 +137,7 @@ def _variable(message: Message) -> str:
         return str(message.round)
     numbers = " ".join([f"{name}={value!r}" for name, value in message.numbers.items()])
     kinds = {*map(type, message.numbers.values())}
-    if not (kinds <= {int, float} and all(map(_NAME.fullmatch, message.numbers))):
+    if not (kinds <= _KINDS and _are_names(tuple(message.numbers))):
         raise ValueError(
             f"cannot send the numbers {numbers}; Python's int and float can be, under names of "
             "letters, digits, _ and ."
@@ -212,7 +216,7 @@ def _read_header(header: bytes) -> _Header:
     # The only entry of that name whose value is a string is the metadata's.
     rest = header[:begin] + b"0" + header[end:].rstrip(b" ")
     kind, _, others, num_bytes, places = _read_kept(rest)
-    numbers = {} if found[2] is None else _read_numbers(found[2].decode())
+    numbers = {} if found[2] is None else _read_numbers(found[2].decode(), _are_names)
     if others:
         raise ValueError("numbers in another place than after the round")
     return kind, _whole(found[1].decode()), numbers, num_bytes, places
@@ -245,23 +249,31 @@ def _metadata(metadata: Any) -> tuple[str, int, dict[str, float]]:  # noqa: ANN4
         case {"kind": str(kind), "round": str(digits), "numbers": str(text)} if (
             len(metadata) == 3
         ):
-            return kind, _whole(digits), _read_numbers(text)
+            return kind, _whole(digits), _read_numbers(text, _check_names)
     raise ValueError("no 'kind' and 'round' in the metadata, or something besides")
 
 
-def _read_numbers(text: str) -> dict[str, float]:
+def _read_numbers(text: str, are_names: Callable[[tuple[str, ...]], bool]) -> dict[str, float]:
     pairs = [part.partition("=") for part in text.split(" ")]
-    numbers = {name: _number(digits) for name, _, digits in pairs}
-    if len(numbers) < len(pairs) or not all(map(_NAME.fullmatch, numbers)):
-        raise ValueError("numbers with a name twice, or with none")
-    if len(numbers) > MAX_NUMBERS:
+    if len(pairs) > MAX_NUMBERS:
         raise ValueError("too many numbers")
-    return numbers
+    if not are_names(tuple([name for name, _, _ in pairs])):
+        raise ValueError("numbers with a name twice, or with none")
+    return {name: _number(digits) for name, _, digits in pairs}
+
+
+def _check_names(names: tuple[str, ...]) -> bool:
+    """Whether numbers may have these names: each is one, and none is there twice."""
+    return len({*names}) == len(names) and all(map(_NAME.fullmatch, names))
+
+
+_are_names = lru_cache(maxsize=256)(_check_names)
+"""The same for headers that are short enough to be worth remembering."""
 
 
 def _number(text: str) -> float:
     # Not all that `float` reads is what `repr` writes: underscores, other scripts' digits.
-    value = _whole(text) if text.lstrip("-").isdecimal() else float(text[:32])
+    value = int(text[:20]) if text.lstrip("-").isdecimal() else float(text[:32])
     if repr(value) != text:
         raise ValueError("a number that is written in another way than Python's")
     return value
@@ -307,7 +319,9 @@ def _tensor(view: memoryview, at: int, dtype: torch.dtype, shape: tuple[int, ...
     numel = math.prod(shape)
     if numel == 0:
         return torch.empty(shape, dtype=dtype)
-    tensor = torch.frombuffer(view, dtype=dtype, count=numel, offset=at).view(shape)
+    tensor = torch.frombuffer(view, dtype=dtype, count=numel, offset=at)
+    if len(shape) != 1:
+        tensor = tensor.view(shape)
     if dtype == torch.bool and tensor.view(torch.uint8).max() > 1:
         raise ValueError("a truth value that is neither 0 nor 1")
     return tensor

@@ -51,7 +51,7 @@ def no_validation_data(rank: int) -> LocalProtocolError:
     """Worker `rank` asked to `Evaluate`, but its driver has nothing to measure on."""
     return LocalProtocolError(
         f"worker {rank} asked to Evaluate, but this run has no validation data; take some "
-        "out of the training data with edgegossip.hold_out"
+        "out of the training data with edgegossip.hold_out, or give a TrainingLoop evaluate"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edgegossip.core.protocol import Message, Rank, Seconds, Trained
+from edgegossip.core.protocol import Message, Note, Rank, Seconds, Trained
 
 
 class Observer(Protocol):
@@ -29,7 +29,9 @@ class Observer(Protocol):
         """A message was handed over; the uplink carries it during `uplink`."""
         return
 
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
         """A message arrived, `staleness` rounds old."""
         return
 
@@ -41,6 +43,10 @@ class Observer(Protocol):
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         """Worker `rank` "crashed", "recovered" or "finished"."""
+        return
+
+    def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
+        """Worker `rank` put numbers on record."""
         return
 
 

@@ -10,6 +10,7 @@ The vocabulary is closed: a word is added only when an algorithm cannot be said 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, TypeVar
@@ -268,11 +269,13 @@ class Train:
             data costs.
         begins_pass: `Epochs` begin a new pass; False goes on with the present one. `Steps`
             always go on.
+        batch_ratio: Size of each batch over the trainer's own, above 0; rounded, and at least
+            one sample.
         inputs: What layers of a split model train on (activations, gradients); empty for one
             that draws its own batches.
 
     Raises:
-        ValueError: If `keep_ratio` is out of range.
+        ValueError: If a ratio is out of range.
     """
 
     params: Tensor
@@ -280,10 +283,13 @@ class Train:
     _: KW_ONLY
     keep_ratio: float = 1.0
     begins_pass: bool = True
+    batch_ratio: float = 1.0
     inputs: Payload = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_ratio("keep_ratio", self.keep_ratio)
+        if not 0 < self.batch_ratio < math.inf:
+            raise ValueError(f"batch_ratio must be above 0, got {self.batch_ratio}")
 
 
 @dataclass(slots=True, eq=False)
@@ -336,7 +342,36 @@ class Finish:
     """
 
 
-Effect: TypeAlias = Train | Evaluate | Predict | Assign | Send | SetTimer | Finish
+@dataclass(slots=True)
+class Note:
+    """Put numbers on record, for people who look at the run: nobody else reads them.
+
+    Takes no time and has no answer. A network keeps no more than some a second.
+
+    Attributes:
+        kind: What they are about, in the algorithm's own words ("window").
+        numbers: At most `MAX_NOTED`, by name.
+
+    Raises:
+        ValueError: If there are more numbers, or a name is longer than 40 characters.
+    """
+
+    kind: str
+    numbers: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        longest = max([self.kind, *self.numbers], key=len)
+        if len(self.numbers) > MAX_NOTED or len(longest) > _LONGEST_NAME:
+            raise ValueError(
+                f"a note has at most {MAX_NOTED} numbers and names of at most {_LONGEST_NAME} "
+                f"characters, got {len(self.numbers)} and {longest[:60]!r}; make two of it"
+            )
+
+
+MAX_NOTED = 32
+_LONGEST_NAME = 40
+
+Effect: TypeAlias = Train | Evaluate | Predict | Assign | Send | SetTimer | Finish | Note
 
 
 @dataclass(frozen=True, slots=True)

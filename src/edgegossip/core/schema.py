@@ -74,17 +74,20 @@ class TensorSpec:
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether dtype, shape and size are right."""
+        if tensor.dtype != self.dtype:
+            return False
+        if self.max_numel is None:
+            return tensor.shape == self.shape
         return (
-            tensor.dtype == self.dtype
-            and len(tensor.shape) == len(self.shape)
+            len(tensor.shape) == len(self.shape)
             and all(a in (None, b) for a, b in zip(self.shape, tensor.shape, strict=True))
-            and (self.max_numel is None or tensor.numel() <= self.max_numel)
+            and tensor.numel() <= self.max_numel
         )
 
     def allows(self, tensor: Tensor) -> bool:
         """Whether all entries of a `tensor` that fits are finite and within the limits."""
         is_limited = self._is_limited
-        if tensor.numel() == 0 or not (is_limited or self.dtype.is_floating_point):
+        if not (is_limited or self.dtype.is_floating_point) or tensor.numel() == 0:
             return True
         # A sum is finite only if all its terms are, and takes least time (`isfinite().all()`
         # takes fifty times as long); but finite terms may overflow.
@@ -174,6 +177,8 @@ class MessageSpec:
             ("tensor", payload, self.tensors, self.specs),
             ("number", numbers, self.numbers, self._limits),
         ):
+            if given.keys() == needed.keys():
+                continue
             if missing := needed.keys() - given.keys():
                 return f"{what} {min(missing)!r} is missing"
             if unknown := given.keys() - known.keys():

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 Json: TypeAlias = Any
 """What `json.dumps` takes."""
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
@@ -59,6 +61,8 @@ class _Dismantling:
         self._instances: dict[int, int] = {}
 
     def take(self, item: object) -> Json:
+        if type(item) in _PLAIN:  # mostly; and nothing is asked more often
+            return item
         match item:
             case None | bool() | int() | float() | str():
                 return item
@@ -85,9 +89,10 @@ class _Dismantling:
     def _take_dataclass(self, item: Any) -> Json:  # noqa: ANN401
         if id(item) in self._instances:
             return {"same": self._instances[id(item)]}
-        kind, number = type(item), len(self._instances)
+        kind: Any = type(item)
+        number = len(self._instances)
         self._instances[id(item)] = number
-        values = {f.name: self.take(getattr(item, f.name)) for f in dataclasses.fields(item)}
+        values = {name: self.take(getattr(item, name)) for name in _field_names(kind)}
         name = f"{kind.__module__}:{kind.__qualname__}"
         return {"dataclass": name, "number": number, "fields": values}
 
@@ -129,7 +134,7 @@ class _Assembling:
 
     def _give_dataclass(self, name: str, number: int, fields: Mapping[str, Json]) -> Any:  # noqa: ANN401
         kind = _find_dataclass(name)
-        if fields.keys() != {field.name for field in dataclasses.fields(kind)}:
+        if fields.keys() != {*_field_names(kind)}:
             raise ValueError(f"{name!r} had other fields when the checkpoint was made")
         instance: Any = object.__new__(kind)
         self._instances[number] = instance
@@ -137,6 +142,11 @@ class _Assembling:
             # Frozen dataclasses refuse plain assignment.
             object.__setattr__(instance, field, self.give(value))
         return instance
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _find_dataclass(name: str) -> type:

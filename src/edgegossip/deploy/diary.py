@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Note, Rank, Seconds
 from edgegossip.experiments.event_log import EventLog, whole_lines
 
+NOTES_A_SECOND, NOTES_AT_ONCE = 10, 100
+"""Notes of the algorithm that are kept: on average since the run began, and besides."""
 _LOG = logging.getLogger("edgegossip.deploy")
 
 
@@ -29,11 +32,22 @@ class Diary(EventLog):
 
     def __init__(self, path: Path) -> None:
         self.incarnation, size = _previous(path)
-        self._has_ended = False
+        self._has_ended = self._has_dropped = False
+        self._num_notes = 0
         super().__init__(path, size)
 
     def show(self) -> None:
         self._try(super().show)
+
+    def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
+        """Keep a note, unless there are so many that they would fill the disk."""
+        if self._num_notes >= NOTES_AT_ONCE + NOTES_A_SECOND * now:
+            if not self._has_dropped:
+                _LOG.warning("more than %d notes a second - most are dropped", NOTES_A_SECOND)
+            self._has_dropped = True
+            return
+        self._num_notes += 1
+        super().noted(now, rank, note)
 
     def close(self) -> None:
         self._try(super().close)

@@ -1,4 +1,4 @@
-"""One exchange behind any algorithm's last: all workers end with the mean of their models."""
+"""One exchange behind any algorithm's last: all end with the mean of the models that count."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FinalState(WorkerState):
         is_ending: The inner algorithm has finished, or its time is over.
         models: The final models by rank, the own one included.
         lost: Workers that cannot be reached, as keys.
-        average: The mean of `models` once all have come.
+        average: The mean of those that count once all have come.
     """
 
     inner: Any
@@ -77,8 +77,10 @@ class _LimitedTraits(Traits):
 class FinalAverage(Algorithm[FinalState]):
     """Let an algorithm come to its end, then average what the workers have.
 
-    Each worker sends its estimate to all others, and waits for theirs; workers that are lost
-    are not waited for. All who are there end with the same parameters, to the last bit.
+    Each worker whose role is evaluated (see `Role`) sends its estimate to all others; all wait
+    for these, but not for workers that are lost. All who are there end with the same
+    parameters, to the last bit: with a server, its own. One whom nothing reaches keeps what it
+    has.
 
     Args:
         inner: The algorithm.
@@ -147,11 +149,14 @@ class FinalAverage(Algorithm[FinalState]):
         counted = [r for r in range(self.num_workers) if self.role(r).is_evaluated]
         if state.average is None and all(r in state.models or r in state.lost for r in counted):
             models = [state.models[r] for r in counted if r in state.models]
-            state.average = torch.stack(models).mean(0)
+            own = state.models[state.rank]
+            state.average = torch.stack(models).mean(0) if models else own
             effects.append(Finish())
         return effects
 
     def _send(self, state: FinalState, ranks: Iterable[Rank]) -> list[Effect]:
+        if not self.role(state.rank).is_evaluated:
+            return []
         final = Message(_FINAL, state.round, {"params": state.models[state.rank]})
         return [Send(r, final) for r in ranks if r != state.rank and r not in state.lost]
 

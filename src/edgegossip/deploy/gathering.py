@@ -26,6 +26,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.roles import described_roles, rank_name, with_article
 from edgegossip.experiments.run_folder import RunFolder
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -84,6 +85,11 @@ class Gathering:
         self._command = command
         self._workload = experiment.workload()
         self._evaluations = Evaluations(out / WORKERS / "evaluations.json")
+
+    @property
+    def roles(self) -> list[str]:
+        """The name of each rank's role."""
+        return self._experiment.roles
 
     @property
     def history(self) -> list[Evaluation]:
@@ -229,15 +235,15 @@ class Gathering:
             summary = worker.summary
             if summary is not None and summary["reason"] != "failed":
                 continue
+            name = with_article(self.roles, worker.rank)
             if not worker.path.is_dir():
-                why = f"{worker.path} is missing: copy the folder of worker {worker.rank} there"
+                why = f"{worker.path} is missing: copy the folder of {name} there"
             elif summary is None:
-                why = (
-                    f"worker {worker.rank} has left no summary in {worker.path}: it was killed"
-                )
+                why = f"{name} has left no summary in {worker.path}: it was killed"
             else:
-                why = f"worker {worker.rank} failed; see {worker.path}"
-            lines.append(f"{why}. The results are without its model")
+                why = f"{name} failed; see {worker.path}"
+            without = "model" if worker.rank in self._evaluated_ranks() else "end"
+            lines.append(f"{why}. The results are without its {without}")
         known = {worker.path.name for worker in self.workers}
         there = (self._out / WORKERS).iterdir()
         return lines + [
@@ -261,7 +267,8 @@ class Gathering:
         found = {rank: self.workers[rank].last_params(self._num_params(rank)) for rank in ends}
         estimates = {rank: params for rank, params in found.items() if params is not None}
         if not self._workload.is_whole(estimates):
-            which = f"none but {[*estimates]} of the workers" if estimates else "no worker"
+            needed = self.roles[self._evaluated_ranks()[0]]
+            which = f"none but {[*estimates]} of the workers" if estimates else f"no {needed}"
             raise RunFolderError(
                 f"{which} in {self._out / WORKERS} has come to its end, so there is no model"
             )
@@ -269,14 +276,13 @@ class Gathering:
 
     def _write(self, results: Results) -> None:
         """The files of a run folder, as `docs/run-folder.md` has them."""
-        shards = self._workload.shards
         content = {**header(self._measured(), self._recipe), "driver": "network"}
         folder = RunFolder(self._out, content, resume=False)
         first = {
             "type": "experiment",
             **content,
             "command": self._command,
-            "shard_sizes": [len(shards.get(worker.rank, ())) for worker in self.workers],
+            **described_roles(self._experiment, self._workload.shards),
             "wall_started": folder.started,
         }
         last = {
@@ -293,7 +299,9 @@ class Gathering:
     def _measured(self) -> Experiment:
         """The experiment on platforms as fast as they were found to be."""
         platforms = tuple(
-            Platform(name=f"worker {worker.rank}", throughput=worker.throughput or 1.0)
+            Platform(
+                name=rank_name(self.roles, worker.rank), throughput=worker.throughput or 1.0
+            )
             for worker in self.workers
         )
         return replace(self._experiment, platforms=platforms, links=Links(), faults=Faults())

@@ -22,6 +22,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.folder_lock import locked, require_unlocked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
+from edgegossip.experiments.roles import who_is_who, with_article
 from edgegossip.experiments.signals import on_stop_signal
 
 _LOOK: Seconds = 0.25
@@ -123,10 +124,10 @@ def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Result
         lines = [_last_line(out, rank) for rank in failures]
         said = [line for line in lines if line.startswith("edgegossip: ")] or lines
         raise TrainingError(f"all workers failed, the first with: {said[0]}")
-    results = gathering.finish()
-    for rank in failures:
-        print(f"worker {rank} failed: {_last_line(out, rank)}", file=sys.stderr)
-    return results
+    for rank in failures:  # before, as without a server there may be no model
+        name = with_article(gathering.roles, rank)
+        print(f"{name} failed: {_last_line(out, rank)}", file=sys.stderr)
+    return gathering.finish()
 
 
 def free_ports(number: int) -> list[int]:
@@ -205,6 +206,8 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
         evaluation=history[-1] if history else None,
         wall_seconds=seconds,
         samples_per_second=samples / seconds if seconds > 0 else 0.0,
+        commits=sum(worker.num_commits for worker in gathering.workers) or None,
+        roles=who_is_who(experiment.roles),
     )
 
 

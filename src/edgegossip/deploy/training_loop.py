@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,7 +43,11 @@ class TrainingLoop:
 
     The final parameters are those that the algorithm leaves this worker with. Synchronous
     algorithms that average with everybody leave all with the same; after others, and under
-    GoSGD, each has its own. `final_average` gives all workers the mean of their models.
+    GoSGD, each has its own. `final_average` gives all workers the mean of their models, or that
+    of the server where there is one.
+
+    A rank whose role has no data, as a server, trains nothing: it stays in the entrance of the
+    `with` block until the run is over.
 
     Workers that are waited for, lost or back are logged (``edgegossip.net``), the end too
     (``edgegossip.deploy``, level INFO). An exception in the `with` block, Ctrl+C included,
@@ -54,7 +60,8 @@ class TrainingLoop:
         rank: Of this worker.
         num_workers: In all.
         transport: Carries the messages.
-        num_samples: Of this worker's data, which `step` counts through.
+        num_samples: Of this worker's data, which `step` counts through; 0 for a rank whose role
+            has none.
         name: Of the run, the same for all workers.
         forecaster: For `EdgeGossip`: a `Monitor` of this machine.
         meet_seconds: How long to wait for all workers before beginning without some.
@@ -62,8 +69,11 @@ class TrainingLoop:
             `step` raises `NetworkError`; None to begin with at least one other, and go on with
             however few are left.
         max_seconds: When to stop, counted from the beginning.
-        final_average: At the end, average the models of all workers; each sends its own to all
-            others once, and waits for theirs.
+        final_average: At the end, average the models of all workers whose role counts; each of
+            them sends its own to all others once.
+        evaluate: Gives mean loss and accuracy of a model on validation data, for algorithms
+            that ask (`ADSP`, `ADACOMM`): called on another thread, with a copy of `model` in
+            evaluation mode.
         has_buffers: Exchange floating-point buffers (running means) too.
         torch_device: Where the model lives.
 
@@ -98,10 +108,21 @@ class TrainingLoop:
         min_workers: int | None = None,
         max_seconds: Seconds = math.inf,
         final_average: bool = False,
+        evaluate: Callable[[nn.Module], tuple[float, float]] | None = None,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
-        check_range("num_samples", num_samples, "at least 1")
+        has_data = algorithm.role(rank).has_data
+        check_range("num_samples", num_samples, "at least 1" if has_data else "at least 0")
+        judge = None
+        if evaluate is not None:
+            copied = FlatModel(
+                copy.deepcopy(model),
+                has_buffers=has_buffers,
+                channels_last=False,
+                torch_device=torch_device,
+            )
+            judge = partial(_judge, evaluate, copied)
         # The caller's batches come as they are, so its weights stay as they are.
         self._flat = FlatModel(
             model, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
@@ -138,6 +159,7 @@ class TrainingLoop:
                 max_seconds=max_seconds,
             ),
             forecaster=forecaster,
+            evaluate=judge,
         )
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
         self._error: BaseException | None = None
@@ -156,6 +178,14 @@ class TrainingLoop:
         All workers of a synchronous algorithm are at one value in one round.
         """
         return self._work.progress
+
+    @property
+    def batch_ratio(self) -> float:
+        """Size that the next batch is to have over the usual one; `BatchTune` goes by speed.
+
+        A loop that ignores it trains with batches as they are.
+        """
+        return self._work.batch_ratio
 
     def step(self, loss: float, num_samples: int) -> None:
         """The optimizer has made a step; exchange the model if it is time to.
@@ -235,6 +265,16 @@ class TrainingLoop:
         self._thread.join()
 
 
+def _judge(
+    evaluate: Callable[[nn.Module], tuple[float, float]], model: FlatModel, params: Tensor
+) -> tuple[float, float]:
+    """Measure `params` ([num_params]) with the caller's function."""
+    with torch.no_grad():
+        model.params.copy_(params)
+        loss, accuracy = evaluate(model.module.eval())
+    return float(loss), float(accuracy)
+
+
 class _Piece:
     """Some work that the algorithm has asked for."""
 
@@ -265,6 +305,7 @@ class _OwnWork(Trainer):
 
     def __init__(self, num_samples: int, layout: Layout) -> None:
         self.progress = 0.0
+        self.batch_ratio = 1.0
         self._layout = layout
         self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[TrainingResult | TrainingError | None] = (
@@ -288,7 +329,7 @@ class _OwnWork(Trainer):
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Hand the work to the loop, and wait until it is done."""
-        self.progress = progress
+        self.progress, self.batch_ratio = progress, request.batch_ratio
         num_steps, num_due = math.inf, math.inf
         if isinstance(request.work, Epochs):
             num_due = self.cost(request)

@@ -34,6 +34,7 @@ from edgegossip.experiments.files import (
     write_json,
 )
 from edgegossip.experiments.folder_lock import locked
+from edgegossip.experiments.roles import who_is_who
 from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.runner import intra_op_threads
 from edgegossip.experiments.signals import on_stop_signal
@@ -164,6 +165,8 @@ class _Worker:
             incarnation=self._diary.incarnation,
             wall_started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+        if who := who_is_who(experiment.roles):
+            _LOG.info("rank %d takes part as %s; %s", rank, experiment.roles[rank], who)
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
@@ -279,6 +282,8 @@ class _Worker:
                 "seconds": host.now,
                 "wall_seconds": wall_seconds,
                 "rounds": host.state.round,
+                "role": self._experiment.roles[self._rank],
+                "commits": self._diary.commits.total,
                 "bytes_sent": self._diary.bytes_sent,
                 "samples_processed": self._diary.samples_processed,
                 "mean_staleness": self._diary.mean_staleness,

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.snapshots import indices, read_params, schedule, snapshot_path
+from edgegossip.experiments.commits import Commits
 from edgegossip.experiments.event_log import SkippedLines, parse_event, to_line, whole_lines
 from edgegossip.experiments.run_folder import read_json
 
@@ -81,6 +82,7 @@ class WorkerFolder:
         samples: That it has trained on.
         bytes_sent: By it.
         num_rounds: After which it sent its parameters.
+        num_commits: To a server.
         time: Of its last event.
         has_ended: There will be no more, whoever says so.
     """
@@ -90,6 +92,7 @@ class WorkerFolder:
     samples: RunningTotal = field(default_factory=RunningTotal)
     bytes_sent: RunningTotal = field(default_factory=RunningTotal)
     num_rounds: int = 0
+    num_commits: int = 0
     time: Seconds = 0.0
     has_ended: bool = False
     _first: tuple[float, Seconds] | None = None
@@ -104,6 +107,7 @@ class WorkerFolder:
     _skipped: SkippedLines = field(init=False)
     _blocks: list[tuple[int, Seconds]] = field(default_factory=list)  # begins at, earliest time
     _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
+    _commits: Commits = field(default_factory=Commits)
 
     def __post_init__(self) -> None:
         self._skipped = SkippedLines(self._log)
@@ -213,6 +217,9 @@ class WorkerFolder:
             case "sent":
                 self.bytes_sent.add(line["time"], line["num_bytes"])
                 self.num_rounds = max(self.num_rounds, line["round"] + 1)
+                self.num_commits += self._commits.add(
+                    self.rank, line.get("kind", ""), line["round"]
+                )
         self._note(line["time"])
 
     def _note(self, time: Seconds) -> None:

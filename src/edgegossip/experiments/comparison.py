@@ -75,7 +75,8 @@ def summarize(
     target = comparison.target_accuracy
     if target is None and baseline is not None:
         target = baseline.best_accuracy - comparison.target_gap
-    platforms = comparison.experiments[comparison.baseline].platforms
+    reference = comparison.experiments[comparison.baseline]
+    platforms = tuple(reference.platforms[rank] for rank in reference.data_ranks)
     return {
         "recipe": recipe,
         "baseline": comparison.baseline,

@@ -99,6 +99,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         "links": describe(experiment.links),
         "faults": describe(experiment.faults),
         "max_seconds": experiment.max_seconds,
+        "until": describe(experiment.until),
         "evaluation_interval": experiment.evaluation_interval,
         "evaluation_epochs": experiment.evaluation_epochs,
         "versions": versions(),

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Message, Rank, Seconds, Trained
+from edgegossip.core.protocol import Message, Note, Rank, Seconds, Trained
+from edgegossip.experiments.commits import Commits
 from edgegossip.experiments.files import to_json
 
 _KEPT = (
@@ -25,6 +26,7 @@ _KEPT = (
     "total_staleness",
     "num_received",
     "num_lost",
+    "commits",
     "_sends",  # a line that may grow on
 )
 _READ_AT_ONCE = 2**16
@@ -160,6 +162,7 @@ class EventLog:
         total_staleness: Over all messages received so far, in rounds.
         num_received: Messages received so far.
         num_lost: Messages lost so far.
+        commits: Sent or received so far.
 
     Raises:
         RunFolderError: If the file cannot be written.
@@ -171,6 +174,7 @@ class EventLog:
         self.total_staleness = 0
         self.num_received = 0
         self.num_lost = 0
+        self.commits = Commits()
         self._path = path
         self._sends: dict[str, Any] | None = None
         if offset:
@@ -215,6 +219,7 @@ class EventLog:
         uplink: tuple[Seconds, Seconds],
     ) -> None:
         self.bytes_sent += num_bytes
+        self.commits.add(rank, message.kind, message.round)
         line = self._sends
         key = (now, rank, message.kind, message.round)
         if line is None or (line["time"], line["rank"], line["kind"], line["round"]) != key:
@@ -233,8 +238,11 @@ class EventLog:
         line["num_bytes"] += num_bytes
         line["end"] = uplink[1]
 
-    def received(self, now: Seconds, rank: Rank, sender: Rank, staleness: int) -> None:
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
         self.num_received += 1
+        self.commits.add(sender, message.kind, message.round)
         self.total_staleness += staleness
 
     def lost(
@@ -245,6 +253,9 @@ class EventLog:
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         self.write(what, time=now, rank=rank)
+
+    def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
+        self.write("noted", time=now, rank=rank, kind=note.kind, numbers=dict(note.numbers))
 
     def show(self) -> None:
         """Let readers of the file see what there is."""

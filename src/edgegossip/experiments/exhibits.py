@@ -24,7 +24,8 @@ class Series:
         y: One for each x; None for a bar that is missing or a cell without a number.
         low: Lower end of the range of each y over the seeds; empty for none.
         high: Upper end.
-        is_mark: A line across each category of bars, such as a bound, or one over a map.
+        is_mark: A line across each category of bars, such as a bound, one over a map, or a
+            dashed one among curves.
     """
 
     name: str

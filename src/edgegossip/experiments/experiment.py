@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_range
+from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTarget:
+    """A loss with which a run is done; for measuring the time to it.
+
+    Args:
+        loss: The mean of the last `num_looks` evaluations is to be at most this; above 0.
+        num_looks: One alone may be lucky; at least 1.
+    """
+
+    loss: float
+    num_looks: int = 10
+
+    def __post_init__(self) -> None:
+        check_ranges(self, loss="above 0 and finite", num_looks="at least 1")
+
+    def is_reached(self, losses: Sequence[float]) -> bool:
+        """Say whether a run with these losses, in order of time, is done.
+
+        >>> LossTarget(loss=1.0, num_looks=2).is_reached([3.0, 1.5, 0.5])
+        True
+        """
+        last = losses[-self.num_looks :]
+        return len(last) == self.num_looks and sum(last) <= self.loss * self.num_looks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +60,7 @@ class Experiment:
         seed: Of everything random in the run but faults and algorithms, which have their own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
+        until: Ends the simulated run sooner: when the averaged model's loss has come so far.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model;
             None for a quarter of the slowest worker's epoch.
         evaluation_epochs: Instead: epochs of all workers together between two evaluations. Fair
@@ -54,6 +80,7 @@ class Experiment:
     profiles: Mapping[Rank, Profile] = field(default_factory=dict)
     seed: int = 0
     max_seconds: Seconds | None = None
+    until: LossTarget | None = None
     evaluation_interval: Seconds | None = None
     evaluation_epochs: float | None = None
     name: str | None = None
@@ -100,6 +127,11 @@ class Experiment:
     @property
     def num_workers(self) -> int:
         return len(self.platforms)
+
+    @property
+    def roles(self) -> list[str]:
+        """The name of each rank's role."""
+        return [self.algorithm.role(rank).name for rank in range(self.num_workers)]
 
     @property
     def run_name(self) -> str:

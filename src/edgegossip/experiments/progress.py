@@ -20,6 +20,8 @@ class Status:
         evaluation: The newest; None before the first.
         wall_seconds: Since the run began.
         samples_per_second: Samples processed per wall second, since this process began.
+        commits: Of all workers to a server so far; None where nobody commits.
+        roles: The ranks of each role, in words; empty where all are workers.
     """
 
     name: str
@@ -28,6 +30,8 @@ class Status:
     evaluation: Evaluation | None
     wall_seconds: float
     samples_per_second: float
+    commits: int | None = None
+    roles: str = ""
 
     @property
     def seconds_left(self) -> float | None:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from edgegossip.core.protocol import Seconds
 
+ENDS = ("finished", "time limit", "target")
+"""Reasons for which a run ends by itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
@@ -40,7 +43,7 @@ class Results:
 
     Attributes:
         name: Of the run.
-        reason: Why it ended: "finished", "time limit" or "interrupted".
+        reason: Why it ended: one of `ENDS`, "interrupted" or "failed".
         history: Evaluations of the averaged model, in order of time.
         worker_accuracies: In [0, 1], of each evaluated worker at the end.
         params: The averaged model's tensors by name, as in its `state_dict`.

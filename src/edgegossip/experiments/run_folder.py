@@ -21,7 +21,7 @@ from edgegossip.experiments.files import (
     write_atomically,
     write_json,
 )
-from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.results import ENDS, Evaluation, Results
 
 
 class RunFolder:
@@ -116,7 +116,7 @@ class RunFolder:
         if not self._resume or not (self.path / "summary.json").exists():
             return None
         results = load_results(self.path)
-        return results if results.reason in ("finished", "time limit") else None
+        return results if results.reason in ENDS else None
 
 
 def require_folder(path: Path) -> None:

@@ -22,6 +22,7 @@ from edgegossip.experiments.files import LOADING_ERRORS
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.roles import described_roles, who_is_who
 from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.sim.forecasting import profiled
@@ -138,7 +139,7 @@ class _Run:
                 "experiment",
                 **folder.header,
                 command=command,
-                shard_sizes=self._shard_sizes(),
+                **described_roles(experiment, self._workload.shards),
                 wall_started=folder.started,
             )
         self._samples_before = self._log.samples_processed
@@ -147,17 +148,13 @@ class _Run:
         """Stop between two events, and keep where it stands."""
         self.simulator.should_stop = True
 
-    def _shard_sizes(self) -> list[int]:
-        shards, num_workers = self._workload.shards, self._experiment.num_workers
-        return [len(shards[rank]) if rank in shards else 0 for rank in range(num_workers)]
-
     def execute(self) -> Results:
         """Simulate to the end, or until asked to stop, and leave a whole folder either way."""
         try:
             if not self._simulate_or_keep():
                 self._end("interrupted")
                 raise Interrupted(self._how_to_resume())
-            results = self._end("finished" if self.simulator.is_over else "time limit")
+            results = self._end(self._reason())
             self._folder.drop_checkpoint()
         finally:
             self._log.abandon()
@@ -185,6 +182,16 @@ class _Run:
             raise
         return has_ended
 
+    def _reason(self) -> str:
+        if self.simulator.is_over:
+            return "finished"
+        return "target" if self._is_done() else "time limit"
+
+    def _is_done(self) -> bool:
+        """Say whether the loss has come to where the experiment ends."""
+        until = self._experiment.until
+        return until is not None and until.is_reached([each.loss for each in self._history])
+
     def _simulate(self) -> bool:
         """Say whether the run has come to its end, or was asked to stop before."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
@@ -196,7 +203,7 @@ class _Run:
             self._num_looks += 1
             if is_over or until == limit or self._is_due():
                 self._evaluate(simulator.now if is_over else until)
-            if is_over or until == limit:
+            if is_over or until == limit or self._is_done():
                 return True
             if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
                 self._keep()
@@ -290,6 +297,8 @@ class _Run:
             evaluation=self._history[-1],
             wall_seconds=self._wall_seconds,
             samples_per_second=samples / seconds if seconds > 0 else 0.0,
+            commits=self._log.commits.total,
+            roles=who_is_who(self._experiment.roles),
         )
 
     # Keeping.

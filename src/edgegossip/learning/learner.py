@@ -181,6 +181,7 @@ class Learner(Trainer):
 
     def cost(self, request: Train) -> float:
         """Samples that are processed, and a third of a sample per aggregated point."""
+        self.batches.resize(request.batch_ratio)
         return self.batches.cost(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
         )
@@ -203,6 +204,7 @@ class Learner(Trainer):
         num_samples = 0
         losses = []
         before = torch.get_rng_state()
+        self.batches.resize(request.batch_ratio)
         batches = self.batches.take(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
         )

@@ -18,17 +18,18 @@ class Chores:
     7.0
     """
 
+    next_at: Seconds
+    """When the first is due; infinity for never."""
+
     def __init__(self, chores: Iterable[Chore]) -> None:
         self._due = [(0.0, chore) for chore in chores]
-
-    @property
-    def next_at(self) -> Seconds:
-        """When the first is due; infinity for never."""
-        return min((at for at, _ in self._due), default=math.inf)
+        self.next_at = 0.0 if self._due else math.inf
 
     def do_due(self, now: Seconds) -> None:
         """Do all that is due."""
-        self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
+        if now >= self.next_at:
+            self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
+            self.next_at = min(at for at, _ in self._due)
 
 
 class Alarms:
@@ -41,25 +42,28 @@ class Alarms:
     (3.0, [], ['round'])
     """
 
+    next_at: Seconds
+    """When the first is due; infinity for never."""
+
     def __init__(self) -> None:
         self._times: dict[str, Seconds] = {}
+        self._look()
 
     def set(self, name: str, at: Seconds) -> None:
         """Wake at `at`; infinity cancels."""
         self._times.pop(name, None)
         if at < math.inf:
             self._times[name] = at
-
-    @property
-    def next_at(self) -> Seconds:
-        """When the first is due; infinity for never."""
-        return min(self._times.values(), default=math.inf)
+        self._look()
 
     def pop_due(self, now: Seconds) -> list[str]:
         """Names that are due, the earliest first; they are set no more."""
+        if now < self.next_at:
+            return []
         due = sorted((at, name) for name, at in self._times.items() if at <= now)
         for _, name in due:
             del self._times[name]
+        self._look()
         return [name for _, name in due]
 
     def state_dict(self) -> dict[str, Seconds]:
@@ -67,3 +71,7 @@ class Alarms:
 
     def load_state_dict(self, state: dict[str, Seconds]) -> None:
         self._times = dict(state)
+        self._look()
+
+    def _look(self) -> None:
+        self.next_at = min(self._times.values(), default=math.inf)

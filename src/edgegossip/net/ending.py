@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Evaluated, Event, Predicted, Seconds, TimerFired
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.post import Post
 
@@ -32,9 +32,10 @@ class Ending:
         self._finished_at: Seconds = math.inf
         self._changed_at: Seconds = math.inf
 
-    def changed(self, now: Seconds) -> None:
-        """Something happened to the algorithm."""
-        self._changed_at = now
+    def changed(self, now: Seconds, event: Event | None = None) -> None:
+        """Something happened to the algorithm; what it has asked for itself keeps nobody."""
+        if not isinstance(event, TimerFired | Evaluated | Predicted):
+            self._changed_at = now
 
     def finish(self, now: Seconds) -> None:
         """No work of its own is left."""

@@ -18,6 +18,7 @@ VERSION = 1
 # The message behind it is aligned, since the size is a multiple of 8.
 _FIELDS = struct.Struct("<7sB8sQQQQ")
 _CHECKSUM = struct.Struct("<Q")
+_LARGEST = 2**63 - 1
 NUM_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
@@ -45,9 +46,12 @@ class Envelope:
     def __post_init__(self) -> None:
         if len(self.run) != 8:
             raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
-        for name in ("sender", "sender_life", "receiver_life", "number"):
-            if not 0 <= getattr(self, name) < 2**63:
-                raise ValueError(f"{name} must be in 0..2**63 - 1, got {getattr(self, name)}")
+        numbers = (self.sender, self.sender_life, self.receiver_life, self.number)
+        if min(numbers) < 0 or max(numbers) > _LARGEST:
+            raise ValueError(
+                "sender, sender_life, receiver_life and number must be in 0..2**63 - 1, got "
+                f"{numbers}"
+            )
 
 
 _values = attrgetter(*(each.name for each in fields(Envelope)))

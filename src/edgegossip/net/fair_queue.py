@@ -73,7 +73,7 @@ class FairQueue:
 
     def empty(self) -> bool:
         """Nothing waits."""
-        return self.qsize() == 0
+        return self._arrived.empty() and not self._turns
 
     def qsize(self) -> int:
         """How much waits."""

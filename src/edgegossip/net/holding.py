@@ -17,6 +17,14 @@ _SHARE = 3
 _ROOM = 4096  # for what stands around the payload
 
 
+class _Held(weakref.ref["np.ndarray"]):
+    """Tells when a frame is gone, and how large it was; lighter than `weakref.finalize`."""
+
+    __slots__ = ("num_bytes", "sender")
+    sender: Rank
+    num_bytes: int
+
+
 class Holding:
     """Counts frames from when they arrive until the last tensor made of them is gone.
 
@@ -43,7 +51,8 @@ class Holding:
         self._lock = threading.Lock()
         self._held: Counter[Rank] = Counter()
         # Memory may be freed in any thread, even in one that has the lock.
-        self._freed: deque[tuple[Rank, int]] = deque()
+        self._freed: deque[_Held] = deque()
+        self._alive: dict[int, _Held] = {}  # by id, as arrays cannot be compared
 
     def take(self, sender: Rank, frame: memoryview) -> memoryview | None:
         """Hold `frame`; returns it, to be used in its place, or None if it is too much."""
@@ -54,8 +63,10 @@ class Holding:
             if is_too_much and self._held[sender] + num_bytes > self.share:
                 return None
             self._held[sender] += num_bytes
-        owner = np.asarray(frame)  # not every buffer can say when it is freed
-        weakref.finalize(owner, self._freed.append, (sender, num_bytes)).atexit = False
+            owner = np.asarray(frame)  # not every buffer can say when it is freed
+            held = _Held(owner, self._freed.append)
+            held.sender, held.num_bytes = sender, num_bytes
+            self._alive[id(held)] = held
         return owner.data
 
     @property
@@ -67,5 +78,6 @@ class Holding:
 
     def _settle(self) -> None:
         while self._freed:
-            sender, num_bytes = self._freed.popleft()
-            self._held[sender] -= num_bytes
+            held = self._freed.popleft()
+            del self._alive[id(held)]
+            self._held[held.sender] -= held.num_bytes

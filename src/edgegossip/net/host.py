@@ -19,6 +19,7 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Message,
+    Note,
     Predict,
     Rank,
     Received,
@@ -93,6 +94,7 @@ class Host(Generic[State]):
         self.rank = rank
         self.state: State = algorithm.init(rank, initial_params)
         self._algorithm = algorithm
+        self._traits = algorithm.traits
         self._settings = settings
         self._observer = observer
         self._save = save
@@ -231,27 +233,30 @@ class Host(Generic[State]):
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
         self._chores.do_due(self.now)
-        if self.now >= self._checkpoint_at and not self._work.is_busy:
+        now = self.now
+        if now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
         if not self._should_stop:  # a checkpoint must not take who stopped before for lost
-            for event in self.peers.overdue(self._runtime.clock()):
+            for event in self.peers.overdue(self._zero + now):
                 self._handle(event)
-            self._lose_patience()
-            if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(self.now):
+            self.post.release(self._zero + now)
+            if now >= self._patience.look_at:
+                self._lose_patience()
+            if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(now):
                 self.stop()
-        if self.post.phase == Phase.FINISHED and self.now >= self._ending.tell_at:
+        if self.post.phase == Phase.FINISHED and now >= self._ending.tell_at:
             self.post.tell_all()
 
     def _wake_at(self) -> Seconds:
-        at = min([self._alarms.next_at, self._settings.max_seconds, self._chores.next_at])
+        moments = [self._alarms.next_at, self._settings.max_seconds, self._chores.next_at]
         if not self._should_stop:
-            at = min(at, self._patience.look_at, self.peers.lose_at - self._zero)
-            at = min(at, self.meeting.ends_at)
+            on_clock = min(self.peers.lose_at, self.post.release_at)
+            moments += [self._patience.look_at, on_clock - self._zero, self.meeting.ends_at]
         if not self._work.is_busy:
-            at = min(at, self._checkpoint_at)
+            moments.append(self._checkpoint_at)
         if self.post.phase == Phase.FINISHED:
-            at = min(at, self.now + self._settings.quiet_seconds)
-        return at
+            moments.append(self.now + self._settings.quiet_seconds)
+        return min(moments)
 
     def _why_end(self) -> str | None:
         if self._should_stop and (not self._work.is_busy or self._work.put_off()):
@@ -270,11 +275,11 @@ class Host(Generic[State]):
         if not self.peers.has_begun:
             self._pending.append(event)
             return
-        self._ending.changed(self.now)
+        self._ending.changed(self.now, event)
         round_before = self.state.round
         if isinstance(event, Received):
             age = staleness(self.state.round, event.message.round)
-            self._observer.received(self.now, self.rank, event.sender, age)
+            self._observer.received(self.now, self.rank, event.sender, event.message, age)
         for effect in self._algorithm.handle(self.state, event, self.now):
             match effect:
                 case Train():
@@ -287,6 +292,8 @@ class Host(Generic[State]):
                     self._work.ask(effect)
                 case Finish():
                     self._finish()
+                case Note():
+                    self._observer.noted(self.now, self.rank, effect)
         self._watch_for_waiting()
         if self.state.round != round_before:
             self._patience.next_round(self.now)
@@ -296,7 +303,7 @@ class Host(Generic[State]):
     @property
     def _progress(self) -> float:
         limit = self._settings.max_seconds
-        return self._algorithm.traits.progress(self.state.round, self.now, limit)
+        return self._traits.progress(self.state.round, self.now, limit)
 
     def _trained(self, event: Trained) -> None:
         self._patience.worked(event.seconds)
@@ -336,8 +343,6 @@ class Host(Generic[State]):
     def _lose_patience(self) -> None:
         """Give up those who have been silent for longer than a wait has ever taken."""
         now, patience = self.now, self._patience
-        if now < patience.look_at:
-            return
         patience.look_again(now)
         self.post.tell_all(again=True)
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
@@ -364,9 +369,9 @@ class Host(Generic[State]):
         }
         if self._save(checkpoint):
             self.peers.note_kept()
+            self.post.tell_all()
         # Counted from its end: keeping must not become all that is done.
         self._checkpoint_at = self.now + self._settings.checkpoint_seconds
-        self.post.tell_all(again=True)
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
         self.state = checkpoint["state"]

@@ -20,7 +20,7 @@ from edgegossip.net.transport import Incarnation
 
 _LOG = logging.getLogger("edgegossip.net")
 INTRODUCTION = "net/introduction"
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when the meaning of a message between workers changes."""
 MAX_BYTES = 2**16
 _MAX_TEXT = 60

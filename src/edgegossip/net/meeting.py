@@ -115,7 +115,8 @@ class Meeting:
 
     def has_too_few(self, now: Seconds) -> bool:
         """Whether there have been fewer workers than needed for too long; sets `shortage`."""
-        needed, missing = self._settings.min_workers, self._peers.lost
+        needed = self._settings.min_workers
+        missing = self._peers.lost if needed > 1 else []
         if self._peers.num_workers - len(missing) >= needed:
             self._few_since = math.inf
         elif self._few_since == math.inf:

@@ -51,7 +51,7 @@ class Outbox:
             frame: In parts.
             done: Called from the sending thread when the frame has left, or is dropped.
         """
-        num_bytes = sum(len(part) for part in frame)
+        num_bytes = sum(map(len, frame))
         with self._lock:
             waiting = self._waiting.get(receiver, 0)
             # One is always taken, however large it is.

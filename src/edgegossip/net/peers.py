@@ -66,7 +66,6 @@ class Peer:
         is_reachable: The transport says so.
         is_refused: This process is not listened to, and confirms nothing.
         status: The newest of that process.
-        lose_at: When it is given up, on the own clock, having left.
         began_at: When it began, on the own clock, as its status has it.
         life: Which one messages are numbered for.
         num_lives: How many it has had in one process.
@@ -85,7 +84,6 @@ class Peer:
     is_reachable: bool = False
     is_refused: bool = False
     status: WorkerStatus | None = None
-    lose_at: Seconds = math.inf
     began_at: Seconds = 0.0
     life: Life = 0
     num_lives: int = 0
@@ -97,6 +95,11 @@ class Peer:
     heard_at: Seconds = 0.0
     num_gaps: int = 0
     has_lost_some: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """It can be reached, and has said how it is."""
+        return self.is_reachable and self.status is not None
 
     def turn_to(self, life: Life) -> None:
         """Number messages anew if this is another life."""
@@ -142,6 +145,8 @@ class Peers:
         self.is_resumed = False
         self.has_begun = False
         self._ended = frozenset(ended)
+        # Who has left, and will be missed when the own clock shows what.
+        self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
         self._peers = {other: Peer(log=SentLog(max_bytes=max_log_bytes)) for other in others}
 
@@ -170,6 +175,7 @@ class Peers:
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
             peer.is_refused = False
         peer.is_reachable = True
+        self._leaving.pop(rank, None)
 
     def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:
         """A process of `rank` cannot be reached any more, when the own clock shows `clock`."""
@@ -179,20 +185,20 @@ class Peers:
         peer.is_reachable = False
         if peer.status is not None and peer.status.phase == Phase.LEAVING:
             # This one is probably about to be stopped too, and shall not go on without it.
-            peer.lose_at = clock + _GRACE
+            self._leaving[rank] = clock + _GRACE
             return []
         return self.lose(rank)
 
     @property
     def lose_at(self) -> Seconds:
         """When the first who has left will be missed, on the own clock; infinity for never."""
-        return min((p.lose_at for _, p in self if not p.is_reachable), default=math.inf)
+        return min(self._leaving.values(), default=math.inf)
 
     def overdue(self, clock: Seconds) -> list[Event]:
         """Those who have left, and are missed by now."""
-        late = [rank for rank, peer in self if clock >= peer.lose_at and not peer.is_reachable]
+        late = [rank for rank, at in self._leaving.items() if clock >= at]
         for rank in late:
-            self[rank].lose_at = math.inf
+            del self._leaving[rank]
         return [event for rank in late for event in self.lose(rank)]
 
     def lose(self, rank: Rank) -> list[Event]:
@@ -214,6 +220,8 @@ class Peers:
         peer.log.forget(status.kept)
         if status.phase == Phase.GONE:
             return self.lose(rank)
+        if self.has_begun and self._has_begun_without(status):
+            self._count_on()
         is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
         is_gap = is_counting and status.sent[self.rank] > peer.received
         peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
@@ -239,7 +247,8 @@ class Peers:
         """Number messages from where their receivers are: they drop lower ones as known.
 
         A resumed worker does once more what it had done after its checkpoint, and sends the
-        same by the same numbers. When somebody is lost or found, it may do something else.
+        same by the same numbers. It may do something else when somebody is lost or found, or
+        when somebody has lost it: one who finds it again tells it what it was not told then.
         """
         if self.is_resumed:
             for _, peer in self:
@@ -331,7 +340,7 @@ class Peers:
             else:
                 events += [WorkerJoined(rank)] if peer.is_lost else []
                 peer.is_lost, peer.known_life = False, peer.life
-        if events:
+        if events or any(map(self._has_begun_without, here.values())):
             self._count_on()
         return events
 
@@ -359,9 +368,11 @@ class Peers:
 
     def status_for(self, rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
         """The own status, as `rank` is to know it."""
-        peer, counts = self[rank], [(0, 0)] * self.num_workers
-        for other, each in self:
-            counts[other] = (each.sent, each.received)
+        peer, everyone = self[rank], self._peers.values()
+        sent = [each.sent for each in everyone]
+        received = [each.received for each in everyone]
+        for counts in (sent, received):
+            counts.insert(self.rank, 0)
         return WorkerStatus(
             phase=phase,
             life=self.life,
@@ -370,8 +381,8 @@ class Peers:
             is_resumed=self.is_resumed,
             oldest=peer.log.entries[0][0] if peer.log.entries else peer.sent + 1,
             kept=peer.kept,
-            sent=tuple(sent for sent, _ in counts),
-            received=tuple(received for _, received in counts),
+            sent=tuple(sent),
+            received=tuple(received),
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -11,14 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
-    Event,
-    Message,
-    Rank,
-    Received,
-    Seconds,
-    WorkerLost,
-)
+from edgegossip.core.protocol import Event, Message, Rank, Received, Seconds, WorkerLost
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.fair_queue import REFUSED_COST, STATUS_COST, Sink, TokenBucket
@@ -38,7 +32,7 @@ from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 _HOLD: Seconds = 3.0
-"""How long one whose link is back may take to say what it lacks."""
+"""How long one whose link is back may take to say what it lacks, until mail is held."""
 
 
 class Post:
@@ -104,7 +98,7 @@ class Post:
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Whose link was cut and is back, or who left and came back in the same life: it has
-        # not received all, and gets nothing new before it has said what it lacks. Since when.
+        # not received all, and gets nothing new before it has said what it lacks. Until when.
         self._relinked: dict[Rank, Seconds] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
@@ -165,7 +159,7 @@ class Post:
             case Appeared(rank, incarnation):
                 self._links.found(rank, incarnation, self._clock())
                 if self.peers.has_begun:
-                    self._relinked[rank] = self._clock()
+                    self._relinked[rank] = self._clock() + _HOLD
                 if incarnation != self.peers[rank].incarnation:
                     self._forgive(rank)
                 self.peers.appeared(rank, incarnation)
@@ -239,7 +233,7 @@ class Post:
         if self.peers[sender].status is not status:
             return events  # of a life that is one too many
         self.spoke_at[sender] = now
-        self._relink(sender, status)
+        self._relink(sender)
         # It may have missed what it waits for, or take for lost who has nothing more to say.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
@@ -296,8 +290,7 @@ class Post:
         kept for one that will say what it lacks.
         """
         peer = self.peers[receiver]
-        can_send = peer.is_reachable and peer.status is not None
-        if not can_send and (peer.is_lost or not peer.life):
+        if not peer.is_known and (peer.is_lost or not peer.life):
             return False
         peer.sent += 1
         self.plausibility.sent(message)
@@ -305,12 +298,9 @@ class Post:
         # It has left for a moment, or has not said yet what it lacks, and gets this after
         # what was sent before if it goes on with its life.
         is_held = receiver in self._relinked and peer.log.has(peer.sent)
-        if not can_send or is_held:
+        if not peer.is_known or is_held:
             if left is not None:
                 left()
-            if can_send and self._clock() > self._relinked[receiver] + _HOLD:
-                assert peer.status is not None
-                self._relink(receiver, peer.status)  # its word was lost; what it said last does
             return True
         return self._post(receiver, message, peer.sent, left)
 
@@ -318,17 +308,34 @@ class Post:
         """Send what those who were resumed too do not have."""
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
-                self._send_missing(rank, peer.status)
+                self._send_missing(rank)
 
-    def _relink(self, rank: Rank, status: WorkerStatus) -> None:
-        """`rank` has said what it lacks since its link is back."""
+    def _relink(self, rank: Rank) -> None:
+        """Send `rank` what it lacks since its link is back, by what it has said last."""
         if self._relinked.pop(rank, None) is not None:
-            self._send_missing(rank, status)
+            self._send_missing(rank)
 
-    def _send_missing(self, rank: Rank, status: WorkerStatus) -> None:
-        """Send `rank`, whose status this is, what it has not received in its present life."""
-        for number, message in [*self.peers[rank].log.entries]:
-            if number > status.received[self.rank]:
+    @property
+    def release_at(self) -> Seconds:
+        """When mail that is held is sent in any case, on the own clock; infinity for never."""
+        return min(self._held.values(), default=math.inf)
+
+    def release(self, clock: Seconds) -> None:
+        """Send what is held for those whose word has not come in time: it was lost."""
+        for rank in [rank for rank, at in self._held.items() if clock >= at]:
+            self._relink(rank)
+
+    @property
+    def _held(self) -> dict[Rank, Seconds]:
+        """Until when mail is held for those whom it could reach."""
+        return {r: at for r, at in self._relinked.items() if self.peers[r].is_known}
+
+    def _send_missing(self, rank: Rank) -> None:
+        """Send `rank` what it has not received in its present life."""
+        peer = self.peers[rank]
+        assert peer.status is not None
+        for number, message in [*peer.log.entries]:
+            if number > peer.status.received[self.rank]:
                 self._post(rank, message, number, None)
 
     def _post(
@@ -347,8 +354,10 @@ class Post:
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
         """Send `rank` the own status, if it can be reached and does not know it yet."""
+        if not self.peers[rank].is_reachable:
+            return
         status = self.peers.status_for(rank, self.phase, self.elapsed())
-        if self.peers[rank].is_reachable and (again or status.is_news(self._told.get(rank))):
+        if again or status.is_news(self._told.get(rank)):
             self._told[rank] = status
             self._post(rank, status.message(), 0, None)
 

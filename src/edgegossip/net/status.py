@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -56,10 +56,17 @@ class WorkerStatus:
 
     def message(self) -> Message:
         """Say it in a message; see `parse`."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        lists = {name: torch.tensor(values.pop(name)) for name in ("sent", "received")}
-        whole = {name: int(values[name]) for name in values if name != "elapsed"}
-        return Message(STATUS, 0, lists, {**whole, "elapsed": float(self.elapsed)})
+        numbers = {
+            "phase": int(self.phase),
+            "life": self.life,
+            "begun_with": self.begun_with,
+            "elapsed": float(self.elapsed),
+            "is_resumed": int(self.is_resumed),
+            "oldest": self.oldest,
+            "kept": self.kept,
+        }
+        counts = torch.tensor([self.sent, self.received])
+        return Message(STATUS, 0, {"counts": counts}, numbers)
 
     def is_news(self, told: WorkerStatus | None) -> bool:
         """Whether it says something that `told`, if anything, did not."""
@@ -77,19 +84,19 @@ class WorkerStatus:
         values: dict[str, Any] = {**message.numbers}
         values["phase"] = Phase(values["phase"])
         values["is_resumed"] = bool(values["is_resumed"])
-        values |= {name: tuple(x.tolist()) for name, x in message.payload.items()}
-        return cls(**values)
+        sent, received = message.payload["counts"].tolist()
+        return cls(**values, sent=tuple(sent), received=tuple(received))
 
 
 def _content(status: WorkerStatus) -> tuple[object, ...]:
-    return (status.phase, status.life, status.begun_with, status.sent, status.received)
+    counts = (status.kept, status.sent, status.received)
+    return (status.phase, status.life, status.begun_with, *counts)
 
 
 def spec(num_workers: int) -> MessageSpec:
     """What the message of a status may be."""
-    counts = TensorSpec(torch.int64, (num_workers,), minimum=0)
     return MessageSpec(
-        {"sent": counts, "received": counts},
+        {"counts": TensorSpec(torch.int64, (2, num_workers), minimum=0)},
         numbers={
             "phase": range(min(Phase), max(Phase) + 1),
             "life": range(1, 2**63),

@@ -282,11 +282,16 @@ class _Peer:
                 self._alive.remove(incarnation)
             if incarnation == self.incarnation:
                 self._turn_to(self._alive[-1] if self._alive else None)
+            leaves_too = self._is_closing and incarnation == self._left
         # If it leaves in order, it waits for this. Not from here: a thread of zenoh that reads
         # must not wait until somebody else reads.
         answer = threading.Thread(target=self._put, args=(_FAREWELL,))
         answer.start()
         self._answer = answer  # once it runs: `close` may be about to join it
+        if leaves_too:
+            # It may be gone before it sees that we leave, and answers. This is as good: all
+            # that it sent has come before, and it waits for ours.
+            self._has_answered.set()
 
     def leave(self, deadline: Seconds) -> bool:
         """Send nothing after the frame under way; say whether the peer is there."""

@@ -98,6 +98,15 @@ STUDIES = _entries(
         "sparse-push/table-skew": "compressed_push",
         "sparse-push/time-varying": "compressed_push",
         "sparse-push/consensus": "consensus",
+        "systems/table": "systems",
+        "adsp/tuning": "time_to_loss",
+        "adsp/time-to-loss": "time_to_loss",
+        "adsp/heterogeneity": "time_to_loss",
+        "adsp/delay": "time_to_loss",
+        "adsp/bandwidth": "time_to_loss",
+        "adsp/workers": "time_to_loss",
+        "adsp/nonstationary": "time_to_loss",
+        "adsp/search": "rate_search",
     },
 )
 

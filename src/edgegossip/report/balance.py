@@ -51,8 +51,8 @@ def _before(folder: ReportData) -> str:
     run = next((run for run in folder.runs if run.name == folder.baseline), None)
     if run is None or not run.workers or kept_shares(run) is not None:
         return ""
-    speeds = run.throughputs
-    fastest, slowest = speeds.index(max(speeds)), speeds.index(min(speeds))
+    speeds = run.speeds
+    fastest, slowest = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
     waiting = run.workers[fastest].shares["waiting"]
     return (
         f"In {run.name}, worker {fastest} ({number(speeds[fastest])} samples/s) spent "

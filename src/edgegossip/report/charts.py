@@ -41,10 +41,10 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
     colors = series_colors(panels)
     with figure_style():
         canvas = new_figure(WIDTH, HEIGHT * num_rows + 0.5)
-        grid = canvas.subplots(num_rows, num_columns, squeeze=False).flat
+        grid = canvas.subplots(num_rows, num_columns, squeeze=False).flatten()
         for axes, panel in zip(grid, panels, strict=False):
             draw_panel(axes, panel, colors)
-        for axes in list(grid)[len(panels) :]:
+        for axes in grid[len(panels) :]:
             axes.set_axis_off()
         _draw_legend(canvas, colors)
         png, svg = render(canvas, "png"), render(canvas, "svg")
@@ -122,8 +122,9 @@ def _tick(value: float, unit: str) -> str:
 
 def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
     for each in panel["series"]:
-        color = colors[each["name"]]
-        axes.plot(each["x"], each["y"], color=color, label=each["name"], linewidth=1.8)
+        color = INK if each["is_mark"] else colors[each["name"]]
+        style, width = ("--", 1.2) if each["is_mark"] else ("-", 1.8)
+        axes.plot(each["x"], each["y"], style, color=color, label=each["name"], linewidth=width)
         axes.plot(each["x"][-1:], each["y"][-1:], "o", color=color, markersize=4)
     # Studies of before had no other scale than this one.
     unit = panel.get("x_unit", "number")

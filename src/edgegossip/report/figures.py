@@ -72,7 +72,8 @@ def _picture(
         axes = figure.add_subplot()
         axes.set_title(quantity.heading)
         axes.set_xlabel(quantity.axis_label)
-        axes.set_ylabel("accuracy of the averaged model")
+        models = {run.log.model for run in runs}
+        axes.set_ylabel(f"accuracy of {models.pop() if len(models) == 1 else 'the model'}")
         is_log = _scale(axes, quantity, runs)
         for run in runs:
             _curve(axes, quantity, run, target, colors[run.name], is_log)
@@ -196,29 +197,36 @@ def _label_ends(
         # A run that is over keeps its accuracy: lead the eye from its end to its name.
         ends = [quantity.value(last), right]
         axes.plot(ends, [last.accuracy] * 2, ":", color=color, linewidth=1, scalex=False)
-        axes.annotate(
-            run.name,
-            (1, height),
-            xycoords="axes fraction",
-            xytext=(1.05, free),
-            textcoords="axes fraction",
-            color=color,
-            weight="bold",
-            va="center",
-            arrowprops={**LEADER, "color": color},
-            annotation_clip=False,
-        )
-        axes.annotate(
-            _verdict(quantity, run, target),
-            (1.05, free),
-            xycoords="axes fraction",
-            xytext=(0, -14),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize=8.5,
-            va="center",
-            annotation_clip=False,
-        )
+        write_name(axes, run.name, _verdict(quantity, run, target), height, free, color)
+
+
+def write_name(
+    axes: Axes, name: str, verdict: str, height: float, free: float, color: str
+) -> None:
+    """Write the name of a curve that ends at `height` beside the axes, where it is `free`."""
+    axes.annotate(
+        name,
+        (1, height),
+        xycoords="axes fraction",
+        xytext=(1.05, free),
+        textcoords="axes fraction",
+        color=color,
+        weight="bold",
+        va="center",
+        arrowprops={**LEADER, "color": color},
+        annotation_clip=False,
+    )
+    axes.annotate(
+        verdict,
+        (1.05, free),
+        xycoords="axes fraction",
+        xytext=(0, -14),
+        textcoords="offset points",
+        color=MUTED,
+        fontsize=8.5,
+        va="center",
+        annotation_clip=False,
+    )
 
 
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:

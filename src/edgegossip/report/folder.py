@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.results import ENDS
 from edgegossip.report.activity import Activity, activities
 from edgegossip.report.log import RunLog, read_log
 
@@ -56,11 +57,18 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """It ended by itself: finished, or at its time limit."""
-        return self.log.ended is not None and self.log.ended.reason in (
-            "finished",
-            "time limit",
-        )
+        """It ended by itself."""
+        return self.log.ended is not None and self.log.ended.reason in ENDS
+
+    @property
+    def trainers(self) -> list[Activity]:
+        """Where the time of those went who train; empty if no virtual time passed."""
+        return [self.workers[rank] for rank in self.log.trainers] if self.workers else []
+
+    @property
+    def speeds(self) -> dict[Rank, float]:
+        """Samples per second of those who train."""
+        return {rank: self.throughputs[rank] for rank in self.log.trainers}
 
     @property
     def throughputs(self) -> list[float]:

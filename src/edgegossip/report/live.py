@@ -18,7 +18,7 @@ from edgegossip.report import units
 MAX_ROWS = 12
 """More runs than these would not fit a screen; the newest stay."""
 
-COLUMNS = ("run", "done", "time", "epochs", "accuracy", "sent", "samples/s", "left")
+COLUMNS = ("run", "done", "time", "epochs", "accuracy", "sent", "commits", "samples/s", "left")
 
 
 def cells(status: Status) -> list[str]:
@@ -31,6 +31,7 @@ def cells(status: Status) -> list[str]:
         f"{evaluation.epochs:.1f}" if evaluation else "",
         f"{evaluation.accuracy:.2%}" if evaluation else "",
         units.data_size(evaluation.bytes_sent) if evaluation else "",
+        "" if status.commits is None else f"{status.commits:,}",
         f"{status.samples_per_second:,.0f}",
         units.seconds(left) if left is not None else "",
     ]
@@ -47,6 +48,7 @@ class LiveView:
         self._line_seconds = line_seconds
         self._last_line = -line_seconds
         self._statuses: dict[str, Status] = {}
+        self._roles = ""  # as they were said last
         is_terminal = self._console.is_terminal
         self._live = Live(console=self._console, transient=True) if is_terminal else None
 
@@ -62,16 +64,29 @@ class LiveView:
         now = time.monotonic()
         if now - self._last_line >= self._line_seconds or status.share == 1:
             self._last_line = now
+            if status.roles != self._roles:
+                self._print(escape(status.roles))
+                self._roles = status.roles
             pairs = zip(COLUMNS, cells(status), strict=True)
-            line = "  ".join(f"{name} {cell}" for name, cell in pairs if cell)
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._print("  ".join(f"{name} {cell}" for name, cell in pairs if cell))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2))
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column == "run" else "right")
-        for status in list(self._statuses.values())[-MAX_ROWS:]:
-            table.add_row(*cells(status))
+        shown = list(self._statuses.values())[-MAX_ROWS:]
+        roles = shown[-1].roles
+        table = Table(
+            box=None, padding=(0, 2), caption=escape(roles) or None, caption_justify="left"
+        )
+        rows = zip(*map(cells, shown), strict=True)
+        columns = [(name, row) for name, row in zip(COLUMNS, rows, strict=True)]
+        # Only where there is a server are there commits.
+        kept = [each for each in columns if each[0] != "commits" or any(each[1])]
+        for name, _ in kept:
+            table.add_column(name, justify="left" if name == "run" else "right")
+        for row in zip(*(row for _, row in kept), strict=True):
+            table.add_row(*row)
         return table
 
     def __enter__(self) -> LiveView:

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Rank, Seconds, Span
+from edgegossip.core.protocol import WORKER, Rank, Seconds, Span
+from edgegossip.experiments.commits import Commits
 from edgegossip.experiments.event_log import SkippedLines, read_events
 from edgegossip.experiments.results import Evaluation
+from edgegossip.experiments.roles import rank_name
 from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
 """Thirty million years: later times are damage, and no axis has room for them."""
+_LARGEST = 1e30
+"""Of a number in a note: no axis has room for more."""
 HEADER_TYPES = {
     "name": str,
     "num_workers": int,
@@ -26,15 +30,28 @@ HEADER_TYPES = {
     "platforms": list,
     "versions": dict,
 }
+AVERAGED = "the averaged model"
+_BY_RANK = {"roles": str, "evaluated": int, "shard_sizes": int}
+"""Lists that a header may have, and what is in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why a run stopped: "finished", "time limit", "interrupted" or "failed"."""
+    """Why a run stopped; see `Results.reason`."""
 
     reason: str
     error: str | None
     wall_seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Numbers that worker `rank` put on record at `time`; those that are finite."""
+
+    time: Seconds
+    rank: Rank
+    kind: str
+    numbers: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -48,7 +65,9 @@ class WorkerLog:
         recoveries: When it came back.
         rests: From when it had finished to when it crashed all the same.
         finished: When it had no work left; None if it never said so, or not since a crash.
+        commits: When it committed to a server.
         num_samples: Processed in all.
+        num_steps: Taken in all.
         num_rounds: After which it sent its parameters; 0 for algorithms without rounds.
         round_samples: Processed in those rounds.
     """
@@ -59,7 +78,9 @@ class WorkerLog:
     recoveries: list[Seconds] = field(default_factory=list)
     rests: list[Span] = field(default_factory=list)
     finished: Seconds | None = None
+    commits: list[Seconds] = field(default_factory=list)
     num_samples: int = 0
+    num_steps: int = 0
     num_rounds: int = 0
     round_samples: int = 0
 
@@ -81,6 +102,7 @@ class RunLog:
         workers: One log for each rank.
         evaluations: In order of virtual time.
         lost: Messages lost, by reason.
+        notes: What the algorithm put on record, in order of virtual time.
         ended: None if the process was killed, or is still running.
         duration: Virtual time of the last event.
     """
@@ -89,8 +111,37 @@ class RunLog:
     workers: list[WorkerLog]
     evaluations: list[Evaluation] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
+    notes: list[Noted] = field(default_factory=list)
     ended: Ended | None = None
     duration: Seconds = 0.0
+    _commits: Commits = field(default_factory=Commits)
+
+    @property
+    def roles(self) -> list[str]:
+        """The name of each rank's role."""
+        return self.header.get("roles") or [WORKER.name] * len(self.workers)
+
+    @property
+    def trainers(self) -> list[Rank]:
+        """The ranks that have data, or have trained all the same; all where nobody knows."""
+        ranks = range(len(self.workers))
+        sizes = self.header.get("shard_sizes")
+        if not sizes or "roles" not in self.header:
+            return [*ranks]
+        found = [rank for rank in ranks if sizes[rank] or self.workers[rank].num_samples]
+        return found or [*ranks]
+
+    @property
+    def model(self) -> str:
+        """The model that is measured, in words."""
+        evaluated = self.header.get("evaluated", [])
+        if len(evaluated) != 1 or self.roles[evaluated[0]] == WORKER.name:
+            return AVERAGED
+        return f"the {self.name(evaluated[0])}\u2019s model"
+
+    def name(self, rank: Rank) -> str:
+        """Name a rank by its role."""
+        return rank_name(self.roles, rank)
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Account for one event; types that a report does not show are passed over.
@@ -104,18 +155,26 @@ class RunLog:
         match event["type"]:
             case "trained":
                 start, num_samples = _seconds(event, "start"), _count(event, "num_samples")
+                num_steps = _count(event, "num_steps")
                 worker = self._worker(event)
                 worker.training.append((start, now))
                 worker.num_samples += num_samples
+                worker.num_steps += num_steps
             case "sent":
                 span = (_seconds(event, "start"), _seconds(event, "end"))
                 worker = self._worker(event)
-                if event["kind"] == "params":
-                    worker.num_rounds = _count(event, "round") + 1
+                kind, round = event["kind"], _count(event, "round")
+                if kind == "params":
+                    worker.num_rounds = round + 1
                     worker.round_samples = worker.num_samples
+                elif self._commits.add(event["rank"], kind, round):
+                    worker.commits.append(now)
                 worker.sending.append(span)
             case "lost":
                 self.lost[str(event["reason"])] += 1
+            case "noted":
+                self._worker(event)
+                self.notes.append(_noted(event, now))
             case "evaluated":
                 self.evaluations.append(read_evaluation(event))
             case "crashed":
@@ -143,6 +202,18 @@ class RunLog:
         if rank >= len(self.workers):
             raise ValueError(f"rank {rank} of {len(self.workers)} workers")
         return self.workers[rank]
+
+
+def _noted(event: Mapping[str, Any], now: Seconds) -> Noted:
+    kind, numbers = event["kind"], event["numbers"]
+    if not isinstance(kind, str) or not isinstance(numbers, dict):
+        raise TypeError(f"expected a kind and numbers, got {kind!r:.60} and {numbers!r:.60}")
+    known = {name: value for name, value in numbers.items() if value is not None}
+    if any(isinstance(x, bool) or not isinstance(x, int | float) for x in known.values()):
+        raise TypeError(f"numbers are {numbers!r:.60}")
+    if not all(abs(value) <= _LARGEST for value in known.values()):
+        raise ValueError(f"numbers are {numbers!r:.60}, beyond {_LARGEST:g}")
+    return Noted(now, event["rank"], kind, known)
 
 
 def _seconds(event: Mapping[str, Any], name: str) -> Seconds:
@@ -219,6 +290,11 @@ def _check_header(header: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{header['num_workers']} workers, {len(header['platforms'])} platforms"
         )
+    for key, kind in _BY_RANK.items():
+        if not all(isinstance(each, kind) for each in header.get(key, ())):
+            raise TypeError(f"`{key}` is {header[key]!r:.60}")
+    if len(header.get("roles", header["platforms"])) != header["num_workers"]:
+        raise ValueError(f"{header['num_workers']} workers, roles {header['roles']!r:.60}")
     if "type" not in header["algorithm"]:
         raise ValueError("the algorithm has no type")
     for platform in header["platforms"]:

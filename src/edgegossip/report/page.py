@@ -14,9 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template, Templa
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.report.activity import mean_shares
+from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.figures import accuracy_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
+from edgegossip.report.log import AVERAGED
 from edgegossip.report.prose import highlights, notices, story
+from edgegossip.report.servers import commit_rows
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
 from edgegossip.report.units import data_size, listing, number, percent, seconds, times, written
@@ -39,9 +42,11 @@ MAX_SETTING = 160
 
 @dataclass(frozen=True, slots=True)
 class PlatformGroup:
-    """Workers on equal platforms."""
+    """Workers of one role on equal platforms."""
 
     ranks: str
+    role: str
+    throughput: float | None
     platform: Mapping[str, Any]
 
 
@@ -62,8 +67,9 @@ def write_report(folder: Path) -> Path:
         contents = read_folder(folder)
         colors = run_colors([run.name for run in contents.runs], contents.baseline)
         curves = list(accuracy_pictures(contents, colors))
+        commits = list(commit_pictures(contents, colors))
         timelines = list(timeline_pictures(contents, colors))
-        page = render_page(contents, colors, curves, timelines)
+        page = render_page(contents, colors, curves, commits, timelines)
     except DRAWING_ERRORS as error:
         raise RunFolderError(
             f"what {folder} holds cannot be drawn ({error!r:.300}); a file in it is damaged - "
@@ -71,7 +77,7 @@ def write_report(folder: Path) -> Path:
         ) from error
     try:
         (folder / FIGURES).mkdir(exist_ok=True)
-        for picture in (*curves, *timelines):
+        for picture in (*curves, *commits, *timelines):
             write_whole(folder / FIGURES / f"{picture.name}.png", picture.png)
             write_whole(folder / FIGURES / f"{picture.name}.svg", picture.svg)
         write_whole(folder / REPORT, page.encode())
@@ -87,6 +93,7 @@ def render_page(
     folder: ReportData,
     colors: Mapping[str, str],
     curves: list[Picture],
+    commits: list[Picture],
     timelines: list[Picture],
 ) -> str:
     """Fill in the template; whatever comes from the data is escaped."""
@@ -98,13 +105,18 @@ def render_page(
         notices=notices(folder),
         highlights=highlights(folder),
         waiting={
-            run.name: mean_shares(run.workers)["waiting"] if run.workers else None
+            run.name: mean_shares(run.trainers)["waiting"] if run.trainers else None
             for run in folder.runs
         },
         has_ratios=any(run.summary.bytes_ratio_same_graph for run in folder.runs),
         curves=curves,
+        commits=commits,
+        commit_rows=commit_rows(folder),
+        model=_model(folder),
+        has_own_models=any(run.log.model == AVERAGED for run in folder.runs),
         timelines=timelines,
         platforms=_platform_groups(folder.runs[0]),
+        has_roles=len(set(folder.runs[0].log.roles)) > 1,
         facts=_facts(header),
     )
 
@@ -131,6 +143,12 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
+def _model(folder: ReportData) -> str:
+    """Say which model accuracy is of; see `RunLog.model`."""
+    models = {run.log.model for run in folder.runs}
+    return models.pop() if len(models) == 1 else "the averaged or the server\u2019s model"
+
+
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     """The single values that say which experiment this was."""
     labels = {
@@ -144,13 +162,23 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _platform_groups(run: Run) -> list[PlatformGroup]:
-    groups: dict[str, list[int]] = {}
-    platforms = run.log.header["platforms"]
+    groups: dict[tuple[str, str], list[int]] = {}
+    platforms, roles = run.log.header["platforms"], run.log.roles
     for rank, platform in enumerate(platforms):
-        groups.setdefault(json.dumps(platform, sort_keys=True), []).append(rank)
+        key = (roles[rank], json.dumps(platform, sort_keys=True))
+        groups.setdefault(key, []).append(rank)
+    is_measured = run.log.header.get("driver") == "network"
     return [
-        PlatformGroup(listing([str(rank) for rank in ranks]), platforms[ranks[0]])
-        for ranks in groups.values()
+        PlatformGroup(
+            listing([str(rank) for rank in ranks]),
+            role,
+            # Of one that has not trained nothing was measured.
+            None
+            if is_measured and ranks[0] not in run.speeds
+            else platforms[ranks[0]]["throughput"],
+            platforms[ranks[0]],
+        )
+        for (role, _), ranks in groups.items()
     ]
 
 

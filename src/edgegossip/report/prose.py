@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TypeAlias
 
+from edgegossip.experiments.roles import with_article
 from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
-from edgegossip.report.units import data_size, listing, number, percent, seconds, times
+from edgegossip.report.servers import search_sentences
+from edgegossip.report.units import (
+    capitalized,
+    data_size,
+    listing,
+    number,
+    percent,
+    seconds,
+    times,
+)
 
 Tile: TypeAlias = tuple[str, str]
 """A number to remember, and what it is of."""
@@ -23,7 +34,7 @@ def story(folder: ReportData) -> list[str]:
     else:
         parts = [_setting(folder), _outcome(folder), balance(folder)]
         parts += [_time_spent(folder.runs[0])]
-    return [part for part in [*parts, *faults(folder)] if part]
+    return [part for part in [*parts, *search_sentences(folder), *faults(folder)] if part]
 
 
 def notices(folder: ReportData) -> list[str]:
@@ -83,7 +94,7 @@ def _data_tile(folder: ReportData) -> Tile | None:
 
 def _waiting_tile(folder: ReportData) -> Tile | None:
     shares = {
-        run.name: mean_shares(run.workers)["waiting"] for run in folder.runs if run.workers
+        run.name: mean_shares(run.trainers)["waiting"] for run in folder.runs if run.trainers
     }
     if not shares:
         return None
@@ -114,12 +125,12 @@ def _notice(run: Run) -> str | None:
 
 def _setting(folder: ReportData) -> str:
     run = folder.runs[0]
-    speeds = sorted(run.throughputs, reverse=True)
+    speeds = sorted(run.speeds.values(), reverse=True)
     samples = run.log.header.get("num_train")
     data = f" on {number(samples)} training samples" if samples else ""
-    if len(speeds) == 1:
+    if len(speeds) == 1 and len(run.log.workers) == 1:
         return f"1 worker trained{data}, at {number(speeds[0])} samples/s."
-    who = f"{len(speeds)} workers trained one model together{data}"
+    who = f"{_crew(run)} trained one model together{data}"
     if speeds[0] == speeds[-1]:
         return f"{who}, each at {number(speeds[0])} samples/s."
     if len(speeds) <= MAX_SPEEDS:
@@ -129,6 +140,16 @@ def _setting(folder: ReportData) -> str:
     return (
         f"{who}, {pace}: the fastest is {times(speeds[0] / speeds[-1])} as fast as the slowest."
     )
+
+
+def _crew(run: Run) -> str:
+    """Count those who take part, by role: those who train first."""
+    roles, trainers = run.log.roles, run.log.trainers
+    counts = Counter(roles[rank] for rank in trainers)
+    # Spares are workers, too, but do not train yet.
+    counts += Counter(each for each in roles if each not in counts)
+    words = [f"{num} {role}s" if num > 1 else f"a {role}" for role, num in counts.items()]
+    return listing(words)
 
 
 def _race(folder: ReportData) -> str:
@@ -244,9 +265,9 @@ def _outcome(folder: ReportData) -> str:
 
 
 def _time_spent(run: Run) -> str:
-    if not run.workers:
+    if not run.trainers:
         return ""
-    return f"Time of its workers on average: {described(mean_shares(run.workers))}."
+    return f"Time of its workers on average: {described(mean_shares(run.trainers))}."
 
 
 def _faults(run: Run) -> str:
@@ -255,7 +276,8 @@ def _faults(run: Run) -> str:
         for index, crash in enumerate(worker.crashes):
             back = worker.recoveries[index : index + 1]
             end = f"came back at {seconds(back[0])}" if back else "did not come back"
-            parts.append(f"Worker {rank} crashed at {seconds(crash)} and {end}.")
+            name = capitalized(with_article(run.log.roles, rank))
+            parts.append(f"{name} crashed at {seconds(crash)} and {end}.")
     if run.log.lost:
         reasons = [f"{number(count)} {reason}" for reason, count in run.log.lost.most_common()]
         total = run.log.lost.total()

@@ -24,7 +24,7 @@ from edgegossip.report.style import (
     new_figure,
     render,
 )
-from edgegossip.report.units import number, percent, seconds
+from edgegossip.report.units import capitalized, number, percent, seconds
 
 # A bar narrower than 1/150 of the timeline (about 4 pixels on the page) is not seen.
 LEGIBLE_BARS = 150
@@ -179,17 +179,21 @@ def _dress(left: Axes, right: Axes, run: Run, ranks: list[Rank], window: Seconds
 
 def _worker_label(run: Run, rank: Rank) -> str:
     platform = run.log.header["platforms"][rank]
+    has_roles = len(set(run.log.roles)) > 1
+    name = run.log.name(rank) if has_roles else f"{rank}  {platform['name']}"
+    if rank not in run.speeds:
+        return f"{name}\nno data"
     load = ", loaded" if platform.get("trace") is not None else ""
-    return f"{rank}  {platform['name']}\n{number(run.throughputs[rank])} samples/s{load}"
+    return f"{name}\n{number(run.throughputs[rank])} samples/s{load}"
 
 
 def _caption(run: Run, ranks: list[Rank], window: Seconds) -> str:
-    speeds = run.throughputs
-    extremes = dict.fromkeys([speeds.index(max(speeds)), speeds.index(min(speeds))])
+    speeds = run.speeds
+    fastest, slowest = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
     parts = [
-        f"Worker {rank} ({number(speeds[rank])} samples/s): "
+        f"{capitalized(run.log.name(rank))} ({number(speeds[rank])} samples/s): "
         f"{described(run.workers[rank].shares)}."
-        for rank in extremes
+        for rank in dict.fromkeys([fastest, slowest])
     ]
     if kept := kept_sentence(run):
         parts.append(kept)
@@ -203,14 +207,14 @@ def _caption(run: Run, ranks: list[Rank], window: Seconds) -> str:
             f"The timeline stops after {seconds(window)} of {seconds(run.log.duration)}, "
             "so that single bars can be seen; the shares are of the whole run."
         )
-    if len(ranks) < len(speeds):
+    if len(ranks) < len(run.workers):
         parts.append(
-            f"{len(ranks)} of the {len(speeds)} workers are shown, fastest on top, slowest "
-            "at the bottom."
+            f"{len(ranks)} of the {len(run.workers)} workers are shown, fastest on top, "
+            "slowest at the bottom."
         )
     return " ".join(parts)
 
 
 def _alt(run: Run, ranks: list[Rank]) -> str:
-    rows = [f"worker {rank}: {described(run.workers[rank].shares)}" for rank in ranks]
+    rows = [f"{run.log.name(rank)}: {described(run.workers[rank].shares)}" for rank in ranks]
     return f"Timeline of each worker in {run.name}. Share of the run: {'; '.join(rows)}."

@@ -100,3 +100,12 @@ def listing(words: Sequence[str]) -> str:
     ('a', 'a, b and c')
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def capitalized(words: str) -> str:
+    """Begin a sentence with `words`.
+
+    >>> capitalized("worker 3")
+    'Worker 3'
+    """
+    return words[:1].upper() + words[1:]

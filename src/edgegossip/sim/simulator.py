@@ -21,6 +21,7 @@ from edgegossip.core.protocol import (
     Evaluated,
     Event,
     Finish,
+    Note,
     Predict,
     Rank,
     Received,
@@ -174,9 +175,8 @@ class Simulator(Generic[State]):
 
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate: of a role's workers that are online, else of all."""
-        roles = [self._algorithm.role(rank) for rank in range(len(self.states))]
-        says_so = [state.is_evaluated for state in self.states]
-        return {r: self.states[r].estimate for r in self._membership.evaluated(roles, says_so)}
+        ranks = self._membership.evaluated(self._algorithm.role, self.states)
+        return {rank: self.states[rank].estimate for rank in ranks}
 
     def _new_state(self, rank: Rank) -> State:
         given = self._initial_params
@@ -302,7 +302,7 @@ class Simulator(Generic[State]):
             return
         sender, message = delivery.sender, delivery.message
         age = staleness(self.states[rank].round, message.round)
-        self._observer.received(self.now, rank, sender, age)
+        self._observer.received(self.now, rank, sender, message, age)
         self._handle(rank, Received(sender, message))
 
     def _lose(self, delivery: Delivery, reason: str) -> None:
@@ -389,4 +389,5 @@ _CARRY_OUT: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Predict: Simulator._predict,
     Assign: Simulator._assign,
     Finish: Simulator._finish,
+    Note: lambda sim, rank, note: sim._observer.noted(sim.now, rank, note),
 }

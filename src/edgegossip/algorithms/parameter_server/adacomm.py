@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
 from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import Effect, Evaluate, Rank, Seconds, SetTimer
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import Limits
@@ -63,6 +64,10 @@ class ADACOMM(FixedADACOMM):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, window="above 0")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, local_steps=None)
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
         return ADACOMMServerState(**fields, tau=self.tau)

@@ -49,9 +49,9 @@ class ADSP(ADSPPlus):
 
     All that `ADSPPlus` does, and besides: the server measures its model's loss on validation
     data during a window, the reward says how fast it fell, and as long as rewards rise the next
-    window tries one more commit (see `CommitSearch`). The rate found stays until the epoch is
+    window tries a higher rate (see `CommitSearch`). The rate found stays until the epoch is
     over, or the loss has risen by `loss_rise` between the ends of two windows; then the search
-    begins anew, from the present rate.
+    begins anew, from about the present rate.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -64,20 +64,25 @@ class ADSP(ADSPPlus):
         reward: Rates a window: `LogSlope`, `ConstrainedFit` or `PaperReward`.
         windows_per_epoch: Windows until the search begins anew, at least 2; 20 in the paper.
         loss_rise: Relative rise of the loss that begins it anew, above 0.
+        growth: A rate that is tried over the one before, at least 1; 1 tries one more commit
+            each time, as published, and takes a window for each.
 
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
-        Departures, besides those of `ADSPPlus`: the default reward; the loss is measured on
+        Departures, besides those of `ADSPPlus`: the default reward; `growth`, without which a
+        rate of ten is found after ten windows; the loss is measured on
         validation data; a window in which the loss did not fall never ends the search.
     """
 
     reward: Reward = LogSlope()
     windows_per_epoch: int = 20
     loss_rise: float = 0.3
+    growth: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, windows_per_epoch="at least 2", loss_rise="above 0")
+        check_ranges(self, growth="at least 1 and finite")
 
     @property
     def max_rate(self) -> int:
@@ -85,7 +90,7 @@ class ADSP(ADSPPlus):
         return max(1, int(self.window / self.min_interval)) if self.min_interval else 1000
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
-        search = CommitSearch(rate=self.rate)
+        search = CommitSearch(growth=self.growth, rate=self.rate)
         return SearchingServerState(**fields, search=search, rate=self.rate)
 
     @property
@@ -161,20 +166,29 @@ class ADSP(ADSPPlus):
         if reward is not None:
             search.judge(reward, self.max_rate)
         state.num_windows += 1
+        window = state.num_windows
         has_risen = loss >= (1 + self.loss_rise) * search.looks[0][1]
         if has_risen or state.num_windows >= self.windows_per_epoch:
-            search.begin()
+            search.begin(has_diverged=has_risen)
             state.num_windows = 0
-        momentum = self._implicit_momentum(state)
-        search.tried.append(
-            Tried(at=now, rate=rate, reward=reward, loss=loss, implicit_momentum=momentum)
-        )
-        search.looks = [search.looks[-1]]
-        return self.begin_window(state, now)
-
-    def _implicit_momentum(self, state: SearchingServerState) -> float | None:
-        """Theorem 1, with the commits and steps that were counted in this window."""
         commits = {j: n - state.commits_before[j] for j, n in state.num_commits.items()}
+        tried = Tried(
+            at=now,
+            window=window,
+            rate=rate,
+            reward=reward,
+            loss=loss,
+            num_commits=sum(commits.values()),
+            implicit_momentum=self._implicit_momentum(state, commits),
+        )
+        search.tried.append(tried)
+        search.looks = [search.looks[-1]]
+        return [tried.note, *self.begin_window(state, now)]
+
+    def _implicit_momentum(
+        self, state: SearchingServerState, commits: Mapping[Rank, int]
+    ) -> float | None:
+        """Theorem 1, with the commits and steps that were counted in this window."""
         steps = {j: n - state.steps_before[j] for j, n in state.num_steps.items()}
         active = [j for j in self.workers if commits[j] > 0 and steps[j] > 0]
         return implicit_momentum([steps[j] / commits[j] for j in active]) if active else None

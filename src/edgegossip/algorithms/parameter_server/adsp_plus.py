@@ -154,9 +154,11 @@ class ADSPPlus(ParameterServer):
     def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Raise the target, and tell each worker how many commits it lacks."""
         assert isinstance(state, ADSPServerState)
-        state.target = max([*state.rounds.values()]) + state.rate
+        # Who is one commit ahead raises nobody's target: the rate would creep up.
+        state.target = max(state.target, max(state.rounds.values()) - 1) + state.rate
         sends: list[Effect] = []
         for rank in self.training(state):
-            numbers = {"num_due": min(state.target - state.rounds[rank], _MAX_DUE - 1)}
+            num_due = state.target - state.rounds[rank]
+            numbers = {"num_due": min(max(1, num_due), _MAX_DUE - 1)}
             sends.append(Send(rank, Message("target", state.rounds[rank], numbers=numbers)))
         return [*sends, SetTimer(WINDOW, now + self.window)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import Effect, Seconds
 
 
@@ -25,6 +26,10 @@ class ASP(ParameterServer):
         Dean et al., "Large scale distributed deep networks", NIPS 2012 (Downpour SGD with one
         step between two fetches).
     """
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, local_steps=1)
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         ranks = sorted(state.waiting)

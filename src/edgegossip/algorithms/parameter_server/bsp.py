@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import Effect, Seconds
 
 
@@ -27,6 +28,10 @@ class BSP(ParameterServer):
         Valiant, "A bridging model for parallel computation", CACM 1990. As a baseline: Hu, Wang
         & Wu, AAAI 2020, arXiv:1911.06949, section 2.
     """
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, is_synchronous=True, local_steps=1)
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         if any(j not in state.waiting for j in self.training(state)):

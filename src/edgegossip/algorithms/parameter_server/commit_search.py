@@ -1,12 +1,12 @@
-"""The online search for the commit rate: one more commit a window, as long as it helps."""
+"""The online search for the commit rate: more commits a window, as long as that helps."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from edgegossip.algorithms.parameter_server.reward import Look
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Note, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,29 +15,44 @@ class Tried:
 
     Attributes:
         at: When it ended.
+        window: Its number since the search was begun anew, from 1.
         rate: Commits of each worker that were wanted in it.
         reward: What the search made of it; None if it did not search.
         loss: At its end.
+        num_commits: Of all workers in it.
         implicit_momentum: By Theorem 1; None if nobody committed.
     """
 
     at: Seconds
+    window: int
     rate: int
     reward: float | None
     loss: float
+    num_commits: int
     implicit_momentum: float | None
+
+    @property
+    def note(self) -> Note:
+        """Put it on record, less what is not known and the time that each note has."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        del known["at"]
+        return Note("search", known)
 
 
 @dataclass(slots=True, kw_only=True)
 class CommitSearch:
     """Where the search stands; the state of a server has one.
 
-    A window tries a rate. While rewards rise, the next window tries one more commit; the first
-    that does not do better ends the search, and the rate before it stays. A window in which the
+    A window tries a rate. While rewards rise, the next window tries a higher one; the first
+    that does not do better ends the search, and the best rate stays. A window in which the
     loss did not fall is no reward at all: more commits mean less implicit momentum, so the
     search goes on upwards from there, which is what stops a divergence.
 
+    A later search begins one step of `growth` below the present rate, so that rates can fall,
+    too; with `growth` 1, or after a divergence, it begins at the present rate.
+
     Attributes:
+        growth: The next rate is so many times the present one, and at least one more.
         rate: Commits of each worker in the present window.
         is_searching: Another rate will be tried.
         best_reward: Of the windows of this search.
@@ -46,6 +61,7 @@ class CommitSearch:
         tried: Each window so far.
     """
 
+    growth: float = 1.0
     rate: int = 1
     is_searching: bool = True
     best_reward: float = -math.inf
@@ -53,8 +69,10 @@ class CommitSearch:
     looks: list[Look] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Search anew, from the present rate."""
+    def begin(self, *, has_diverged: bool) -> None:
+        """Search anew, from about the present rate."""
+        if not has_diverged:
+            self.rate = max(1, round(self.rate / self.growth))
         self.is_searching, self.best_reward, self.best_rate = True, -math.inf, self.rate
 
     def judge(self, reward: float, max_rate: int) -> None:
@@ -65,4 +83,4 @@ class CommitSearch:
             self.rate, self.is_searching = self.best_rate, False
             return
         self.is_searching = self.rate < max_rate
-        self.rate = min(self.rate + 1, max_rate)
+        self.rate = min(max(self.rate + 1, round(self.growth * self.rate)), max_rate)

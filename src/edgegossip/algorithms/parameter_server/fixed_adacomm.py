@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.states import CommitterState
+from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import Rank
 from edgegossip.core.ranges import check_ranges
 
@@ -35,6 +36,10 @@ class FixedADACOMM(BSP):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, tau="at least 1")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, local_steps=self.tau)
 
     def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
         state = super().init_worker(rank, params)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import Effect, Seconds
 from edgegossip.core.ranges import check_ranges
 
@@ -36,6 +37,10 @@ class SSP(ParameterServer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, slack="at least 1")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, local_steps=1)
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         for rank in sorted(state.waiting):

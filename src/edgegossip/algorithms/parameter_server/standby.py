@@ -40,6 +40,7 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Message,
+    Note,
     Rank,
     Received,
     Seconds,
@@ -263,6 +264,7 @@ class Standby(Halves):
         assert state.worker is not None
         election = state.election
         effects = self.carry(state, election.lead(), now)
+        effects.append(Note("serves", {"term": election.term}))
         state.server = self.algorithm.init_server(state.rank, state.worker.base)
         lost = [j for j in election.lost if j != SERVER]
         for rank in lost:

@@ -8,6 +8,7 @@ from torch import nn
 
 from edgegossip.learning.models.alexnet import alexnet
 from edgegossip.learning.models.lenet5 import lenet5
+from edgegossip.learning.models.lrn_cnn import lrn_cnn
 from edgegossip.learning.models.mlp import mlp
 from edgegossip.learning.models.mobilenet_v2 import mobilenet_v2
 from edgegossip.learning.models.resnet20 import resnet20
@@ -19,6 +20,7 @@ __all__ = [
     "MODELS",
     "alexnet",
     "lenet5",
+    "lrn_cnn",
     "mlp",
     "mobilenet_v2",
     "resnet20",
@@ -31,6 +33,7 @@ __all__ = [
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
     "lenet5": lenet5,
+    "lrn-cnn": lrn_cnn,
     "mlp": mlp,
     "mobilenet-v2": mobilenet_v2,
     "resnet20": resnet20,

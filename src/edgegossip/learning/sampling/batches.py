@@ -43,6 +43,7 @@ class BatchStream:
     def __init__(self, sampler: AccuracyAwareSampler, look: Look | None = None) -> None:
         self.sampler = sampler
         self._look = look
+        self._batch_size = sampler.batch_size
         self._batches: list[Batch] = []  # of the present pass
         self._sizes: list[int] = []  # theirs
         self._position = 0  # batches of it already taken
@@ -105,6 +106,27 @@ class BatchStream:
         """Share of the present pass that was chosen for its high loss, in [0, 1]."""
         return self.sampler.focus
 
+    def resize(self, ratio: float) -> None:
+        """Let batches have `ratio` times their first size from the next one on.
+
+        What is left of the present pass is cut anew; a selection that keeps subsets whole
+        leaves that pass as it is.
+        """
+        size = min(self.sampler.num_samples, max(1, round(ratio * self._batch_size)))
+        if size == self.sampler.batch_size:
+            return
+        self.sampler.batch_size = size
+        left = self._batches[self._position :]
+        if not left or self.sampler.selection.keeps_subsets_whole:
+            return
+        positions = torch.cat([batch.positions for batch in left])
+        sizes = self.sampler.batch_sizes(len(positions))
+        weights = [batch.weights for batch in left if batch.weights is not None]
+        split = torch.split(torch.cat(weights), sizes) if weights else [None] * len(sizes)
+        pairs = zip(torch.split(positions, sizes), split, strict=True)
+        self._batches[self._position :] = [Batch(*pair) for pair in pairs]
+        self._sizes[self._position :] = sizes
+
     def _take(self, work: Work, keep_ratio: float, begins_pass: bool) -> Iterator[Batch]:
         if isinstance(work, Steps):
             for _ in range(work.num_steps):
@@ -165,6 +187,7 @@ class BatchStream:
         weights = [batch.weights for batch in left if batch.weights is not None]
         return {
             "sampler": self.sampler.state_dict(),
+            "batch_size": self.sampler.batch_size,
             "unpaid": self._unpaid,
             "sizes": self._sizes,
             "position": self._position,
@@ -174,6 +197,7 @@ class BatchStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state["sampler"])
+        self.sampler.batch_size = state["batch_size"]
         self._unpaid = state["unpaid"]
         self._sizes, self._position = list(state["sizes"]), state["position"]
         # Of what has been taken only the sizes matter.

@@ -208,6 +208,20 @@ DIGITS_MLP = Problem(
     scaled_down="The short form: 400 handwritten digits of 8 x 8 pixels and a small "
     "perceptron stand for everything. Its numbers mean nothing.",
 )
+MNIST_MLP = Problem(
+    name="mnist-mlp",
+    dataset="mnist",
+    model=partial(mlp, hidden=(64,)),
+    num_test=5_000,
+    settings=Settings(batch_size=32, throughput=1000.0, momentum=0.0),
+    scaled_down="MNIST and a perceptron with 64 hidden units (50,890 parameters); 5,000 of its "
+    "10,000 test pictures.",
+)
+SMALL_MLP = replace(
+    DIGITS_MLP,
+    model=partial(mlp, hidden=(32,)),
+    settings=replace(DIGITS_MLP.settings, momentum=0.0),
+)
 
 
 def with_epochs(problem: Problem, num_epochs: int) -> Problem:

@@ -1,0 +1,272 @@
+"""The search for ADSP's commit rate: what is tried, what it is worth, and where it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.parameter_server.reward import (
+    ConstrainedFit,
+    LogSlope,
+    PaperReward,
+    Reward,
+)
+from edgegossip.core.algorithm import UNTIL_CUT_OFF
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.describe import describe
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.optimizer import SGD
+from edgegossip.recipes.studies.contest import Contest, settings_and_cells
+from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
+from edgegossip.recipes.studies.scoreboard import median
+from edgegossip.recipes.studies.server_contest import Machines, machines, slug
+from edgegossip.recipes.studies.server_methods import MIN_INTERVAL
+from edgegossip.recipes.studies.study_settings import StudySettings
+
+NUM_WORKERS = 18
+HETEROGENEITY = 2.0
+WINDOW: Seconds = 5.0
+NUM_WINDOWS = 30
+NUM_LOOKS = 60
+VALIDATION_SHARE = 0.02
+SPEED = 64.0
+MOMENTUM = 0.9
+"""Explicit momentum: with what few commits add to it, training may diverge."""
+RATES = (0.05, 0.2)
+REWARDS: dict[str, tuple[Reward, float]] = {
+    "log-slope": (LogSlope(), 2.0),
+    "constrained-fit": (ConstrainedFit(), 2.0),
+    "log-slope, one more": (LogSlope(), 1.0),
+    "paper": (PaperReward(final_loss=0.2), 1.0),
+}
+"""Reward and growth of each run; the last is the published search."""
+DEFAULTS = StudySettings(seeds=tuple(range(50)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searches(Contest):
+    """One problem, seed and learning rate; a run for each of `REWARDS`.
+
+    Args:
+        machines: A server and workers.
+        lr: Learning rate.
+        rewards: Names in `REWARDS`.
+        num_windows: Windows that a run has.
+    """
+
+    machines: Machines
+    lr: float
+    rewards: tuple[str, ...]
+    num_windows: int
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        for name in self.rewards:
+            folder = f"{self.group}/lr-{self.lr:g}/seed{self.seed}/{slug(name)}"
+            yield self.cell(folder, partial(self._work, data_dir, name))
+
+    def experiment(self, data_dir: Path, name: str) -> Experiment:
+        """The run of this name."""
+        (reward, growth), task = REWARDS[name], self.problem.task(data_dir)
+        assert isinstance(task.optimizer, SGD)  # a problem's is
+        seconds = self.num_windows * WINDOW
+        return Experiment(
+            task=replace(
+                task,
+                dataset=hold_out(task.dataset, VALIDATION_SHARE),
+                optimizer=replace(task.optimizer, lr=self.lr, momentum=MOMENTUM),
+            ),
+            algorithm=ADSP(
+                num_workers=self.machines.num_workers,
+                num_rounds=UNTIL_CUT_OFF,
+                window=WINDOW,
+                min_interval=MIN_INTERVAL,
+                reward=reward,
+                growth=growth,
+                waits_for_answer=name == "paper",
+            ),
+            platforms=self.machines.platforms,
+            links=self.machines.links,
+            seed=self.seed,
+            max_seconds=seconds,
+            evaluation_interval=seconds / NUM_LOOKS,
+            name=slug(name),
+        )
+
+    def _work(self, data_dir: Path, name: str, session: Session) -> Row:
+        facts = {"group": self.group, "lr": self.lr, "run": name, "seed": self.seed}
+        try:
+            history = session.run(self.experiment(data_dir, name)).history
+        except TrainingError as error:  # a loss that is not finite
+            return {**facts, "has_diverged": True, "error": str(error), "losses": []}
+        losses = [each.loss for each in history]
+        return {
+            **facts,
+            "has_diverged": has_diverged(losses),
+            "losses": losses,
+            "times": [each.time for each in history],
+            "final_accuracy": history[-1].accuracy,
+            "search": searched(session.folder / "events.jsonl"),
+        }
+
+
+def has_diverged(losses: Sequence[float]) -> bool:
+    """Say whether a run has ended worse than where it once was: by half, in the mean of ten.
+
+    >>> has_diverged([2.0] * 10 + [1.0] * 10), has_diverged([1.0] * 10 + [2.0] * 10)
+    (False, True)
+    """
+    means = [math.fsum(losses[i : i + 10]) / 10 for i in range(len(losses) - 9)]
+    return bool(means) and means[-1] > 1.5 * min(means)
+
+
+def searched(events: Path) -> list[dict[str, float]]:
+    """Read what the server has noted at the end of each window."""
+    found = []
+    with events.open() as lines:
+        for line in lines:
+            if line.startswith('{"type":"noted"'):
+                event = json.loads(line)
+                if event["kind"] == "search":
+                    found.append({"time": event["time"], **event["numbers"]})
+    return found
+
+
+def search(settings: StudySettings = DEFAULTS) -> Study:
+    """Four searches for the commit rate: rates tried, rewards, losses, implicit momentum.
+
+    Args:
+        settings: What to change.
+    """
+    problem = SMALL_MLP if settings.short else MNIST_MLP
+    if not settings.short:
+        problem = replace(problem, settings=replace(problem.settings, throughput=SPEED))
+    setup = machines(
+        f"H = {HETEROGENEITY:g}",
+        problem,
+        num_workers=3 if settings.short else NUM_WORKERS,
+        heterogeneity=HETEROGENEITY,
+    )
+    contests = [
+        Searches(
+            problem=problem,
+            seed=seed,
+            machines=setup,
+            lr=lr,
+            rewards=tuple(REWARDS)[:: 3 if settings.short else 1],
+            num_windows=4 if settings.short else NUM_WINDOWS,
+        )
+        for lr in (RATES[:1] if settings.short else RATES)
+        for seed in (settings.seeds[:2] if settings.short else settings.seeds)
+    ]
+    depends_on, cells = settings_and_cells(contests, settings)
+    return Study(
+        name="adsp/search",
+        title="Does the search for the commit rate find a good one, and does it ever diverge?",
+        printed=(
+            "The paper shows rewards that rise and fall once with the rate. In the only run "
+            "that was published, a window in which the loss rose was rewarded with 4.81; the "
+            "choice that this led to had ended in a divergence before.",
+        ),
+        scaled_down=(
+            f"Windows of {WINDOW:g} s, ten steps of the fastest, for the paper's 60.",
+        ),
+        settings={
+            **depends_on,
+            "machines": describe(setup),
+            "momentum": MOMENTUM,
+            "rates": RATES,
+            "rewards": {name: describe(reward) for name, (reward, _) in REWARDS.items()},
+            "growth": {name: growth for name, (_, growth) in REWARDS.items()},
+        },
+        cells=cells,
+        exhibit=_exhibits,
+    )
+
+
+NOTE = (
+    "A run has diverged if a loss was not finite, or the mean of its last ten test losses is "
+    "more than half above the least such mean before. Rates, momenta and losses are medians "
+    "over the seeds, at the end of the run."
+)
+
+
+def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
+    if not rows:
+        return Exhibits()
+    kinds = dict.fromkeys((row["run"], row["lr"]) for row in rows.values())
+    table = Table(
+        heading="Ours",
+        columns=(
+            ("search", "text"),
+            ("learning rate", "number"),
+            ("runs", "number"),
+            ("diverged", "number"),
+            ("rate at the end", "number"),
+            ("implicit momentum", "number"),
+            ("test loss at the end", "number"),
+        ),
+        rows=tuple(_summary(*kind, rows) for kind in kinds),
+        note=NOTE,
+    )
+    first = next((row for row in rows.values() if row.get("search")), None)
+    figures = () if first is None else (_figure(first["lr"], first["seed"], rows),)
+    return Exhibits(figures=figures, tables=(table,))
+
+
+def _summary(run: str, lr: float, rows: Mapping[str, Row]) -> tuple[Any, ...]:
+    mine = [row for row in rows.values() if (row["run"], row["lr"]) == (run, lr)]
+    ends = [row["search"][-1] for row in mine if row.get("search")] or [{}]
+    losses = [row["losses"][-1] for row in mine if row["losses"]] or [None]
+    return (
+        run,
+        lr,
+        len(mine),
+        sum(row["has_diverged"] for row in mine),
+        median([each.get("rate") for each in ends]),
+        median([each.get("implicit_momentum") for each in ends]),
+        median(losses),
+    )
+
+
+FIELDS = {
+    "rate": "commits in a window",
+    "reward": "reward",
+    "loss": "validation loss",
+    "implicit_momentum": "implicit momentum",
+}
+
+
+def _figure(lr: float, seed: int, rows: Mapping[str, Row]) -> Figure:
+    mine = [row for row in rows.values() if (row["lr"], row["seed"]) == (lr, seed)]
+    return Figure(
+        name="search",
+        heading="What the searches try, and what it is worth",
+        caption=f"Learning rate {lr:g}, seed {seed}. A reward is there while a search is on.",
+        panels=tuple(
+            Panel(
+                title=label.capitalize(),
+                kind="lines",
+                x_label="virtual time",
+                x_unit="seconds",
+                y_label=label,
+                y_unit="number",
+                series=tuple(_series(row, field) for row in mine if row.get("search")),
+            )
+            for field, label in FIELDS.items()
+        ),
+    )
+
+
+def _series(row: Row, field: str) -> Series:
+    points = [(each["time"], each[field]) for each in row["search"] if field in each]
+    return Series(name=row["run"], x=tuple(x for x, _ in points), y=tuple(y for _, y in points))

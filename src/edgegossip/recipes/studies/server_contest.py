@@ -1,0 +1,249 @@
+"""Parameter servers on one problem and the same machines: runs up to one loss for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.describe import describe
+from edgegossip.experiments.exhibits import Panel, Series
+from edgegossip.experiments.experiment import Experiment, LossTarget
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.study import Cell, Row, Session
+from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.task import Task
+from edgegossip.recipes.parameter_servers import LINK, heterogeneous
+from edgegossip.recipes.studies.contest import Contest
+from edgegossip.recipes.studies.problems import Problem
+from edgegossip.recipes.studies.scoreboard import Measures, Score, contest_key
+from edgegossip.recipes.studies.server_methods import METHODS, Choice
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import Platform
+
+SERVER_SPEED = 16.0
+"""Throughput over the fastest worker's: the server measures losses, and trains nothing."""
+NUM_LOOKS = 10
+ADSP = "adsp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """When a run is over.
+
+    Args:
+        loss: To be reached by the mean of the last ten looks.
+        look_seconds: Between two looks.
+        max_seconds: After which a run has failed.
+        validation_share: Of the training samples, held out for methods that measure a loss.
+    """
+
+    loss: float
+    look_seconds: Seconds
+    max_seconds: Seconds
+    validation_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """A server and workers.
+
+    Args:
+        name: E.g. "H = 2".
+        platforms: The server's first.
+        links: Between them.
+    """
+
+    name: str
+    platforms: tuple[Platform, ...]
+    links: Links = Links(default=LINK)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.platforms) - 1
+
+
+def machines(
+    name: str,
+    problem: Problem,
+    *,
+    num_workers: int,
+    heterogeneity: float,
+    bandwidth: float = LINK.bandwidth,
+    delay: Seconds = 0.0,
+) -> Machines:
+    """Make a server and workers of evenly spread speeds; everybody's link is as fast.
+
+    Args:
+        name: See `Machines`.
+        problem: Says how fast the fastest is.
+        num_workers: Besides the server.
+        heterogeneity: H, mean over minimum of the workers' speeds.
+        bandwidth: Of each uplink and downlink, the server's too, in bytes per second.
+        delay: Added to each message, in seconds.
+    """
+    fastest = problem.settings.throughput
+    speeds = heterogeneous(num_workers, fastest, heterogeneity)
+    server = Platform(name="server", throughput=SERVER_SPEED * fastest)
+    return Machines(
+        name=name,
+        platforms=tuple(
+            replace(each, uplink=bandwidth, downlink=bandwidth) for each in (server, *speeds)
+        ),
+        links=Links(default=replace(LINK, latency=LINK.latency + delay, bandwidth=bandwidth)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerContest(Contest):
+    """Several methods with their settings, on the same machines.
+
+    Args:
+        machines: A server and workers.
+        goal: When a run is over; the same for all methods.
+        choices: Settings by the name of the method.
+    """
+
+    machines: Machines
+    goal: Goal
+    choices: Mapping[str, Choice]
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        folder = f"{self.group}/{slug(self.machines.name)}/seed{self.seed}"
+        for name in self.choices:
+            yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
+
+    def plain(self) -> dict[str, Any]:
+        """What its rows depend on, in JSON, but for problem and seed."""
+        return {
+            "group": self.group,
+            "machines": describe(self.machines),
+            "goal": asdict(self.goal),
+            "choices": {name: asdict(each) for name, each in self.choices.items()},
+        }
+
+    def _work(self, data_dir: Path, name: str, session: Session) -> Row:
+        choice = self.choices[name]
+        task = self.problem.task(data_dir)
+        return self.found(task, self.goal, name, choice, session)
+
+    def found(self, task: Task, goal: Goal, name: str, choice: Choice, session: Session) -> Row:
+        """Run a method with these settings, and say what that has shown."""
+        assert isinstance(task.optimizer, SGD)  # a problem's is
+        task = replace(
+            task,
+            dataset=hold_out(task.dataset, goal.validation_share),
+            optimizer=replace(task.optimizer, lr=choice.lr),
+        )
+        experiment = Experiment(
+            task=task,
+            algorithm=METHODS[name].algorithm(
+                self.machines.num_workers, choice.value, goal.loss
+            ),
+            platforms=self.machines.platforms,
+            links=self.machines.links,
+            seed=self.seed,
+            max_seconds=goal.max_seconds,
+            until=LossTarget(loss=goal.loss, num_looks=NUM_LOOKS),
+            evaluation_interval=goal.look_seconds,
+            name=slug(name),
+        )
+        facts = {
+            "group": self.group,
+            "setting": self.machines.name,
+            "run": name,
+            "seed": self.seed,
+            **asdict(choice),
+        }
+        try:
+            return {**facts, **_curve(session.run(experiment))}
+        except TrainingError as error:  # it has diverged: a result, and not a failed study
+            return {**facts, **_DIVERGED, "seconds": goal.max_seconds, "error": str(error)}
+
+
+def slug(name: str) -> str:
+    """Write a name as part of a path."""
+    return name.replace(", ", "-").replace(" = ", "-").replace(" ", "-")
+
+
+_DIVERGED: Mapping[str, Any] = {
+    **dict.fromkeys(("seconds_to_loss", "final_loss", "final_accuracy")),
+    **{"samples": 0, "bytes": 0, "megabits_per_second": 0.0},
+    **{"times": [], "losses": [], "accuracies": []},
+}
+
+
+def _curve(results: Results) -> dict[str, Any]:
+    """What a run has shown."""
+    last = results.history[-1]
+    is_there = results.reason == "target"
+    return {
+        "seconds_to_loss": last.time if is_there else None,
+        "seconds": last.time,
+        "final_loss": last.loss,
+        "final_accuracy": last.accuracy,
+        "samples": last.samples_processed,
+        "bytes": last.bytes_sent,
+        "megabits_per_second": 8e-6 * last.bytes_sent / last.time,
+        "times": [each.time for each in results.history],
+        "losses": [each.loss for each in results.history],
+        "accuracies": [each.accuracy for each in results.history],
+    }
+
+
+# What it comes to.
+
+
+def server_scores(rows: Iterable[Row]) -> list[Score]:
+    """Say of each run how long it took, and how much less ADSP took with the same seed."""
+    rows = list(rows)
+    adsp = {contest_key(row): row for row in rows if row["run"] == ADSP}
+    return [
+        Score(
+            **{name: row[name] for name in ("group", "setting", "run", "seed")},
+            target=None,
+            measures=_measures(row, adsp.get(contest_key(row))),
+        )
+        for row in rows
+    ]
+
+
+TIME, LESS, BANDWIDTH = "time to loss", "ADSP takes less by", "Mbit/s"
+
+
+def _measures(row: Row, adsp: Row | None) -> Measures:
+    time: Seconds | None = row["seconds_to_loss"]
+    least = None if adsp is None else adsp["seconds_to_loss"]
+    # Of one that never got there, what it had is less than it needs.
+    less = None if least is None else 1 - least / row["seconds"]
+    reached = time is not None
+    return {
+        TIME: ("seconds", time),
+        LESS: ("percent", less),
+        "samples": ("number", row["samples"] if reached else None),
+        "bytes": ("bytes", row["bytes"] if reached else None),
+        BANDWIDTH: ("number", row["megabits_per_second"]),
+        "accuracy there": ("percent", row["final_accuracy"] if reached else None),
+    }
+
+
+def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Panel:
+    """Draw the losses of all runs of one contest against time."""
+    return Panel(
+        title=f"{group}, {setting}",
+        kind="lines",
+        x_label="virtual time",
+        x_unit="seconds",
+        y_label="loss",
+        y_unit="number",
+        series=tuple(
+            Series(name=row["run"], x=tuple(row["times"]), y=tuple(row["losses"]))
+            for row in rows
+            if contest_key(row) == (group, setting, seed)
+        ),
+    )

@@ -1,0 +1,114 @@
+"""Parameter servers as the studies run them: what of each is tuned, and with what result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
+from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
+from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
+from edgegossip.algorithms.parameter_server.reward import PaperReward
+from edgegossip.algorithms.parameter_server.ssp import SSP
+from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.core.protocol import Seconds
+
+WINDOW: Seconds = 20.0
+"""Check period where it is not tuned: 40 steps of the fastest; 60 s in the paper."""
+MIN_INTERVAL: Seconds = 0.5
+"""Least seconds between two commits: a step of the fastest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Settings of a method: one candidate while it is tuned, or the best of them.
+
+    Args:
+        lr: Learning rate.
+        value: Of the method's own setting; None if it has none.
+    """
+
+    lr: float
+    value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to learn with a parameter server.
+
+    Args:
+        build: Makes the algorithm from the arguments that all have, the value, and the loss to
+            be reached.
+        option: Name of the setting that is tuned beside the learning rate; empty for none.
+        values: That are tried.
+    """
+
+    build: Callable[[Mapping[str, Any], Any, float], Algorithm[Any]]
+    option: str = ""
+    values: tuple[float, ...] = ()
+
+    def algorithm(self, num_workers: int, value: float | None, loss: float) -> Algorithm[Any]:
+        """Make the algorithm for so many workers, until it is cut off."""
+        common = {"num_workers": num_workers, "num_rounds": UNTIL_CUT_OFF}
+        return self.build(common, value, loss)
+
+    @property
+    def middle(self) -> float | None:
+        """The value that learning rates are tried with."""
+        return self.values[1] if self.values else None
+
+
+_TIMED: dict[str, Any] = {"window": WINDOW, "min_interval": MIN_INTERVAL}
+STEPS = (5, 20, 80)
+METHODS: dict[str, Method] = {
+    "bsp": Method(build=lambda common, *_: BSP(**common)),
+    "bsp, batches tuned": Method(build=lambda common, *_: BatchTune(inner=BSP(**common))),
+    "ssp": Method(
+        build=lambda common, value, _: SSP(**common, slack=value),
+        option="s",
+        values=(4, 40, 160),
+    ),
+    "asp": Method(build=lambda common, *_: ASP(**common)),
+    "fixed-adacomm": Method(
+        build=lambda common, value, _: FixedADACOMM(**common, tau=value),
+        option="tau",
+        values=STEPS,
+    ),
+    "fixed-adacomm, batches tuned": Method(
+        build=lambda common, value, _: BatchTune(inner=FixedADACOMM(**common, tau=value)),
+        option="tau",
+        values=STEPS,
+    ),
+    "adacomm": Method(
+        build=lambda common, value, _: ADACOMM(**common, tau=value, window=WINDOW),
+        option="tau",
+        values=STEPS,
+    ),
+    "adsp-plus": Method(
+        build=lambda common, value, _: ADSPPlus(**common, **_TIMED, rate=value),
+        option="rate",
+        values=(2, 5, 12),
+    ),
+    "adsp": Method(
+        build=lambda common, value, _: ADSP(**common, window=value, min_interval=MIN_INTERVAL),
+        option="window",
+        values=(5, 10, 20),
+    ),
+    "adsp, as published": Method(
+        build=lambda common, value, loss: ADSP(
+            **common,
+            window=value,
+            min_interval=MIN_INTERVAL,
+            reward=PaperReward(final_loss=loss),
+            growth=1.0,
+            waits_for_answer=True,
+        ),
+        option="window",
+        values=(5, 10, 20),
+    ),
+}

@@ -1,0 +1,143 @@
+"""How the settings of parameter servers are chosen: the same few candidates for each."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table, Unit
+from edgegossip.experiments.study import Cell, Row, Session
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.holding_out import hold_out
+from edgegossip.recipes.studies.server_contest import ServerContest, slug
+from edgegossip.recipes.studies.server_methods import METHODS, Choice
+
+TUNING_SEED = 100
+"""Of the runs by which settings are chosen; results have others."""
+RATES = (0.15, 0.45, 0.05)
+"""Learning rates that are tried for every method, the likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(ServerContest):
+    """Try three learning rates for each method, then three values of its own setting.
+
+    The rates are tried with the second value, the other values with the best rate. Losses are
+    measured on samples that are held out of the training data, and no test sample is seen. A
+    candidate that takes longer than the best of its method is stopped: it is not better.
+    """
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        for name in self.choices:
+            folder = f"{self.group}/seed{self.seed}/{slug(name)}"
+            method = METHODS[name]
+            for lr in RATES:
+                candidate = Choice(lr=lr, value=method.middle)
+                work = partial(self._try, data_dir, name, candidate)
+                yield self.cell(f"{folder}/lr-{lr:g}", work)
+            for value in method.values:
+                if value != method.middle:
+                    work = partial(self._try, data_dir, name, value)
+                    yield self.cell(f"{folder}/{method.option}-{value}", work)
+
+    def plain(self) -> dict[str, Any]:
+        """What its rows depend on, in JSON, but for problem and seed."""
+        values = {name: METHODS[name].values for name in self.choices}
+        tried = {"rates": RATES, "values": values}
+        return {**super().plain(), "choices": tried}
+
+    def _try(
+        self, data_dir: Path, name: str, candidate: Choice | float, session: Session
+    ) -> Row:
+        tried = [
+            row
+            for row in session.rows.values()
+            if (row["group"], row["run"], row["seed"]) == (self.group, name, self.seed)
+        ]
+        best = best_of(tried)
+        if isinstance(candidate, float | int):
+            candidate = Choice(lr=best["lr"] if best else RATES[0], value=candidate)
+        task, goal = self.problem.task(data_dir), self.goal
+        held = without_test_data(task.dataset, goal.validation_share)
+        if best is not None and best["seconds_to_loss"] is not None:
+            goal = replace(goal, max_seconds=min(goal.max_seconds, best["seconds_to_loss"]))
+        # An interrupted one had another limit if it was the first that was tried again.
+        shutil.rmtree(session.folder, ignore_errors=True)
+        return self.found(replace(task, dataset=held), goal, name, candidate, session)
+
+
+def best_of(rows: list[Row]) -> Row | None:
+    """Find the candidate that was there soonest, or came closest to it; None among none."""
+
+    def key(row: Row) -> tuple[bool, float]:
+        time: float | None = row["seconds_to_loss"]
+        loss = math.inf if row["final_loss"] is None else row["final_loss"]
+        return (time is None, loss if time is None else time)
+
+    return min(rows, key=key, default=None)
+
+
+def without_test_data(dataset: Dataset, share: float) -> Dataset:
+    """Hold out of the training samples what takes the place of the test samples."""
+    held = hold_out(dataset, share, seed=TUNING_SEED)
+    assert held.validation is not None
+    return replace(held, test=held.validation, validation=None)
+
+
+def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) -> Exhibits:
+    """Show how long each candidate took, and which of a method was best."""
+    told = []
+    for group in dict.fromkeys(each.group for each in contests):
+        for name in METHODS:
+            mine = [row for row in rows.values() if (row["group"], row["run"]) == (group, name)]
+            best = best_of(mine)
+            for row in mine:
+                own = "" if row["value"] is None else f"{METHODS[name].option} = {row['value']}"
+                time, mark = row["seconds_to_loss"], "best" if row is best else ""
+                told.append((group, name, row["lr"], own, time, row["final_loss"], mark))
+    columns: tuple[tuple[str, Unit], ...] = (
+        ("problem", "text"),
+        ("method", "text"),
+        ("learning rate", "number"),
+        ("setting", "text"),
+        ("time to loss", "seconds"),
+        ("loss at its end", "number"),
+        ("", "text"),
+    )
+    table = Table(heading="Candidates", columns=columns, rows=tuple(told), note=NOTE)
+    points = [
+        Panel(
+            title=group,
+            kind="bars",
+            x_label="method",
+            y_label="time of the best",
+            y_unit="seconds",
+            series=(
+                Series(
+                    name="best candidate",
+                    x=tuple(row[1] for row in told if row[0] == group and row[-1]),
+                    y=tuple(row[4] for row in told if row[0] == group and row[-1]),
+                ),
+            ),
+        )
+        for group in dict.fromkeys(row[0] for row in told)
+    ]
+    figure = Figure(
+        name="tuning",
+        heading="The best candidate of each method",
+        caption="One seed, which results do not have.",
+        panels=tuple(points),
+    )
+    return Exhibits(figures=(figure,), tables=(table,)) if told else Exhibits()
+
+
+NOTE = (
+    "A candidate is stopped when it has taken as long as the best before it of its method; a "
+    "dash: stopped, or not there in its time. Losses are of samples held out of the training "
+    "data, which no result is measured on."
+)

@@ -1,0 +1,365 @@
+"""Systems of the literature on one table: the same uneven machines, links, data and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.ssp import SSP
+from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.core.protocol import Seconds
+from edgegossip.core.topology import complete, directed_ring
+from edgegossip.experiments.describe import describe
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Unit
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.optimizer import SGD
+from edgegossip.recipes.push_sum_comparison import compressor
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.studies.contest import Contest, settings_and_cells
+from edgegossip.recipes.studies.platforms import imbalanced
+from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
+from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table
+from edgegossip.recipes.studies.server_methods import Choice
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+NUM_WORKERS = 8
+IMBALANCE = 4.0
+LATENCY: Seconds = 0.005
+RATES = (0.15, 0.45, 0.05)
+"""Learning rates that are tried for every system, the likeliest first."""
+VALIDATION_SHARE = 0.03
+LAST_LOOKS = 5
+"""Those whose mean accuracy says how well a run has done."""
+
+Build = Callable[[int, Any], Algorithm[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A way to learn together.
+
+    Args:
+        build: Makes the algorithm from the number of workers and the value.
+        option: Name of the setting that is tuned beside the learning rate; empty for none.
+        values: That are tried, the likeliest second; none without such a setting.
+        has_server: One more rank serves, and trains nothing.
+    """
+
+    build: Build
+    option: str = ""
+    values: tuple[float, ...] = ()
+    has_server: bool = False
+
+    def candidates(self) -> Iterator[tuple[str, Choice]]:
+        """List what is tried, by name; see `RATES`."""
+        for value in self.values or (None,):
+            for lr in RATES:
+                own = "" if value is None else f", {self.option} = {value:g}"
+                yield f"lr = {lr:g}{own}", Choice(lr=lr, value=value)
+
+
+def _rounds(workers: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"topology": complete(workers), "num_rounds": UNTIL_CUT_OFF, **others}
+
+
+def _committers(workers: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"num_workers": workers, "num_rounds": UNTIL_CUT_OFF, **others}
+
+
+SYSTEMS: dict[str, System] = {
+    "all-reduce": System(build=lambda n, _: AllReduce(**_rounds(n))),
+    "epoch-gossip": System(build=lambda n, _: EpochGossip(**_rounds(n))),
+    "gosgd": System(
+        build=lambda n, p: GoSGD(**_rounds(n), exchange_probability=p),
+        option="p",
+        values=(0.01, 0.05, 0.2),
+    ),
+    "edge-gossip": System(
+        build=lambda n, share: EdgeGossip(
+            inner=EpochGossip(**_rounds(n)), max_keep_ratio=share
+        ),
+        option="share of an epoch",
+        values=(0.1, 0.3, 1.0),
+    ),
+    "diloco": System(
+        build=lambda n, steps: DiLoCo(**_rounds(n), local_steps=int(steps)),
+        option="local steps",
+        values=(8, 32, 128),
+    ),
+    "sparse-push": System(
+        build=lambda n, keep: SparsePush(
+            topology=directed_ring(n),
+            num_rounds=UNTIL_CUT_OFF,
+            compressor=compressor(keep, 32),
+        ),
+        option="share kept",
+        values=(0.01, 0.05, 0.1),
+    ),
+    "bsp": System(build=lambda n, _: BSP(**_committers(n)), has_server=True),
+    "ssp": System(
+        build=lambda n, slack: SSP(**_committers(n), slack=int(slack)),
+        option="s",
+        values=(4, 40, 160),
+        has_server=True,
+    ),
+    "adsp": System(
+        build=lambda n, window: ADSP(**_committers(n), window=window, min_interval=0.1),
+        option="window",
+        values=(2.0, 5.0, 10.0),
+        has_server=True,
+    ),
+}
+
+SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
+NUM_EVALUATIONS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemContest(Contest):
+    """All systems on links of one speed: candidates on one seed, the best of them on others.
+
+    Args:
+        megabits: Per second, of each worker's uplink and downlink, and of a server's.
+        systems: Who takes part.
+        seeds: Of the results.
+    """
+
+    megabits: float
+    systems: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def setting(self) -> str:
+        """Of a row."""
+        return f"{self.megabits:g} Mbit/s"
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        folder = f"{self.group}/{self.megabits:g}-Mbit"
+        for name in self.systems:
+            for told, choice in SYSTEMS[name].candidates():
+                slug = told.replace(", ", "-").replace(" = ", "-").replace(" ", "-")
+                work = partial(self._try, data_dir, name, choice)
+                yield self.cell(f"{folder}/tuning/{name}/{slug}", work)
+            for seed in self.seeds:
+                work = partial(self._result, data_dir, name, seed)
+                yield self.cell(f"{folder}/seed{seed}/{name}", work)
+
+    def _try(self, data_dir: Path, name: str, choice: Choice, session: Session) -> Row:
+        return self._run(data_dir, name, choice, TUNING_SEED, session)
+
+    def _result(self, data_dir: Path, name: str, seed: int, session: Session) -> Row:
+        tried = [
+            row
+            for row in session.rows.values()
+            if row["is_tuning"] and (row["group"], row["setting"]) == (self.group, self.setting)
+            if row["run"] == name
+        ]
+        best = max(tried, key=lambda row: row["accuracy"])
+        choice = Choice(lr=best["lr"], value=best["value"])
+        return self._run(data_dir, name, choice, seed, session)
+
+    def _run(
+        self, data_dir: Path, name: str, choice: Choice, seed: int, session: Session
+    ) -> Row:
+        system, task = SYSTEMS[name], self.problem.task(data_dir)
+        is_tuning = seed == TUNING_SEED
+        dataset = task.dataset
+        if is_tuning:
+            dataset = without_test_data(dataset, VALIDATION_SHARE)
+        assert isinstance(task.optimizer, SGD)  # a problem's is
+        seconds = SECONDS[self.problem.name]
+        experiment = Experiment(
+            task=replace(
+                task,
+                # Who measures no loss could train on these, too; all get the same.
+                dataset=hold_out(dataset, VALIDATION_SHARE),
+                optimizer=replace(task.optimizer, lr=choice.lr),
+                accuracy_aware=ACCURACY_AWARE,
+            ),
+            algorithm=system.build(NUM_WORKERS, choice.value),
+            platforms=self._platforms(system),
+            links=Links(default=Link(latency=LATENCY, bandwidth=self.megabits * 1e6 / 8)),
+            seed=seed,
+            max_seconds=seconds,
+            evaluation_interval=seconds / NUM_EVALUATIONS,
+            name=name,
+        )
+        history = session.run(experiment).history
+        accuracies = [each.accuracy for each in history]
+        return {
+            "group": self.group,
+            "setting": self.setting,
+            "run": name,
+            "seed": seed,
+            "is_tuning": is_tuning,
+            **asdict(choice),
+            "accuracy": sum(accuracies[-LAST_LOOKS:]) / LAST_LOOKS,
+            "times": [each.time for each in history],
+            "accuracies": accuracies,
+            "bytes": [each.bytes_sent / NUM_WORKERS for each in history],
+            "samples": [each.samples_processed for each in history],
+        }
+
+    def _platforms(self, system: System) -> tuple[Platform, ...]:
+        throughput = self.problem.settings.throughput
+        speed = self.megabits * 1e6 / 8
+        workers = imbalanced(NUM_WORKERS, throughput, IMBALANCE)
+        server = (Platform(name="server", throughput=throughput),) * system.has_server
+        return tuple(replace(each, uplink=speed, downlink=speed) for each in server + workers)
+
+
+def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
+    """Nine systems, tuned alike, on links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
+
+    Args:
+        settings: What to change.
+    """
+    problem = SMALL_MLP if settings.short else MNIST_MLP
+    names = ("gosgd", "bsp") if settings.short else tuple(SYSTEMS)
+    contests = [
+        SystemContest(
+            problem=problem,
+            seed=settings.seeds[0],
+            megabits=megabits,
+            systems=names,
+            seeds=settings.seeds,
+        )
+        for megabits in (100.0, 4.0)
+    ]
+    depends_on, cells = settings_and_cells(contests, settings)
+    return Study(
+        name="systems/table",
+        title="Which system learns most in the same time on the same uneven machines?",
+        printed=("No paper compares these systems.",),
+        scaled_down=(),
+        settings={
+            **depends_on,
+            "imbalance": IMBALANCE,
+            "num_workers": NUM_WORKERS,
+            "latency": LATENCY,
+            "seconds": SECONDS[problem.name],
+            "rates": RATES,
+            "systems": {
+                name: describe(
+                    SYSTEMS[name].build(NUM_WORKERS, (SYSTEMS[name].values or (1,))[0])
+                )
+                for name in names
+            },
+        },
+        cells=cells,
+        exhibit=partial(_exhibits, [each.setting for each in contests]),
+    )
+
+
+NOTE = (
+    "Medians over the seeds. Accuracy is the mean of the last five of sixty looks, on test "
+    "data. Each system's settings are the best of three learning rates, and of three values of "
+    "its own setting where it has one, on held-out data with another seed. The target is the "
+    "best system's accuracy less one point, on these links; a dash: never. A server is one "
+    "machine more, which trains nothing. Bytes are all that is sent, over the workers."
+)
+AXES: tuple[tuple[str, str, Unit], ...] = (
+    ("times", "virtual time", "seconds"),
+    ("bytes", "sent per worker", "bytes"),
+    ("samples", "samples trained on", "number"),
+)
+
+
+def _exhibits(links: Sequence[str], rows: Mapping[str, Row]) -> Exhibits:
+    results = [row for row in rows.values() if not row["is_tuning"]]
+    if not results:
+        return Exhibits()
+    figures = []
+    for setting in links:
+        mine = [row for row in results if row["setting"] == setting]
+        first = [row for row in mine if row["seed"] == min(each["seed"] for each in mine)]
+        if first:
+            figures.append(
+                Figure(
+                    name=f"systems-{setting.split()[0]}-Mbit",
+                    heading=f"Accuracy against time, bytes and samples: {setting}",
+                    caption="One seed. Black: the Pareto front, the most accuracy that any of "
+                    "them has for as much or less.",
+                    panels=tuple(_panel(first, *axis) for axis in AXES),
+                )
+            )
+    found = [score for setting in links for score in _scores(results, setting)]
+    table = score_table(found, heading="Ours", note=NOTE, setting="links")
+    return Exhibits(figures=tuple(figures), tables=(table,))
+
+
+def _panel(rows: Sequence[Row], field: str, label: str, unit: Unit) -> Panel:
+    curves = {
+        row["run"]: [
+            (x, y) for x, y in zip(row[field], row["accuracies"], strict=True) if x > 0
+        ]
+        for row in rows
+    }
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(point for curve in curves.values() for point in curve):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    curves["Pareto front"] = front
+    return Panel(
+        title=label.capitalize(),
+        kind="lines",
+        x_label=label,
+        x_unit=unit,
+        is_x_log=True,
+        y_label="accuracy",
+        y_unit="percent",
+        series=tuple(
+            Series(
+                name=name,
+                x=tuple(x for x, _ in curve),
+                y=tuple(y for _, y in curve),
+                is_mark=name == "Pareto front",
+            )
+            for name, curve in curves.items()
+        ),
+    )
+
+
+def _scores(results: Iterable[Row], setting: str) -> list[Score]:
+    mine = [row for row in results if row["setting"] == setting]
+    if not mine:
+        return []
+    target = max(row["accuracy"] for row in mine) - 0.01
+    return [
+        Score(
+            **{name: row[name] for name in ("group", "setting", "run", "seed")},
+            target=target,
+            measures=_measures(row, target),
+        )
+        for row in mine
+    ]
+
+
+def _measures(row: Row, target: float) -> Measures:
+    at = next((i for i, each in enumerate(row["accuracies"]) if each >= target), None)
+    return {
+        "accuracy": ("percent", row["accuracy"]),
+        "time to target": ("seconds", None if at is None else row["times"][at]),
+        "bytes to target": ("bytes", None if at is None else row["bytes"][at]),
+        "samples to target": ("number", None if at is None else row["samples"][at]),
+        "bytes in all": ("bytes", row["bytes"][-1]),
+        "samples in all": ("number", row["samples"][-1]),
+        "learning rate": ("number", row["lr"]),
+        "own setting": ("number", row["value"]),
+    }

@@ -1,0 +1,332 @@
+"""How long parameter servers take to one loss: by method, speeds, delay, bandwidth, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from edgegossip.experiments.exhibits import Exhibits, Figure
+from edgegossip.experiments.study import Row, Study
+from edgegossip.learning.models import lenet5, sensor_cnn
+from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.recipes.studies.contest import settings_and_cells
+from edgegossip.recipes.studies.problems import SMALL_MLP, Problem
+from edgegossip.recipes.studies.scoreboard import bars, score_table
+from edgegossip.recipes.studies.server_contest import (
+    ADSP,
+    TIME,
+    Goal,
+    Machines,
+    ServerContest,
+    loss_curves,
+    machines,
+    server_scores,
+)
+from edgegossip.recipes.studies.server_methods import METHODS, Choice
+from edgegossip.recipes.studies.server_tuning import RATES, TUNING_SEED, Tuning, tuning_exhibits
+from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.sim.platform import ThrottlingTrace
+
+NUM_WORKERS = 18
+HETEROGENEITY = 2.0
+HETEROGENEITIES = (1.45, 2.0, 2.6, 3.2)
+DELAYS = (0.0, 2.0, 5.0, 10.0)
+
+DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
+
+PRINTED = (
+    "ADSP takes 80 % less time than BSP, 53 % less than SSP and 33 % less than Fixed ADACOMM "
+    "(CIFAR-10, 18 workers), 62 % less than Fixed ADACOMM where H = 3.2; H is the mean of the "
+    "workers' speeds over the least. The published plots have another threshold for each "
+    "method.",
+)
+SCALED_DOWN = (
+    "LeNet-5 (62,006 parameters) stands for the paper's network, batches of 32 for its 128; a "
+    "step takes the fastest worker half a second, about as in the paper.",
+    "Platforms and links are simulated: speeds are evenly spread, everybody has 100 Mbit/s and "
+    "5 ms, the server too.",
+)
+
+
+def _problem(name: str, dataset: str, model: Callable[..., Any], **others: Any) -> Problem:  # noqa: ANN401
+    settings = Settings(batch_size=32, throughput=64.0, momentum=0.0)
+    return Problem(name=name, dataset=dataset, model=model, settings=settings, **others)
+
+
+CIFAR10_LENET5 = _problem(
+    "cifar10-lenet5",
+    "cifar10",
+    lenet5,
+    num_test=1_000,
+    scaled_down="CIFAR-10 is tested on 1,000 of the 10,000 pictures: there are many looks.",
+)
+HAR_CNN = _problem(
+    "har-cnn",
+    "har",
+    sensor_cnn,
+    num_test=1_000,
+    scaled_down="HAR is tested on 1,000 of the 2,947 windows.",
+)
+
+GOALS = {
+    "cifar10-lenet5": Goal(
+        loss=1.7, look_seconds=2.5, max_seconds=3000.0, validation_share=0.03
+    ),
+    "har-cnn": Goal(loss=0.5, look_seconds=1.0, max_seconds=1000.0, validation_share=0.1),
+    SMALL_MLP.name: Goal(loss=2.2, look_seconds=1.0, max_seconds=20.0, validation_share=0.2),
+}
+TUNING = {
+    "cifar10-lenet5": {"look_seconds": 5.0, "max_seconds": 800.0},
+    "har-cnn": {"look_seconds": 2.0, "max_seconds": 500.0},
+    SMALL_MLP.name: {"look_seconds": 1.0, "max_seconds": 20.0},
+}
+"""The other goals of the runs by which settings are chosen."""
+PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
+
+CHOSEN: Mapping[str, Mapping[str, Choice]] = {
+    SMALL_MLP.name: {
+        name: Choice(lr=0.1, value=2 if method.values else None)
+        for name, method in METHODS.items()
+    },
+}
+"""By problem and method: the best in `adsp/tuning`."""
+
+
+def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
+    """Three learning rates and three values of each method's own setting, on validation data.
+
+    Args:
+        settings: What to change.
+    """
+    contests = [
+        Tuning(
+            problem=problem,
+            seed=seed,
+            machines=_machines(problem, settings),
+            goal=replace(GOALS[problem.name], **TUNING[problem.name]),
+            choices={name: Choice(lr=RATES[0]) for name in _methods(settings)},
+        )
+        for problem in _problems(settings)
+        for seed in settings.seeds
+    ]
+    title = "With which settings is each method fastest?"
+    return _study("tuning", title, settings, contests, tuning_exhibits)
+
+
+def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
+    """All methods, 18 workers, H = 2: virtual time to one loss on test data.
+
+    Args:
+        settings: What to change.
+    """
+    return _varied(
+        "time-to-loss",
+        "Which parameter server comes to one loss soonest?",
+        settings,
+        lambda problem: [_machines(problem, settings)],
+        [*METHODS],
+    )
+
+
+def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
+    """Speeds more and more unequal: H of 1.45, 2, 2.6 and 3.2.
+
+    Args:
+        settings: What to change.
+    """
+    return _varied(
+        "heterogeneity",
+        "What do unequal speeds cost?",
+        settings,
+        lambda problem: [
+            _machines(problem, settings, f"H = {each:g}", heterogeneity=each)
+            for each in HETEROGENEITIES
+        ],
+        ["bsp", "ssp", "fixed-adacomm", "adsp-plus", ADSP],
+    )
+
+
+def delay(settings: StudySettings = DEFAULTS) -> Study:
+    """Each message takes 0, 2, 5 and 10 seconds longer.
+
+    Args:
+        settings: What to change.
+    """
+    return _varied(
+        "delay",
+        "What does a slow network cost?",
+        settings,
+        lambda problem: [
+            _machines(problem, settings, f"{each:g} s", delay=each) for each in DELAYS
+        ],
+        ["bsp", "ssp", "fixed-adacomm", ADSP],
+    )
+
+
+def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
+    """Links of 100, 30 and 10 Mbit/s: how much of them is used, and what that costs.
+
+    Args:
+        settings: What to change.
+    """
+    return _varied(
+        "bandwidth",
+        "Which share of the links is used, and what do slow ones cost?",
+        settings,
+        lambda problem: [
+            _machines(problem, settings, f"{each:g} Mbit/s", bandwidth=each * 1e6 / 8)
+            for each in (100, 30, 10)
+        ],
+        ["bsp", "ssp", "fixed-adacomm", "adacomm", ADSP],
+    )
+
+
+def workers(settings: StudySettings = DEFAULTS) -> Study:
+    """Twice as many workers: 18 and 36.
+
+    Args:
+        settings: What to change.
+    """
+    return _varied(
+        "workers",
+        "What do twice as many workers bring?",
+        settings,
+        lambda problem: [
+            _machines(problem, settings, f"{each} workers", num_workers=each)
+            for each in ((2, 4) if settings.short else (NUM_WORKERS, 2 * NUM_WORKERS))
+        ],
+        ["bsp", "ssp", "fixed-adacomm", ADSP],
+    )
+
+
+def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
+    """Speeds that change in the run: a third of the workers becomes four times slower.
+
+    On the paper's own testbed, H rose from 2 to 6 in a run, unnoticed.
+
+    Args:
+        settings: What to change.
+    """
+    return _varied(
+        "nonstationary",
+        "What does it cost that speeds change?",
+        settings,
+        lambda problem: [
+            _machines(problem, settings, "steady"),
+            _throttled(problem, _machines(problem, settings, "a third slows down")),
+        ],
+        ["bsp", "ssp", "fixed-adacomm", "fixed-adacomm, batches tuned", "adsp-plus", ADSP],
+    )
+
+
+SLOW_DOWN_AT = {"cifar10-lenet5": 60.0, "har-cnn": 20.0, SMALL_MLP.name: 2.0}
+SLOW_DOWN = 4.0
+
+
+def _throttled(problem: Problem, machines: Machines) -> Machines:
+    """Slow the last third of the workers down, early in the run."""
+    trace = ThrottlingTrace((0.0, SLOW_DOWN_AT[problem.name]), (1.0, SLOW_DOWN))
+    num_slow = machines.num_workers // 3
+    steady, slow = machines.platforms[:-num_slow], machines.platforms[-num_slow:]
+    platforms = (*steady, *(replace(each, throttling=trace) for each in slow))
+    return replace(machines, platforms=platforms)
+
+
+def _problems(settings: StudySettings) -> tuple[Problem, ...]:
+    return (SMALL_MLP,) if settings.short else PROBLEMS
+
+
+def _methods(settings: StudySettings, names: Iterable[str] = METHODS) -> list[str]:
+    return [name for name in names if not settings.short or name in ("bsp", ADSP)]
+
+
+def _machines(
+    problem: Problem,
+    settings: StudySettings,
+    name: str = f"H = {HETEROGENEITY:g}",
+    **changes: Any,  # noqa: ANN401
+) -> Machines:
+    num_workers = 3 if settings.short else NUM_WORKERS
+    defaults = {"num_workers": num_workers, "heterogeneity": HETEROGENEITY}
+    return machines(name, problem, **{**defaults, **changes})
+
+
+def _varied(
+    name: str,
+    title: str,
+    settings: StudySettings,
+    setups: Callable[[Problem], Sequence[Machines]],
+    methods: Sequence[str],
+) -> Study:
+    contests = [
+        ServerContest(
+            problem=problem,
+            seed=seed,
+            machines=each,
+            goal=GOALS[problem.name],
+            choices={run: CHOSEN[problem.name][run] for run in _methods(settings, methods)},
+        )
+        for problem in _problems(settings)
+        for each in setups(problem)
+        for seed in settings.seeds
+    ]
+    return _study(name, title, settings, contests, partial(_exhibits, name))
+
+
+def _study(
+    name: str,
+    title: str,
+    settings: StudySettings,
+    contests: Sequence[ServerContest],
+    exhibit: Callable[[Sequence[ServerContest], Mapping[str, Row]], Exhibits],
+) -> Study:
+    depends_on, cells = settings_and_cells(contests, settings)
+    first = [each for each in contests if each.seed == settings.seeds[0]]
+    return Study(
+        name=f"adsp/{name}",
+        title=title,
+        printed=PRINTED,
+        scaled_down=SCALED_DOWN,
+        settings={**depends_on, "contests": [each.plain() for each in first]},
+        cells=cells,
+        exhibit=partial(exhibit, first),
+    )
+
+
+NOTE = (
+    "Medians over the seeds; a dash: never in its time. A run is over when the mean of ten "
+    "looks at the test loss, equally often for all, has come to the loss of its problem. "
+    "ADSP takes less: 1 - its time / the run's, with the same seed; of a run that never got "
+    "there, at least that. Settings are those that were best on validation data with another "
+    "seed, from equally many candidates for each method."
+)
+
+
+def _exhibits(
+    name: str, contests: Sequence[ServerContest], rows: Mapping[str, Row]
+) -> Exhibits:
+    found = server_scores(rows.values())
+    figures = []
+    for group in dict.fromkeys(each.group for each in found):
+        mine = [each for each in found if each.group == group]
+        curves = [
+            loss_curves(rows.values(), group, each.machines.name, each.seed)
+            for each in contests
+            if each.group == group
+        ]
+        figures.append(
+            Figure(
+                name=f"{name}-{group}",
+                heading=f"Time to one loss: {group}",
+                caption="Bars: medians over the seeds, thin lines their range; no bar: most "
+                f"never got there. Curves: test loss, seed {contests[0].seed}.",
+                panels=(
+                    bars(mine, TIME, y_label="virtual time to the loss"),
+                    *(panel for panel in curves if panel.series),
+                ),
+            )
+        )
+    table = score_table(found, heading="Ours", note=NOTE, setting="machines")
+    return Exhibits(figures=tuple(figures), tables=(table,) if found else ())

@@ -1,0 +1,137 @@
+"""What workers committed to a server, and how the commit rate was searched: in numbers."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.report.folder import ReportData, Run
+from edgegossip.report.log import Noted
+from edgegossip.report.units import listing, number
+
+SEARCH = "search"
+"""The kind of note that a server leaves at the end of each window of its search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRow:
+    """One run in the table of those with a server.
+
+    Attributes:
+        run: Which.
+        total: Commits of all workers.
+        least: Of the worker with the fewest.
+        most: Of the one with the most.
+        seconds: Between two commits of a worker, on average; None where there were none.
+        num_steps: Between two commits; None where there were none.
+        explicit_momentum: Of the workers' optimizer; None where unknown.
+        implicit_momentum: Median over the windows of a search; None where it was not noted.
+    """
+
+    run: Run
+    total: int
+    least: int
+    most: int
+    seconds: Seconds | None
+    num_steps: float | None
+    explicit_momentum: float | None
+    implicit_momentum: float | None
+
+
+def commit_rows(folder: ReportData) -> list[CommitRow]:
+    """Count the commits of each run with a server."""
+    return [_row(run) for run in folder.runs if has_commits(run)]
+
+
+def has_commits(run: Run) -> bool:
+    """Whether anybody has committed to a server."""
+    return any(worker.commits for worker in run.log.workers)
+
+
+def _row(run: Run) -> CommitRow:
+    workers = [run.log.workers[rank] for rank in run.log.trainers]
+    counts = [len(worker.commits) for worker in workers]
+    total = sum(counts)
+    implicit = [
+        note.numbers["implicit_momentum"]
+        for note in windows(run)
+        if "implicit_momentum" in note.numbers
+    ]
+    return CommitRow(
+        run=run,
+        total=total,
+        least=min(counts),
+        most=max(counts),
+        seconds=run.log.duration * len(workers) / total if total else None,
+        num_steps=sum(worker.num_steps for worker in workers) / total if total else None,
+        explicit_momentum=explicit_momentum(run),
+        implicit_momentum=statistics.median(implicit) if implicit else None,
+    )
+
+
+def explicit_momentum(run: Run) -> float | None:
+    """The momentum of the workers' optimizer; None where its settings do not say."""
+    optimizer = run.log.header.get("task", {}).get("optimizer")
+    value = optimizer.get("momentum") if isinstance(optimizer, Mapping) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
+
+
+def windows(run: Run) -> list[Noted]:
+    """The windows of a search for the commit rate, those that can be drawn."""
+    notes = [note for note in run.log.notes if note.kind == SEARCH]
+    return [note for note in notes if {"window", "rate"} <= {*note.numbers}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """One search for the commit rate, from its beginning to the next.
+
+    Attributes:
+        rewards: Rate tried and what it brought, in the order of trying.
+        chosen: The rate that was kept; None if the search has not come to one.
+    """
+
+    rewards: Sequence[tuple[float, float]]
+    chosen: float | None
+
+
+def searches(notes: Sequence[Noted]) -> list[Search]:
+    """Tell the searches in `windows` apart: each begins with window 1."""
+    begins = [i for i, note in enumerate(notes) if i == 0 or note.numbers["window"] == 1]
+    return [_search(notes[i:j]) for i, j in itertools.pairwise([*begins, len(notes)])]
+
+
+def _search(notes: Sequence[Noted]) -> Search:
+    tried = [each.numbers for each in notes if "reward" in each.numbers]
+    # A window without a reward searches no more: its rate is what was found.
+    last = notes[-1].numbers
+    return Search(
+        rewards=[(each["rate"], each["reward"]) for each in tried],
+        chosen=None if "reward" in last else last["rate"],
+    )
+
+
+def search_sentences(folder: ReportData) -> list[str]:
+    """Say for each run with a search what it tried and kept."""
+    return [_sentence(run) for run in folder.runs if windows(run)]
+
+
+def _sentence(run: Run) -> str:
+    notes = windows(run)
+    found = searches(notes)
+    tried = sorted({rate for each in found for rate, _ in each.rewards})
+    kept = [number(each.chosen) for each in found if each.chosen is not None]
+    rates = number(tried[0]) if tried else ""
+    if len(tried) > 1:
+        rates += f" to {number(tried[-1])}"
+    outcome = f"kept {listing(list(dict.fromkeys(kept)))}" if kept else "came to no end"
+    text = f"In {run.name} the server tried {rates} commits a window and {outcome}."
+    momentum, explicit = _row(run).implicit_momentum, explicit_momentum(run)
+    if momentum is None:
+        return text
+    beside = "" if explicit is None else f", beside an explicit one of {number(explicit)}"
+    return f"{text} The implicit momentum was {number(momentum)} in the median window{beside}."
