@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -68,8 +69,16 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     ),
 }
 
+STANDBYS: dict[str, ParameterServer] = {
+    "bsp-standby": replace(PARAMETER_SERVERS["bsp"], standby=1),
+    "asp-standby": replace(PARAMETER_SERVERS["asp"], standby=2),
+    "adsp-standby": replace(PARAMETER_SERVERS["adsp"], standby=1),
+}
+"""Their workers elect another server where theirs is lost."""
+
 ALGORITHMS: dict[str, AnyAlgorithm] = {
     **PARAMETER_SERVERS,
+    **STANDBYS,
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
@@ -155,7 +164,10 @@ TUNED: dict[str, BatchTune] = {
 
 ALL: dict[str, AnyAlgorithm | EdgeGossip | BatchTune] = {**ALGORITHMS, **BALANCED, **TUNED}
 
-PEERS = {**{n: a for n, a in ALGORITHMS.items() if n not in PARAMETER_SERVERS}, **BALANCED}
+PEERS = {
+    **{n: a for n, a in ALGORITHMS.items() if not isinstance(a, ParameterServer)},
+    **BALANCED,
+}
 """Those of which no worker is missed more than another."""
 
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)

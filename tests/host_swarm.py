@@ -19,14 +19,14 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from tests.algorithms import ALL, NUM_WORKERS, PARAMETER_SERVERS, PEERS
+from tests.algorithms import ALL, NUM_WORKERS, PARAMETER_SERVERS, PEERS, STANDBYS
 from tests.observers import Silent
 from tests.parity import Steady
 from tests.virtual import Process, VirtualNetwork, VirtualTime, Wire
@@ -34,7 +34,10 @@ from tests.worlds import NUM_PARAMS, ManySamples, loss_of
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
-from edgegossip.algorithms.parameter_server.committing import SERVER
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.halves import StandbyState
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import SERVER, CommitterState, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
 from edgegossip.core import topology as topologies
 from edgegossip.core.algorithm import Algorithm
@@ -219,6 +222,35 @@ def draw_server_world(seed: int) -> World:
     )
 
 
+def draw_standby_world(seed: int) -> World:
+    """The world of `seed` in which workers elect another server; anything may happen to any.
+
+    In half of them nothing does but that the server is killed, for good or for a while.
+    """
+    name = [*STANDBYS][seed % len(STANDBYS)]
+    world = draw_world(seed, name)
+    draw = random.Random(f"{seed} standby")
+    lasting: Any = longer(STANDBYS[name], 20)
+    changes: dict[str, Any] = {"algorithm": replace(lasting, resend_after=2.0)}
+    if draw.random() < 0.5:
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(3, 12),
+            ranks=(SERVER,),
+            seconds=draw.choice([0.05, 0.8, 4.0, math.inf]),
+            with_disk=draw.random() < 0.5,
+        )
+        calm = Wire(latency=world.wire.latency, bandwidth=world.wire.bandwidth)
+        changes |= {
+            "disturbances": (killed,),
+            "start_at": (0.0,) * world.num_workers,
+            "liar": None,
+            "lie": "",
+            "wire": calm,
+        }
+    return replace(world, **changes)
+
+
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
         return replace(algorithm, inner=longer(algorithm.inner, factor))
@@ -305,6 +337,7 @@ class Timed(ManySamples):
 
     def __init__(self, rank: Rank, time: VirtualTime, step_seconds: Seconds) -> None:
         super().__init__(rank, 0.1, SIZE)
+        self._rank = rank
         self._time, self._step_seconds = time, step_seconds
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
@@ -312,9 +345,19 @@ class Timed(ManySamples):
         return super().train(request, progress)
 
 
+class Tally(Timed):
+    """Training that counts its steps in the entry of its rank, so that the model shows them."""
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        result = super().train(request, progress)
+        params = request.params.clone()
+        params[self._rank] += result.num_steps
+        return replace(result, params=params)
+
+
 @dataclass
-class Furthest(Algorithm[WorkerState]):
-    """Tells those who come back that the run is at its end."""
+class Inside(Algorithm[WorkerState]):
+    """Does what the algorithm inside does."""
 
     inner: Algorithm[Any]
 
@@ -333,6 +376,13 @@ class Furthest(Algorithm[WorkerState]):
         return self.inner.traits
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        return self.inner.handle(state, event, now)
+
+
+class Furthest(Inside):
+    """Tells those who come back that the run is at its end."""
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         end = int(self.traits.num_rounds or 0)
         effects = self.inner.handle(state, event, now)
         return [
@@ -341,6 +391,50 @@ class Furthest(Algorithm[WorkerState]):
             else each
             for each in effects
         ]
+
+
+@dataclass
+class Ledger(Inside):
+    """Writes down all commits: by worker and number how many steps went into it.
+
+    One that goes on from a checkpoint may send another commit under the same number. Besides:
+    how many commits of each worker were answered.
+    """
+
+    steps: dict[Rank, dict[int, set[int]]] = field(default_factory=dict)
+    num_answered: dict[Rank, int] = field(default_factory=dict)
+    began: dict[int, Seconds] = field(default_factory=dict)
+    lost: list[tuple[int, Rank, int]] = field(default_factory=list)
+    clock: Callable[[], Seconds] = lambda: 0.0
+
+    def look(self, state: WorkerState) -> None:
+        """Note when each elected server begins, and what it lacks."""
+        if not isinstance(state, StandbyState) or not state.is_evaluated:
+            return
+        term = state.election.term
+        if state.server is None or term in self.began:
+            return
+        self.began[term] = self.clock()
+        for rank, num_merged in state.server.num_commits.items():
+            self.lost.append((term, rank, self.num_answered.get(rank, 0) - num_merged))
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        server = getattr(state, "server", None)
+        steps_before = server.num_steps.get(state.rank, 0) if server else 0
+        effects = super().handle(state, event, now)
+        self.look(state)
+        if server and (more := server.num_steps.get(state.rank, 0) - steps_before):
+            # Its own commit, which was merged at once.
+            number = server.num_commits[state.rank]
+            self.steps.setdefault(state.rank, {}).setdefault(number, set()).add(more)
+        state = getattr(state, "worker", state)
+        if isinstance(state, CommitterState):
+            rank, commits = state.rank, self.steps.setdefault(state.rank, {})
+            if state.commit is not None:
+                numbers = {name: int(each) for name, each in state.commit.numbers.items()}
+                commits.setdefault(numbers["number"], set()).add(numbers["num_steps"])
+            self.num_answered[rank] = max(self.num_answered.get(rank, 0), state.num_commits)
+        return effects
 
 
 class Watcher(Silent):
@@ -374,6 +468,7 @@ class Run:
     """A world as it goes on."""
 
     world: World
+    ledger: Ledger | None = None  # of a parameter server's commits
     processes: dict[Rank, Process] = field(default_factory=dict)
     disks: dict[Rank, tuple[Json, dict[str, torch.Tensor]]] = field(default_factory=dict)
     starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
@@ -410,7 +505,8 @@ class Run:
         if with_disk and rank in self.disks:
             plain, tensors = self.disks[rank]
             checkpoint = assemble(plain, {name: x.clone() for name, x in tensors.items()})
-        algorithm = world.algorithm
+        algorithm = self.ledger or world.algorithm
+        make_trainer = Timed if self.ledger is None else Tally
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
         host = Host(
@@ -418,7 +514,7 @@ class Run:
             rank,
             world.num_workers,
             torch.zeros(NUM_PARAMS),
-            Timed(rank, self.time, world.step_seconds[rank]),
+            make_trainer(rank, self.time, world.step_seconds[rank]),
             self.network.transport(process),
             settings=HostSettings(
                 run=b"virtual!",
@@ -553,7 +649,7 @@ def check_server(world: World) -> Run:
     Barriers hold others up for as long as it takes to notice one that is lost, so nothing is
     said of pauses.
     """
-    run = Run(world)
+    run = Run(world, Ledger(world.algorithm))
     run.to_the_end()
     server = run.processes[SERVER]
     if server.reason != "finished":
@@ -563,6 +659,7 @@ def check_server(world: World) -> Run:
             continue
         if not isinstance(process.reason, ServerLostError):
             raise ViolationError(f"worker {rank} ended with {process.reason!r}")
+    require_commits(run, server.host.state)
     require_little_memory(run)
     return run
 
@@ -626,6 +723,84 @@ def require_sums(run: Run) -> None:
         _require_sum(
             sum(s.weight + sum(m.weight for m in s.arrived) for s in states), world.num_workers
         )
+
+
+def check_standby(world: World) -> Run:
+    """Run the world; who is with most comes to the end, with one server that counts all."""
+    run = Run(world, Ledger(world.algorithm))
+    assert run.ledger is not None
+    run.ledger.clock = lambda: run.time.now
+    run.to_the_end()
+    for rank, process in run.processes.items():
+        if rank == world.liar or not process.is_alive or process.reason == "finished":
+            continue
+        if not isinstance(process.reason, ServerLostError):
+            raise ViolationError(f"worker {rank} ended with {process.reason!r}")
+    require_little_memory(run)
+    require_succession(run)
+    states = [process.host.state for process in run.processes.values() if process.is_alive]
+    servers = [state for state in states if state.is_evaluated]
+    if servers:
+        require_commits(run, max(servers, key=lambda state: state.election.term).server)
+    return run
+
+
+def require_succession(run: Run) -> None:
+    """Where the server alone is killed, there is another soon, with all that was answered."""
+    (killed, *others), ledger = run.world.disturbances or (None,), run.ledger
+    if killed is None or others or killed.kind != "kill" or killed.ranks != (SERVER,):
+        return
+    if run.world.liar is not None or any(run.world.start_at) or run.world.loses:
+        return
+    assert ledger is not None
+    for rank, process in run.processes.items():
+        if process.is_alive and process.reason != "finished":
+            raise ViolationError(f"worker {rank} ended with {process.reason!r}")
+    for term, at in [*ledger.began.items()][1:2]:
+        if at > killed.at + NOTICED + 3.0:
+            raise ViolationError(f"killed at {killed.at:.2f} s, term {term} from {at:.2f} s")
+    if missing := [each for each in ledger.lost if each[2] > 1]:
+        raise ViolationError(f"lost (term, worker, commits): {missing}")
+
+
+def require_commits(run: Run, state: WorkerState) -> None:
+    """The server's model has each commit that it counts exactly once, and those it answered."""
+    algorithm = run.world.algorithm
+    assert isinstance(algorithm, ParameterServer)
+    assert isinstance(state, ServerState)
+    assert run.ledger is not None
+    num_workers = algorithm.num_workers
+    # Those who commit behind a barrier share it with all, or with those who are left.
+    world = run.world
+    is_calm = not (world.disturbances or world.disturbed or world.loses)
+    most = 1 / num_workers if is_calm or not isinstance(algorithm, BSP) else 1.0
+    for rank in algorithm.workers:
+        num_merged, sent = state.num_commits[rank], run.ledger.steps.get(rank, {})
+        counted = [sent.get(number, {0}) for number in range(1, num_merged + 1)]
+        found = float(state.params[rank])
+        low, high = sum(map(min, counted)) / num_workers, most * sum(map(max, counted))
+        if _may_forget(world):
+            low = 0.0  # one that was away goes on numbering where it was
+        if not low - 1e-3 <= found <= high + 1e-3:
+            raise ViolationError(
+                f"the model has {found:g} steps of worker {rank}, not {low:g} to {high:g}: "
+                f"{num_merged} commits"
+            )
+        num_answered = run.ledger.num_answered.get(rank, 0)
+        if num_merged < num_answered and not _may_forget(world):
+            raise ViolationError(
+                f"the server has {num_merged} commits of worker {rank}, and answered "
+                f"{num_answered}"
+            )
+
+
+def _may_forget(world: World) -> bool:
+    """The server is lost while some workers, who know most, may be away."""
+    assert isinstance(world.algorithm, ParameterServer)
+    if world.algorithm.standby:  # any may be the server, and be lost
+        return bool(world.disturbed - {SERVER} or world.disturbances[1:] or world.loses)
+    is_killed = any(SERVER in each.ranks for each in world.disturbances)
+    return is_killed and (world.disturbed > {SERVER} or world.loses)
 
 
 def _require_sum(found: float, expected: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALGORITHMS, NUM_WORKERS, PARAMETER_SERVERS, AnyAlgorithm
+from tests.algorithms import ALGORITHMS, NUM_WORKERS, PEERS, AnyAlgorithm
 from tests.swarm.test_swarm import MANY_SEEDS, SEEDS, Checks, World, draw_world
 from tests.worlds import EVEN, TARGETS, make_world
 
@@ -29,9 +29,7 @@ from edgegossip.machine.contention import Contention
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Recover
 from edgegossip.sim.platform import ContentionTrace, Platform, ThrottlingTrace
 
-each_inner = pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name not in PARAMETER_SERVERS]
-)
+each_inner = pytest.mark.parametrize("name", [name for name in ALGORITHMS if name in PEERS])
 
 
 def draw_balanced_world(inner: AnyAlgorithm, seed: int) -> World:

@@ -18,8 +18,10 @@ from tests.host_swarm import (
     World,
     check,
     check_server,
+    check_standby,
     digest,
     draw_server_world,
+    draw_standby_world,
     draw_world,
     longer,
     longest_pause,
@@ -67,6 +69,25 @@ def test_no_world_breaks_the_hosts_of_a_parameter_server(seeds: range) -> None:
     for seed in seeds:
         with replayable(seed):
             check_server(draw_server_world(seed))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + 6) for first in range(0, 24, 6)], ids=str
+)
+def test_no_world_leaves_workers_without_a_server(seeds: range) -> None:
+    for seed in seeds:
+        with replayable(seed):
+            check_standby(draw_standby_world(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + 24) for first in range(24, 600, 24)], ids=str
+)
+def test_none_of_many_worlds_leaves_workers_without_a_server(seeds: range) -> None:
+    for seed in seeds:
+        with replayable(seed):
+            check_standby(draw_standby_world(seed))
 
 
 def test_one_seed_gives_one_trace() -> None:

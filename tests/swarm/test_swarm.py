@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,13 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
-from edgegossip.algorithms.parameter_server.committing import SERVER
+from edgegossip.algorithms.parameter_server.halves import StandbyState
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.states import SERVER
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.rounds import RoundBased
 from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Event,
     Message,
@@ -58,7 +61,7 @@ from edgegossip.sim.simulator import Simulator
 ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
 SEEDS = range(8) if ONE_SEED is None else [int(ONE_SEED)]
 MANY_SEEDS = range(8, 1000)
-MAX_EVENTS = 20_000  # a world needs some hundreds
+MAX_EVENTS = 40_000  # a world needs some hundreds, a slow one of ADSP half of it
 
 # Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
 # the targets and the start span, whatever goes wrong.
@@ -130,7 +133,7 @@ def draw_world(algorithm: AnyAlgorithm | EdgeGossip | BatchTune, seed: int) -> W
         if draw.random() < 0.2
     }
     default = Link(latency=draw.choice([0.0, 0.1, 1.0]), bandwidth=10 ** draw.uniform(2, 6))
-    if isinstance(algorithm, ParameterServer):
+    if isinstance(algorithm, ParameterServer) and not algorithm.standby:
         faults = with_server_back(faults)
     varied = vary(algorithm, draw, num_workers, is_lossy)
     world = World(
@@ -157,7 +160,11 @@ def vary(
     if isinstance(algorithm, ParameterServer):
         again = draw.uniform(0.1, 2) if is_lossy else None
         return replace(
-            algorithm, num_workers=num_workers - 1, num_rounds=num_rounds, resend_after=again
+            algorithm,
+            num_workers=num_workers - 1,
+            num_rounds=num_rounds,
+            resend_after=again,
+            standby=min(algorithm.standby, num_workers - 1),
         )
     if isinstance(algorithm, AllReduce):
         topology = complete(num_workers)
@@ -243,6 +250,9 @@ class Checks(Recorder):
     lost_weight: float = 0.0
     overshoot: float = 0.0
     num_events: int = 0
+    leaders: dict[int, Rank] = field(default_factory=dict)  # by term
+    voters: dict[int, set[Rank]] = field(default_factory=lambda: defaultdict(set))
+    merged: dict[int, int] = field(default_factory=dict)
 
     def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
         self.num_events += 1
@@ -263,6 +273,19 @@ class Checks(Recorder):
         inner = inside(state)
         if isinstance(inner, GoSGDState):
             assert not (inner.has_finished and inner.queue)
+        if isinstance(inner, StandbyState) and inner.election.is_leading:
+            self.require_majority(inner)
+
+    def require_majority(self, state: StandbyState) -> None:
+        """Fail if a server serves that most have not voted for, or merges without them."""
+        term, num_ranks = state.election.term, len(self.simulator.states)
+        assert self.leaders.setdefault(term, state.rank) == state.rank
+        if term > 0:
+            assert len(self.voters[term] | {state.rank}) > num_ranks // 2
+        num_merged = sum(state.server.num_commits.values()) if state.server else 0
+        before, self.merged[term] = self.merged.get(term, 0), num_merged
+        is_cut_off = len(state.election.lost) >= (num_ranks + 1) // 2
+        assert num_merged == before or not is_cut_off
 
     def require_total_weight(self) -> None:
         """Fail if a GoSGD run has lost or won weight."""
@@ -291,6 +314,8 @@ class Checks(Recorder):
     ) -> None:
         super().sent(now, rank, receiver, message, num_bytes, uplink)
         self.in_flight.append(message)
+        if message.kind == "vote":
+            self.voters[int(message.numbers["stands_for"])].add(rank)
 
     def lost(
         self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
@@ -325,6 +350,9 @@ def weight_of(message: Message) -> float:
 def check_world(world: World) -> None:
     checks = Checks()
     simulator = world.simulator(checks)
+    if isinstance(world.algorithm, ParameterServer) and world.algorithm.standby:
+        check_standby(world, checks)
+        return
     assert simulator.run()
     checks.require_unchanged_payloads()
     assert not checks.in_flight
@@ -337,6 +365,22 @@ def check_world(world: World) -> None:
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed and not is_left:
             assert state.round == algorithm.traits.num_rounds
+
+
+def check_standby(world: World, checks: Checks) -> None:
+    """Run it; unless most have crashed for good, all come to the end with one server."""
+    simulator = checks.simulator
+    try:
+        assert simulator.run()
+    except ServerLostError:
+        assert len(checks.crashed) >= len(simulator.states) / 2
+        return
+    workers = [state for state in simulator.states if state.rank not in checks.crashed]
+    for state in workers:
+        assert state.rank == SERVER or state.round == world.algorithm.traits.num_rounds
+    cuts = [each for each in world.faults.script if isinstance(each, Partition)]
+    if simulator.now > max((cut.end for cut in cuts), default=0.0) + 100.0:
+        assert len([state for state in workers if inside(state).server is not None]) <= 1
 
 
 def require_equal_replicas(states: list[Any]) -> None:

@@ -300,3 +300,26 @@ def test_a_worker_whose_end_is_damaged_is_left_out_of_the_result(
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert len(Gathering(EXPERIMENT, out).finish().worker_accuracies) == NUM_WORKERS - 1
     assert str(damaged) in caplog.text
+
+
+def test_model_is_that_of_the_worker_that_counts_at_the_time(out: Path) -> None:
+    """Of a server and those on standby, one serves at a time."""
+    params = EXPERIMENT.workload().initial_params()
+    serves = {0: [0, 1], 1: [2, 3]}
+    for rank in range(NUM_WORKERS):
+        own = out / WORKERS / str(rank)
+        for index in range(4):
+            # What counts are worse and worse models.
+            counted = params * (1 + index) if index in serves.get(rank, []) else params[:0]
+            path = snapshot_path(own / "snapshots", index)
+            safetensors.torch.save_file({"params": counted}, path)
+        end = {"reason": "finished", "seconds": 2.0, "wall_seconds": 2.0, "mean_staleness": 0.0}
+        own.joinpath("summary.json").write_text(json.dumps({**end, "is_evaluated": rank == 1}))
+        last = {"params": params * (rank + 1)}
+        safetensors.torch.save_file(last, own / "params.safetensors")
+    results = Gathering(EXPERIMENT, out).finish()
+    assert [each.consensus_distance for each in results.history] == [0.0] * 5
+    evaluate = EXPERIMENT.workload().evaluate
+    expected = [evaluate(params * factor)[0] for factor in (1, 2, 3, 4, 2)]
+    assert [each.loss for each in results.history] == pytest.approx(expected)
+    assert len(results.worker_accuracies) == 1

@@ -207,6 +207,37 @@ def test_a_killed_worker_ends_nothing_and_comes_back_by_the_same_command(
     assert (out / "report.html").exists()
 
 
+STANDBY = """
+from dataclasses import replace
+from edgegossip import Experiment
+from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.cli.recipe import pick
+from edgegossip.recipes.registry import load_recipe
+
+def standby() -> Experiment:
+    run = pick("quickstart", load_recipe("quickstart")(), "gosgd")
+    algorithm = ASP(num_workers=len(run.platforms) - 1, num_rounds=1500, standby=1)
+    return replace(run, algorithm=algorithm)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_is_killed_goes_on_with_another_one(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out, recipe = tmp_path / "out", tmp_path / "own.py"
+    recipe.write_text(STANDBY)
+    launcher = start("launch", f"{recipe}:standby", "--out", str(out))
+    wait_until(lambda: min(rounds(out, rank) for rank in (1, 2, 3)) >= 20, launcher)
+    workers(launcher)[0].kill()
+    said = launcher.communicate(timeout=PATIENCE)[1]
+    assert launcher.returncode == 0, said
+    ends = [json.loads((folder(out, r) / "summary.json").read_text()) for r in (1, 2, 3)]
+    assert [end["rounds"] for end in ends] == [1500] * 3
+    assert sum(end["is_evaluated"] for end in ends) == 1
+    assert summary(out)["final_accuracy"] > 0.8
+
+
 CHANGES = ("crashed", "recovered")
 
 

@@ -12,7 +12,7 @@ from edgegossip.net.patience import Patience
 def after_a_round(seconds: float) -> Patience:
     patience = Patience(factor=3.0, slack=1.0, first=600.0)
     patience.worked(seconds)
-    patience.next_round()
+    patience.next_round(0.0)
     return patience
 
 
@@ -27,7 +27,7 @@ def test_short_waits_of_a_round_do_not_push_long_ones_out_of_memory() -> None:
         patience.watch(True, moment)
         patience.watch(False, moment + 0.001)
         patience.worked(0.01)
-    patience.next_round()
+    patience.next_round(100.0)
     assert patience.deadline == 7.0
 
 
@@ -53,7 +53,7 @@ def test_a_wait_that_was_given_up_teaches_nothing() -> None:
     patience.watch(True, 100.0)
     assert patience.is_over(0.0, 0.0, 107.0)
     patience.watch(False, 107.0)
-    patience.next_round()
+    patience.next_round(107.0)
     assert patience.deadline == 7.0
 
 
@@ -78,7 +78,7 @@ def test_a_neighbor_that_is_always_just_in_time_stretches_no_deadline_for_ever()
         patience.watch(True, now)
         now += patience.deadline - 0.1
         patience.watch(False, now)
-        patience.next_round()
+        patience.next_round(now)
     assert patience.deadline == 600.0
     patience.worked(1000.0)  # its own training is no lie
     assert patience.deadline == 3001.0
@@ -89,3 +89,14 @@ def test_one_that_sends_what_is_of_no_use_is_given_up_in_the_end() -> None:
     patience.watch(True, 0.0)
     assert not patience.is_over(heard_at=20.0, spoke_at=20.0, now=20.5)
     assert patience.is_over(heard_at=20.9, spoke_at=20.9, now=21.0)
+
+
+def test_one_that_never_trains_waits_anew_in_each_round() -> None:
+    patience = Patience(factor=3.0, slack=1.0, first=600.0)
+    patience.watch(True, 0.0)
+    for now in range(2, 2000, 2):
+        patience.watch(True, now)  # it has answered, and waits on
+        patience.next_round(now)
+        assert not patience.is_over(heard_at=now, spoke_at=now, now=now + 1.0)
+    assert patience.deadline == 7.0
+    assert patience.is_over(heard_at=1998.0, spoke_at=1998.0, now=2005.0)

@@ -381,8 +381,9 @@ class Role:
     Attributes:
         name: "worker", "server", "stage-0": also says which model a driver builds for it.
         has_data: It gets a shard of the training data.
-        is_evaluated: Its parameters count in the averaged model that is reported. Ranks of one
-            role name are averaged; where roles hold parts of a model, the task joins them.
+        is_evaluated: Its parameters count in the averaged model that is reported, unless its
+            state says that they do not at present. Ranks of one role name are averaged; where
+            roles hold parts of a model, the task joins them.
     """
 
     name: str
@@ -411,6 +412,11 @@ class WorkerState:
     def estimate(self) -> Tensor:
         """The parameters to evaluate, [num_params]; push-sum divides by its weight here."""
         return self.params
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether its estimate counts now, where its `Role` says that it may."""
+        return True
 
 
 State = TypeVar("State", bound=WorkerState)

@@ -59,6 +59,11 @@ class FinalState(WorkerState):
         inner: Tensor = self.inner.estimate
         return inner if self.average is None else self.average
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether it counts: the average does, and before it what the inner one says."""
+        return self.average is not None or bool(self.inner.is_evaluated)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LimitedTraits(Traits):

@@ -262,6 +262,8 @@ class Gathering:
             for rank in self._evaluated_ranks()
             if rank in summaries and summaries[rank]["reason"] != "failed"
         ]
+        # Of a server and those on standby, the one that serves at the end.
+        ends = [rank for rank in ends if summaries[rank].get("is_evaluated", True)] or ends
         found = {rank: self.workers[rank].last_params(self._num_params(rank)) for rank in ends}
         estimates = {rank: params for rank, params in found.items() if params is not None}
         if not self._workload.is_whole(estimates):

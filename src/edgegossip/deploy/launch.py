@@ -120,7 +120,10 @@ def _run_workers(
 def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Results:
     """Make one run of what the workers have left, and say which of them failed."""
     if len(failures) == len(gathering.workers):
-        raise TrainingError(f"all workers failed, the first with: {_last_line(out, 0)}")
+        # One that was killed said nothing of why.
+        lines = [_last_line(out, rank) for rank in failures]
+        said = [line for line in lines if line.startswith("edgegossip: ")] or lines
+        raise TrainingError(f"all workers failed, the first with: {said[0]}")
     for rank in failures:  # before, as without a server there may be no model
         name = with_article(gathering.roles, rank)
         print(f"{name} failed: {_last_line(out, rank)}", file=sys.stderr)

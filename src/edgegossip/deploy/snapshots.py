@@ -40,7 +40,8 @@ class Snapshots:
 
     Args:
         folder: Made if need be.
-        estimate: The present parameters to evaluate, [num_params].
+        estimate: The present parameters to evaluate, [num_params]; [0] where this worker's
+            do not count at present.
     """
 
     def __init__(self, folder: Path, estimate: Callable[[], Tensor]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import safetensors.torch
+import torch
 
 from edgegossip.core.errors import NetworkError, RunFolderError
 from edgegossip.core.protocol import Rank, Seconds, WorkerState
@@ -198,7 +199,11 @@ class _Worker:
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
         self._incarnation: int = kept
         limit = settings.max_seconds or experiment.max_seconds or math.inf
-        self._snapshots = Snapshots(self._out / "snapshots", lambda: host.state.estimate)
+        nothing = torch.empty(0)
+        self._snapshots = Snapshots(
+            self._out / "snapshots",
+            lambda: host.state.estimate if host.state.is_evaluated else nothing,
+        )
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
         host_settings = HostSettings(
             run=run_id(run_key(experiment, self._recipe, settings.name)),
@@ -282,6 +287,7 @@ class _Worker:
                 "bytes_sent": self._diary.bytes_sent,
                 "samples_processed": self._diary.samples_processed,
                 "mean_staleness": self._diary.mean_staleness,
+                "is_evaluated": host.state.is_evaluated,
                 "validation_accuracy": self._validate(host) if reason in _ENDS else None,
                 "refused": host.post.refusals,
             },

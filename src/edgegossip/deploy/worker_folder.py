@@ -122,8 +122,8 @@ class WorkerFolder:
         return snapshot_path(self.path / "snapshots", index)
 
     def read_snapshot(self, index: int, num_params: int) -> Tensor | None:
-        """The parameters of a snapshot, [num_params]; None if it is damaged."""
-        params = self._read_params(self.snapshot(index), num_params)
+        """The parameters of a snapshot, [num_params]; None if it is damaged, or has none."""
+        params = self._read_params(self.snapshot(index), num_params, may_lack=True)
         if params is None:
             self._unreadable.add(index)
         return params
@@ -245,9 +245,12 @@ class WorkerFolder:
             if event["type"] not in ("worker", "ended"):
                 yield event
 
-    def _read_params(self, path: Path, num_params: int) -> Tensor | None:
+    def _read_params(
+        self, path: Path, num_params: int, may_lack: bool = False
+    ) -> Tensor | None:
         try:
-            return read_params(path, num_params)
+            params = read_params(path, None if may_lack else num_params)
+            return read_params(path, num_params) if len(params) else None
         except RunFolderError as error:
             self._complain(error)
             return None

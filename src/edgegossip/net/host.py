@@ -296,14 +296,13 @@ class Host(Generic[State]):
                     self._observer.noted(self.now, self.rank, effect)
         self._watch_for_waiting()
         if self.state.round != round_before:
-            self._patience.next_round()
+            self._patience.next_round(self.now)
 
     # Effects, and what comes of them.
 
     @property
     def _progress(self) -> float:
-        limit = self._settings.max_seconds
-        return self._traits.progress(self.state.round, self.now, limit)
+        return self._traits.progress(self.state.round, self.now, self._settings.max_seconds)
 
     def _trained(self, event: Trained) -> None:
         self._patience.worked(event.seconds)
@@ -380,6 +379,5 @@ class Host(Generic[State]):
         self._work.load_state_dict(checkpoint["work"])
         self._pending = list(checkpoint["pending"])
         self._alarms.load_state_dict(checkpoint["alarms"])
-        self._kept_at = checkpoint["now"]
-        self._zero = self._runtime.clock() - self._kept_at
+        self._kept_at, self._zero = checkpoint["now"], self._runtime.clock() - checkpoint["now"]
         self.peers.load_state_dict(checkpoint["peers"])

@@ -33,7 +33,7 @@ class Patience:
     >>> patience = Patience(factor=3.0, slack=1.0)
     >>> patience.watch(True, now=5.0)
     >>> patience.watch(False, now=7.0)
-    >>> patience.next_round()
+    >>> patience.next_round(now=7.0)
     >>> patience.deadline
     7.0
     """
@@ -65,12 +65,22 @@ class Patience:
             self._since, self._has_given_up = now, False
             self.look_again(now)
         elif not is_waiting and self._since is not None:
-            if not self._has_given_up:  # else it says nothing of how long the others take
-                self._waited = max(self._waited, now - self._since)
+            self._end_wait(now)
             self._since, self.look_at = None, math.inf
 
-    def next_round(self) -> None:
-        """A round is over; one that nobody had to wait in counts too."""
+    def _end_wait(self, now: Seconds) -> None:
+        assert self._since is not None
+        if not self._has_given_up:  # else it says nothing of how long the others take
+            self._waited = max(self._waited, now - self._since)
+
+    def next_round(self, now: Seconds) -> None:
+        """A round is over; one that nobody had to wait in counts too.
+
+        One that never trains, as a parameter server, waits on: for the next round.
+        """
+        if self._since is not None:
+            self._end_wait(now)
+            self._since, self._has_given_up = now, False
         self._rounds.append(max(self._worked, self._waited))
         self._worked = self._waited = 0.0
 

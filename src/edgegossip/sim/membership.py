@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import and_
 from typing import TypeAlias
 
-from edgegossip.core.protocol import Rank, Role, Seconds, WorkerJoined, WorkerLost
+from edgegossip.core.protocol import Rank, Role, Seconds, WorkerJoined, WorkerLost, WorkerState
 from edgegossip.sim.entries import Delivery
 from edgegossip.sim.fault import Partition
 
@@ -35,13 +36,23 @@ class Membership:
     def __post_init__(self) -> None:
         self.partitions = tuple(sorted(self.partitions, key=lambda partition: partition.start))
 
-    def evaluated(self, roles: Sequence[Role]) -> list[Rank]:
-        """List whose parameters count: of each role those that are online, else all of it."""
+    def evaluated(
+        self, role_of: Callable[[Rank], Role], states: Sequence[WorkerState]
+    ) -> list[Rank]:
+        """List whose parameters count.
+
+        These are, of each role, those that are online and say so, else those that are online,
+        else all of it.
+        """
+        roles = [role_of(rank) for rank in range(len(states))]
+        says_so = [state.is_evaluated for state in states]
         ranks = [rank for rank, role in enumerate(roles) if role.is_evaluated]
-        is_there = {roles[rank].name for rank in ranks if self.is_online[rank]}
-        return [
-            rank for rank in ranks if self.is_online[rank] or roles[rank].name not in is_there
-        ]
+        for is_right in (self.is_online, [*map(and_, self.is_online, says_so)]):
+            is_there = {roles[rank].name for rank in ranks if is_right[rank]}
+            ranks = [
+                rank for rank in ranks if is_right[rank] or roles[rank].name not in is_there
+            ]
+        return ranks
 
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None

@@ -175,8 +175,8 @@ class Simulator(Generic[State]):
 
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate: of a role's workers that are online, else of all."""
-        roles = [self._algorithm.role(rank) for rank in range(len(self.states))]
-        return {r: self.states[r].estimate for r in self._membership.evaluated(roles)}
+        ranks = self._membership.evaluated(self._algorithm.role, self.states)
+        return {rank: self.states[rank].estimate for rank in ranks}
 
     def _new_state(self, rank: Rank) -> State:
         given = self._initial_params

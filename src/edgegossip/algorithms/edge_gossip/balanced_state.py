@@ -73,6 +73,11 @@ class BalancedState(WorkerState):
         return self.inner.estimate
 
     @property
+    def is_evaluated(self) -> bool:
+        """Whether it counts, as the inner algorithm has it."""
+        return bool(self.inner.is_evaluated)
+
+    @property
     def is_busy(self) -> bool:
         """It must not begin what waits yet."""
         return self.is_predicting or self.is_assigning or self.rest_seconds > 0

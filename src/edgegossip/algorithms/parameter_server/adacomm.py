@@ -14,8 +14,8 @@ from edgegossip.core.protocol import Effect, Evaluate, Rank, Seconds, SetTimer
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import Limits
 
-_MAX_STEPS = 10**6
 _WINDOW = "window"
+_LARGEST = 1e300
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,9 +74,21 @@ class ADACOMM(FixedADACOMM):
 
     @property
     def limits(self) -> Mapping[str, Limits]:
-        return {"local_steps": range(1, _MAX_STEPS)}
+        return {"local_steps": range(1, self.tau + 1)}  # it never rises
+
+    @property
+    def optional_limits(self) -> Mapping[str, Limits]:
+        return {"first_loss": (-_LARGEST, _LARGEST)}
+
+    def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
+        assert isinstance(state, ADACOMMServerState)
+        state.tau = int(numbers.get("local_steps", state.tau))
+        state.first_loss = numbers.get("first_loss")
 
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
+        assert isinstance(state, ADACOMMServerState)
+        if state.first_loss is not None:  # it has restarted
+            return [SetTimer(_WINDOW, now + self.window)]
         return [Evaluate(state.params)]
 
     def wake(
@@ -86,7 +98,9 @@ class ADACOMM(FixedADACOMM):
 
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
         assert isinstance(state, ADACOMMServerState)
-        if state.first_loss is None:
+        if not math.isfinite(loss):
+            pass  # it says nothing
+        elif state.first_loss is None:
             state.first_loss = loss
         else:
             # A loss of 0 cannot fall any more.
@@ -98,7 +112,8 @@ class ADACOMM(FixedADACOMM):
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
         assert isinstance(state, ADACOMMServerState)
-        return {"local_steps": state.tau}
+        known = {} if state.first_loss is None else {"first_loss": state.first_loss}
+        return {"local_steps": state.tau, **known}
 
     def take_settings(
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,10 @@ from edgegossip.algorithms.parameter_server.reward import LogSlope, Reward
 from edgegossip.algorithms.parameter_server.states import ServerState
 from edgegossip.core.protocol import Effect, Evaluate, Rank, Seconds, SetTimer
 from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import Limits
+
+_MAX_COUNT = 10**9
+_LARGEST = 1e300
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +92,39 @@ class ADSP(ADSPPlus):
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
         search = CommitSearch(growth=self.growth, rate=self.rate)
         return SearchingServerState(**fields, search=search, rate=self.rate)
+
+    @property
+    def optional_limits(self) -> Mapping[str, Limits]:
+        count = range(1, _MAX_COUNT)
+        return {
+            "rate": count,
+            "best_rate": count,
+            "best_reward": (-_LARGEST, _LARGEST),
+            "is_searching": range(2),
+            "num_windows": range(_MAX_COUNT),
+        }
+
+    def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
+        assert isinstance(state, SearchingServerState)
+        search = state.search
+        numbers: dict[str, float] = {
+            "rate": search.rate,
+            "best_rate": search.best_rate,
+            "is_searching": int(search.is_searching),
+            "num_windows": state.num_windows,
+        }
+        if math.isfinite(search.best_reward):
+            numbers["best_reward"] = search.best_reward
+        return numbers
+
+    def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
+        assert isinstance(state, SearchingServerState)
+        search = state.search
+        search.rate = min(int(numbers.get("rate", search.rate)), self.max_rate)
+        search.best_rate = min(int(numbers.get("best_rate", search.best_rate)), self.max_rate)
+        search.best_reward = numbers.get("best_reward", search.best_reward)
+        search.is_searching = bool(numbers.get("is_searching", search.is_searching))
+        state.num_windows = int(numbers.get("num_windows", 0))
 
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
         return [*super().start_serving(state, now), *self._look(state, now)]

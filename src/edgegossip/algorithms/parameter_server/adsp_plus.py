@@ -86,20 +86,19 @@ class ADSPPlus(ParameterServer):
                 f"{self.window:g}; nobody would commit within a window"
             )
 
-    def init(self, rank: Rank, params: Tensor) -> ServerState | CommitterState:
-        state = super().init(rank, params)
-        if isinstance(state, CommitterState):
-            state.interval = self._interval(self.rate)
+    def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
+        state = super().init_worker(rank, params)
+        state.interval = self._interval(self.rate)
         return state
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
         return ADSPServerState(**fields, rate=self.rate)
 
-    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+    def messages(self, params: Tensor) -> dict[str, MessageSpec]:
         """Targets besides; see `ParameterServer`."""
         due = {"num_due": range(1, _MAX_DUE)}
         target = MessageSpec(numbers=due, max_ahead=self.num_rounds)
-        return {**super().schema(params), "target": target}
+        return {**super().messages(params), "target": target}
 
     # The worker.
 
@@ -132,6 +131,8 @@ class ADSPPlus(ParameterServer):
     def take_settings(
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
+        if "num_due" not in numbers:
+            return []  # an answer, and not a target
         state.interval = self._interval(numbers["num_due"])
         return [] if state.is_due else self.committed(state, now)
 

@@ -83,6 +83,11 @@ class BatchTune(Algorithm[BatchTuneState]):
 
     def __post_init__(self) -> None:
         check_ranges(self, smoothing="in [0, 1)")
+        if self.inner.standby:
+            raise ValueError(
+                f"standby must be 0 within BatchTune, got {self.inner.standby}; a worker that "
+                "is elected would not know the others' speeds"
+            )
 
     @property
     def traits(self) -> Traits:

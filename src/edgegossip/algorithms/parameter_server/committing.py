@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.algorithms.parameter_server.halves import StandbyState
+from edgegossip.algorithms.parameter_server.states import (
+    PATIENCE,
+    RESEND,
+    SERVER,
+    CommitterState,
+    ServerState,
+)
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
@@ -16,7 +23,6 @@ from edgegossip.core.protocol import (
     Finish,
     Layout,
     Message,
-    Rank,
     Received,
     Seconds,
     Send,
@@ -30,9 +36,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
 )
 
-SERVER: Rank = 0
-RESEND, PATIENCE = "resend", "patience"
-State: TypeAlias = ServerState | CommitterState
+State: TypeAlias = ServerState | CommitterState | StandbyState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,9 @@ class Committing(Algorithm[State]):
         """Go by what the server says, in an answer or between two."""
         return []
 
-    def wake(self, state: State, name: str, now: Seconds) -> list[Effect]:
+    def wake(
+        self, state: ServerState | CommitterState, name: str, now: Seconds
+    ) -> list[Effect]:
         """Do what a timer was set for."""
         return []
 
@@ -107,6 +113,8 @@ class Committing(Algorithm[State]):
                 return [*self._take_answer(state, message, now), *self.go_on(state, now)]
             case "show":
                 return [self._copy(state)]
+            case "again":
+                return self._send_again(state, now)
         return self.take_settings(state, message.numbers, now)
 
     def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
@@ -202,11 +210,19 @@ class Committing(Algorithm[State]):
         state.has_moved = state.is_training
         state.base, state.commit, state.committed = base, None, None
         state.num_commits, state.counts = num_merged, counts
+        state.memory = {**message.numbers}
         state.is_pulling, state.num_sends = False, 0
         state.round = max(state.round, message.round)
         return settings
 
     def _copy(self, state: CommitterState) -> Send:
-        """Show a server that has restarted the newest model that it has given."""
+        """Show a server that has restarted the newest model that it has given.
+
+        `number` is that of the last commit which was sent: no server can have merged more.
+        """
+        if state.is_pulling and not state.counts.any():
+            return Send(SERVER, Message("pull", state.round))  # there is nothing to show
         payload = {"params": state.base, "counts": state.counts}
-        return Send(SERVER, Message("copy", state.round, payload))
+        number = state.num_commits + (state.commit is not None)
+        numbers = {**state.memory, "number": number}
+        return Send(SERVER, Message("copy", state.round, payload, numbers))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.algorithms.parameter_server.states import CommitterState
 from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import Rank
 from edgegossip.core.ranges import check_ranges
@@ -41,8 +41,7 @@ class FixedADACOMM(BSP):
     def traits(self) -> Traits:
         return replace(super().traits, local_steps=self.tau)
 
-    def init(self, rank: Rank, params: Tensor) -> ServerState | CommitterState:
-        state = super().init(rank, params)
-        if isinstance(state, CommitterState):
-            state.local_steps = self.tau
+    def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
+        state = super().init_worker(rank, params)
+        state.local_steps = self.tau
         return state

@@ -7,7 +7,8 @@ survives loss, cuts and restarts. An algorithm built on it says when a worker co
 
 Each answer says how many commits of each worker its model holds. Nothing else is needed to go
 on after the server has lost its memory: it asks all workers for the model that each got last,
-takes the newest, and those whose commits are not in there send them again.
+takes the newest, and those whose commits are not in there send them again. A worker is the
+authority on its own commits: no copy can count more of them than the worker says it has sent.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.parameter_server.committing import (
+from edgegossip.algorithms.parameter_server.committing import Committing, State
+from edgegossip.algorithms.parameter_server.halves import StandbyState
+from edgegossip.algorithms.parameter_server.standby import Standby
+from edgegossip.algorithms.parameter_server.states import (
     PATIENCE,
     RESEND,
     SERVER,
-    Committing,
-    State,
+    CommitterState,
+    ServerState,
 )
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
 from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import (
     Effect,
@@ -51,9 +54,11 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
-from edgegossip.core.topology import star
+from edgegossip.core.topology import complete, star
 
-_MAX_COUNT = 2**53
+_MAX_NUMBER = 2**53
+_MAX_COUNT = 2**52
+"""Well below `_MAX_NUMBER`: one that believes a false count can still go on from there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +91,22 @@ class ParameterServer(Committing):
             so many more. None never does: right where links lose nothing.
         patience: Seconds for which a worker waits for a lost server, and a server for the
             first of its workers to come back.
+        standby: How many of the workers that have committed last are kept up to date, so that
+            one can be elected in the server's place (see `Standby`). 0 never elects.
 
     Raises:
         ValueError: If a number is out of range.
     """
 
     num_workers: int
+    standby: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.standby <= self.num_workers:
+            raise ValueError(
+                f"standby must be within [0, num_workers], got {self.standby} of "
+                f"{self.num_workers}; it says how many workers are kept up to date"
+            )
         check_ranges(self, num_workers="at least 1", num_rounds="at least 1")
         check_ranges(self, resend_after="above 0 or None", patience="above 0")
 
@@ -116,7 +129,10 @@ class ParameterServer(Committing):
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
-        """Tell worker `rank` in each answer how to go on; names as in `limits`."""
+        """Tell worker `rank` in each answer how to go on, and what to remember for `recall`.
+
+        Names as in `limits`, and any of `optional_limits`.
+        """
         return {}
 
     @property
@@ -124,13 +140,24 @@ class ParameterServer(Committing):
         """Limits of the numbers of `settings`."""
         return {}
 
+    @property
+    def optional_limits(self) -> Mapping[str, Limits]:
+        """Limits of those numbers of `settings` that are not always there."""
+        return {}
+
+    def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
+        """Take up, after a restart, `settings` that a worker has remembered; any may lack."""
+
     # What is the same for all.
 
     @property
     def traits(self) -> Traits:
-        return Traits(topology=star(self.num_workers + 1), num_rounds=self.num_rounds)
+        join = complete if self.standby else star
+        return Traits(topology=join(self.num_workers + 1), num_rounds=self.num_rounds)
 
     def role(self, rank: Rank) -> Role:
+        if self.standby:  # any may come to serve, and its state says whether it does
+            return Role("worker", has_data=rank != SERVER)
         if rank == SERVER:
             return Role("server", has_data=False)
         return Role("worker", is_evaluated=False)
@@ -141,23 +168,37 @@ class ParameterServer(Committing):
         return range(1, self.num_workers + 1)
 
     def init(self, rank: Rank, params: Tensor) -> State:
-        if rank == SERVER:
-            none = dict.fromkeys(self.workers, 0)
-            return self.make_server(
-                rank=rank,
-                params=params,
-                num_commits=none,
-                num_steps={**none},
-                rounds={**none},
-            )
+        if self.standby:
+            return Standby(self).init(rank, params)
+        return (self.init_server if rank == SERVER else self.init_worker)(rank, params)
+
+    def init_server(self, rank: Rank, params: Tensor) -> ServerState:
+        """Build the state of a server."""
+        none = dict.fromkeys(self.workers, 0)
+        return self.make_server(
+            rank=rank,
+            params=params,
+            num_commits=none,
+            num_steps={**none},
+            rounds={**none},
+        )
+
+    def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
+        """Build the state of a worker."""
         counts = torch.zeros(self.num_workers, dtype=torch.int64)
         return CommitterState(rank=rank, params=params, base=params, counts=counts)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        messages = self.messages(params)
+        return Standby(self).schema(messages) if self.standby else messages
+
+    def messages(self, params: Tensor) -> dict[str, MessageSpec]:
         """Commits, pulls, the newest model of a worker, and the server's answers."""
         counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=_MAX_COUNT)
         ahead = self.num_rounds
-        serial, trained = range(1, _MAX_COUNT), range(params.numel() + 1)
+        serial, trained = range(1, _MAX_NUMBER), range(params.numel() + 1)
+        model: dict[str, TensorSpec | Tensor] = {"params": params, "counts": counts}
+        memory = {**self.limits, **self.optional_limits}
         return {
             "commit": MessageSpec(
                 {"update": params},
@@ -166,27 +207,41 @@ class ParameterServer(Committing):
             ),
             "pull": MessageSpec(max_ahead=ahead),
             "show": MessageSpec(max_ahead=ahead),
-            "copy": MessageSpec({"params": params, "counts": counts}, max_ahead=ahead),
+            "again": MessageSpec(max_ahead=ahead),
+            "copy": MessageSpec(
+                model,
+                numbers={"number": range(_MAX_NUMBER)},
+                optional_numbers=memory,
+                max_ahead=ahead,
+            ),
             "params": MessageSpec(
-                {"params": params, "counts": counts}, numbers=self.limits, max_ahead=ahead
+                model,
+                numbers=self.limits,
+                optional_numbers=self.optional_limits,
+                max_ahead=ahead,
             ),
         }
 
     def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
-        if isinstance(state, ServerState):
-            return self._handle_as_server(state, event, now)
-        return self.work(state, event, now)
+        match state:
+            case StandbyState():
+                return Standby(self).handle(state, event, now)
+            case ServerState():
+                return self.handle_as_server(state, event, now)
+            case _:
+                return self.work(state, event, now)
 
     # The server.
 
-    def _handle_as_server(self, state: ServerState, event: Event, now: Seconds) -> list[Effect]:
+    def handle_as_server(self, state: ServerState, event: Event, now: Seconds) -> list[Effect]:
+        """Account for `event` as a server."""
         effects: list[Effect] = []
         match event:
             case Started():
-                effects += self.start_serving(state, now)
                 if event.has_rejoined:
-                    state.unseen, state.is_new = dict.fromkeys(self.workers), True
-                    effects += self._ask(state, now)
+                    effects += self._begin_anew(state, now)
+                else:
+                    effects += self.start_serving(state, now)
             case Received():
                 self._receive(state, event.sender, event.message)
             case Evaluated():
@@ -194,28 +249,23 @@ class ParameterServer(Committing):
             case TimerFired(name) if name == RESEND:
                 effects += self._ask(state, now)
             case TimerFired(name) if name == PATIENCE:
-                return [Finish()]
+                if self._is_alone(state) or not state.is_new:
+                    return [Finish()]
+                effects += self._recover(state, now)
             case TimerFired():
                 effects += self.wake(state, event.name, now)
             case WorkerLost():
-                state.lost[event.rank] = None
-                if event.has_lied:
-                    state.waiting.pop(event.rank, None)
+                self._lose(state, event)
                 if self._is_alone(state):
                     effects.append(SetTimer(PATIENCE, now + self.patience))
             case WorkerJoined():
-                state.lost.pop(event.rank, None)
-                self._skip(state, event.rank)
-                effects += [SetTimer(PATIENCE, math.inf), *self._ask(state, now)]
+                effects += self._welcome(state, event, now)
         if state.is_new:
-            is_alone = len(state.unseen) == self.num_workers
-            if is_alone or any(j not in state.lost for j in state.unseen):
-                return effects  # it does not know the model yet
-            state.is_new = False
-            known = [j for j in state.waiting if self.is_merged(state, j)]
-            effects += [self.answer(state, j) for j in known]
+            if not (state.may_merge and self._knows_enough(state)):
+                return effects
+            effects += self._recover(state, now)
         effects += [self.answer(state, j) for j in [*state.pulling]]
-        effects += self.serve(state, now) if state.waiting else []
+        effects += self.serve(state, now) if state.waiting and state.may_merge else []
         has_work = self.training(state) or self._is_alone(state)
         return effects if has_work else [*effects, Finish()]
 
@@ -223,13 +273,35 @@ class ParameterServer(Committing):
         """All workers are lost, and none of them has finished."""
         return len(state.lost) == self.num_workers and state.round < self.num_rounds
 
+    def _lose(self, state: ServerState, event: WorkerLost) -> None:
+        state.lost[event.rank] = None
+        if not event.has_lied:
+            return
+        if state.waiting.pop(event.rank, None):
+            state.dropped[event.rank] = None
+        if state.copies.pop(event.rank, None):
+            state.unseen[event.rank] = None
+
+    def _welcome(self, state: ServerState, event: WorkerJoined, now: Seconds) -> list[Effect]:
+        rank = event.rank
+        state.lost.pop(rank, None)
+        effects = self._ask(state, now)
+        if event.has_restarted:
+            # It numbers its commits as this one is numbered, and does not know of it.
+            state.waiting.pop(rank, None)
+            state.dropped.pop(rank, None)
+        elif rank in state.dropped:
+            del state.dropped[rank]
+            effects.append(Send(rank, Message("again", state.round)))
+        self._skip(state, rank)
+        return effects if state.is_new else [SetTimer(PATIENCE, math.inf), *effects]
+
     def _receive(self, state: ServerState, sender: Rank, message: Message) -> None:
         match message.kind:
             case "copy":
-                self._restore(state, sender, message)
+                self._look_at(state, sender, message)
             case "pull":
                 self._skip(state, sender)
-                state.unseen.pop(sender, None)
                 state.pulling[sender] = None
             case "commit":
                 self._take_commit(state, sender, message)
@@ -242,6 +314,12 @@ class ParameterServer(Committing):
         elif waiting is None:
             state.pulling[sender] = None  # the answer was lost
 
+    # A server that has restarted.
+
+    def _begin_anew(self, state: ServerState, now: Seconds) -> list[Effect]:
+        state.unseen, state.is_new = dict.fromkeys(self.workers), True
+        return [*self._ask(state, now), SetTimer(PATIENCE, now + self.patience)]
+
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Ask workers for the newest model, having lost the own."""
         show = Message("show", state.round)
@@ -250,22 +328,74 @@ class ParameterServer(Committing):
             effects.append(SetTimer(RESEND, now + self.resend_after))
         return effects
 
-    def _restore(self, state: ServerState, sender: Rank, message: Message) -> None:
-        """Take over a model with more commits than the own."""
+    def _look_at(self, state: ServerState, sender: Rank, copy: Message) -> None:
         if sender not in state.unseen:
             return  # nobody has asked
-        counts = message.payload["counts"].tolist()
-        if state.is_new and sum(counts) > sum(state.num_commits.values()):
-            state.params = message.payload["params"]
-            state.num_commits = dict(zip(self.workers, counts, strict=True))
-        state.unseen.pop(sender, None)
-        state.rounds[sender] = max(state.rounds[sender], min(message.round, self.num_rounds))
+        del state.unseen[sender]
+        if state.is_new:
+            state.copies[sender] = copy
+        state.rounds[sender] = max(state.rounds[sender], min(copy.round, self.num_rounds))
         state.round = max(state.round, state.rounds[sender])
 
+    def _knows_enough(self, state: ServerState) -> bool:
+        """Say whether no worker that can be reached has more to show.
+
+        One that pulls has restarted, and has no model. One that is lost may have a newer one
+        than the others, but nobody waits for it, unless it were the only one.
+        """
+        if len(state.pulling) == self.num_workers:
+            return True
+        mute = state.lost.keys() | state.pulling.keys()
+        return bool(state.copies) and state.unseen.keys() <= mute
+
+    def _recover(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Take over the newest model that was shown, and begin to serve."""
+        copies, state.copies, state.is_new = state.copies, {}, False
+        counts = self._believed(copies)
+        # Those that have none that is newer than an elected server's own show no model.
+        if whole := [j for j in counts if "params" in copies[j].payload]:
+            # Of elected servers, the one of the later term knows more.
+            as_of = {j: copies[j].numbers.get("as_of", 0) for j in counts}
+            newest = max(whole, key=lambda j: (as_of[j], sum(counts[j].values())))
+            state.params, state.num_commits = copies[newest].payload["params"], counts[newest]
+            self.recall(state, copies[newest].numbers)
+        for rank in state.pulling:
+            self._skip(state, rank)
+        state.unseen = {j: None for j in state.unseen if j not in state.pulling}
+        effects = self.start_serving(state, now)
+        if not self._is_alone(state):
+            effects.append(SetTimer(PATIENCE, math.inf))
+        known = [j for j in state.waiting if self.is_merged(state, j)]
+        return [*effects, *(self.answer(state, j) for j in known)]
+
+    def _believed(self, copies: Mapping[Rank, Message]) -> dict[Rank, dict[Rank, int]]:
+        """Count the commits in each copy, of a worker no more than it says it has sent.
+
+        Or than two others say: one that goes on from a checkpoint has forgotten some.
+        """
+        told = {
+            j: dict(zip(self.workers, copy.payload["counts"].tolist(), strict=True))
+            for j, copy in sorted(copies.items())
+        }
+        most: dict[Rank, int] = {}
+        for rank, own in copies.items():
+            others = sorted(counts[rank] for j, counts in told.items() if j != rank)
+            most[rank] = max([int(own.numbers["number"]), *others[-2:-1]])
+        return {
+            j: {rank: min(count, most.get(rank, count)) for rank, count in counts.items()}
+            for j, counts in told.items()
+        }
+
     def _skip(self, state: ServerState, rank: Rank) -> None:
-        """Let a worker that was away go on in the round of the last of the others."""
-        others = [state.rounds[j] for j in self.training(state) if j != rank]
+        """Let a worker that was away go on in the round of the last of the others.
+
+        Of those that have not shown their model to a server that has restarted, it is unknown.
+        """
+        known = [j for j in self.training(state) if j != rank and j not in state.unseen]
+        others = [state.rounds[j] for j in known]
         state.rounds[rank] = max([state.rounds[rank], *([min(others)] if others else [])])
+
+    # Rounds and commits.
 
     def training(self, state: ServerState) -> list[Rank]:
         """List the workers that can be reached and have not finished."""
@@ -292,10 +422,13 @@ class ParameterServer(Committing):
         state.pulling.pop(rank, None)
         if rank in state.waiting and self.is_merged(state, rank):
             del state.waiting[rank]
+        return Send(rank, self.model_message("params", state, rank))
+
+    def model_message(self, kind: str, state: ServerState, rank: Rank) -> Message:
+        """Make a message for worker `rank` of the model and what belongs to it."""
         counts = torch.tensor([*state.num_commits.values()], dtype=torch.int64)
         payload = {"params": state.params, "counts": counts}
-        numbers = self.settings(state, rank)
-        return Send(rank, Message("params", state.rounds[rank], payload, numbers))
+        return Message(kind, state.rounds[rank], payload, self.settings(state, rank))
 
 
 def _change(commit: Message, params: Tensor) -> Tensor:

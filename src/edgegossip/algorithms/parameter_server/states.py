@@ -9,6 +9,11 @@ from torch import Tensor
 
 from edgegossip.core.protocol import Layout, Message, Rank, Seconds, WorkerState
 
+SERVER: Rank = 0
+"""Who serves at first, and for good where nobody stands by."""
+RESEND, PATIENCE = "resend", "patience"
+"""Timers of servers and workers."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ServerState(WorkerState):
@@ -21,9 +26,12 @@ class ServerState(WorkerState):
         waiting: Commits that have come and are not answered yet, by sender.
         pulling: Workers, as keys, that ask for the model.
         lost: Workers that cannot be reached, as keys.
+        dropped: Workers, as keys, whose commit was dropped because they lied.
         unseen: Workers, as keys, that have not yet shown a server that has restarted the model
             that they got last.
+        copies: Models that were shown to it, by sender.
         is_new: It has restarted, and does not know the model yet.
+        may_merge: It can reach a majority, where it needs one.
     """
 
     num_commits: dict[Rank, int]
@@ -32,8 +40,11 @@ class ServerState(WorkerState):
     waiting: dict[Rank, Message] = field(default_factory=dict)
     pulling: dict[Rank, None] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
+    dropped: dict[Rank, None] = field(default_factory=dict)
     unseen: dict[Rank, None] = field(default_factory=dict)
+    copies: dict[Rank, Message] = field(default_factory=dict)
     is_new: bool = False
+    may_merge: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +54,7 @@ class CommitterState(WorkerState):
     Attributes:
         base: The model that `params` have grown out of: `params - base` is not committed yet.
         counts: The server's `num_commits`, as its last answer had them, [num_workers].
+        memory: What else the server's last answer had it remember; see `settings`.
         layout: See `Started.layout`.
         commit: Sent, and not answered yet.
         committed: The parameters when it was sent.
@@ -63,6 +75,7 @@ class CommitterState(WorkerState):
 
     base: Tensor
     counts: Tensor
+    memory: dict[str, float] = field(default_factory=dict)
     layout: Layout | None = None
     commit: Message | None = None
     committed: Tensor | None = None

@@ -1,0 +1,227 @@
+"""Who serves: workers elect another server by a majority once theirs is lost.
+
+Each server has a term of its own, a whole number; `term` modulo the number of ranks says who
+serves in it. So no two servers are ever in one term, whatever voters forget. The highest term
+counts: whoever hears of a higher one follows that server, and a server that does steps down.
+
+A worker that misses its server waits for a short, random time, and asks all others to vote for
+a term of its own that is higher than all that it knows. A vote is given
+
+- once for a term, and for none below one that a vote was given for;
+- by those alone who miss their server too, so that one that is cut off deposes nobody;
+- to a candidate whose model is at least as new as the voter's.
+
+The votes of more than half of all ranks elect. Any two majorities have a rank in common.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTimer
+from edgegossip.core.randomness import uniform
+from edgegossip.core.schema import MessageSpec
+
+ELECTION = "election"
+UNKNOWN = -1
+"""The term of one that has come back with nothing, until it is told."""
+MAX_TERM = 2**53
+AGE = {"as_of": range(UNKNOWN, MAX_TERM), "num_commits": range(2**63)}
+"""Limits of the numbers that tell an `Age`."""
+_SHORTEST: Seconds = 0.1
+_SPREAD: Seconds = 0.4
+_LONGEST: Seconds = 10.0
+_REPEATS = 8
+"""How often a candidate asks in one term: messages may be lost, or take long."""
+
+Age: TypeAlias = tuple[int, int]
+"""How new a model is: the term in which it was given, and the commits that it has."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Election:
+    """What one rank knows of who serves; events in, effects out.
+
+    Attributes:
+        rank: Whose state this is.
+        num_ranks: In all, each with a vote.
+        term: Of the server that it follows.
+        promised: The highest term that it has voted for.
+        stands_for: The term that it asks votes for; `UNKNOWN` if for none.
+        votes: Who has voted for that, as keys.
+        lost: Who cannot be reached, as keys.
+        is_leading: It serves.
+        misses_leader: Its server is lost, has restarted, or is not known.
+        followers: While it leads: who has spoken in its term since it was last told, as keys.
+        must_confirm: While it leads: it could not reach most for a while, who may have another
+            server by now.
+        num_attempts: How often it has stood since.
+    """
+
+    rank: Rank
+    num_ranks: int
+    term: int = 0
+    promised: int = UNKNOWN
+    stands_for: int = UNKNOWN
+    votes: dict[Rank, None] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    is_leading: bool = False
+    misses_leader: bool = False
+    followers: dict[Rank, None] = field(default_factory=dict)
+    must_confirm: bool = False
+    num_attempts: int = 0
+
+    @property
+    def leader(self) -> Rank:
+        """Who serves in the present term, which must be known."""
+        return self.term % self.num_ranks
+
+    @property
+    def has_majority(self) -> bool:
+        """More than half of all ranks can be reached, this one included."""
+        return self._is_majority(self.num_ranks - len(self.lost))
+
+    @property
+    def may_merge(self) -> bool:
+        """It serves, and most follow."""
+        return self.has_majority and not self.must_confirm
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Others follow it, and it has restarted since it served."""
+        return not self.is_leading and self.term != UNKNOWN and self.leader == self.rank
+
+    def _is_majority(self, number: int) -> bool:
+        return number > self.num_ranks // 2
+
+    # Who is there.
+
+    def lose(self, rank: Rank, now: Seconds) -> list[Effect]:
+        """Account for a rank that cannot be reached."""
+        self.lost[rank] = None
+        if self.is_leading and not self.has_majority:
+            self.must_confirm, self.followers = True, {}
+        return self.miss_leader(now) if self._follows(rank) else []
+
+    def join(self, rank: Rank, has_restarted: bool, now: Seconds) -> list[Effect]:
+        """Account for one that is back; one that has restarted serves no more."""
+        self.lost.pop(rank, None)
+        if has_restarted:
+            self.votes.pop(rank, None)
+        if self.is_leading:
+            self.followers.pop(rank, None)
+            lead = Message("lead", 0)
+            is_in_doubt = self.must_confirm and self.has_majority
+            return [*self.tell(lead)] if is_in_doubt else [Send(rank, lead)]
+        if not self._follows(rank):
+            return []
+        return self.miss_leader(now) if has_restarted else self._found()
+
+    def _follows(self, rank: Rank) -> bool:
+        return not self.is_leading and self.term != UNKNOWN and rank == self.leader
+
+    def miss_leader(self, now: Seconds) -> list[Effect]:
+        """Prepare to stand, unless that is under way."""
+        if self.misses_leader:
+            return []
+        self.misses_leader, self.num_attempts = True, 0
+        return [SetTimer(ELECTION, now + self._pause())]
+
+    def _found(self) -> list[Effect]:
+        self.misses_leader, self.stands_for, self.votes = False, UNKNOWN, {}
+        return [SetTimer(ELECTION, math.inf)]
+
+    def _pause(self) -> Seconds:
+        # Messages take time that nobody knows: each further attempt waits twice as long.
+        longest = min(_LONGEST, _SPREAD * 2.0**self.num_attempts)
+        draw = uniform(0, self.rank, "election", self.term, self.num_attempts)
+        return _SHORTEST + longest * draw + (longest / 2 if self.num_attempts else 0)
+
+    def hear(self, rank: Rank) -> None:
+        """Note that one follows that is in the present term."""
+        self.followers[rank] = None
+        if self._is_majority(len(self.followers) + 1):
+            self.must_confirm = False
+
+    # Standing and voting.
+
+    def stand(self, age: Age, now: Seconds) -> list[Effect]:
+        """Ask all for their votes, in a new term if others were promised a higher one."""
+        if not self.misses_leader:
+            return []
+        self.num_attempts = min(self.num_attempts + 1, 100)
+        timer = SetTimer(ELECTION, now + self._pause())
+        if not self.has_majority:
+            return [timer]
+        is_late = self.stands_for < max(self.promised, self.term + 1)
+        if is_late or self.num_attempts % _REPEATS == 0:
+            highest = max(self.term, self.promised)
+            self.stands_for = (highest // self.num_ranks + 1) * self.num_ranks + self.rank
+            self.promised, self.votes = self.stands_for, {self.rank: None}
+        numbers = {"stands_for": self.stands_for, "as_of": age[0], "num_commits": age[1]}
+        asked = self.tell(Message("stand", 0, numbers=numbers))
+        return [timer, *(each for each in asked if each.receiver not in self.votes)]
+
+    def vote(
+        self, candidate: Rank, stand: Message, age: Age, may_stand: bool, now: Seconds
+    ) -> list[Effect]:
+        """Answer one that stands: by a vote, or by standing with a newer model at once."""
+        numbers = {name: int(number) for name, number in stand.numbers.items()}
+        term = numbers["stands_for"]
+        if not self.misses_leader:
+            return [Send(candidate, Message("lead", 0))]
+        if term % self.num_ranks != candidate:
+            return []
+        is_late, self.promised = term < self.promised, max(self.promised, term)
+        if (numbers["as_of"], numbers["num_commits"]) < age:
+            return self.stand(age, now) if may_stand and self.stands_for < term else []
+        kind = "promised" if is_late else "vote"
+        return [Send(candidate, Message(kind, 0, numbers={"stands_for": self.promised}))]
+
+    def count(self, voter: Rank, vote: Message) -> bool:
+        """Count a vote; say whether that one has elected this rank."""
+        if not self.misses_leader or vote.numbers["stands_for"] != self.stands_for:
+            return False
+        self.votes[voter] = None
+        return self._is_majority(len(self.votes))
+
+    def heed(self, promised: Message) -> None:
+        """Account for one that has promised its vote for a higher term."""
+        self.promised = max(self.promised, int(promised.numbers["stands_for"]))
+
+    def lead(self) -> list[Effect]:
+        """Begin to serve, and tell all."""
+        self.term, self.is_leading, self.followers = self.stands_for, True, {}
+        self.must_confirm = False
+        return [*self._found(), *self.tell(Message("lead", 0))]
+
+    def follow(self, term: int, now: Seconds) -> list[Effect]:
+        """Go over to the server of a higher term."""
+        self.term, self.is_leading = term, False
+        effects = self._found()
+        is_gone = self.leader == self.rank or self.leader in self.lost
+        return [*effects, *self.miss_leader(now)] if is_gone else effects
+
+    def remind(self) -> list[Send]:
+        """Tell those again who have not answered."""
+        told = self.tell(Message("lead", 0)) if self.is_leading else []
+        return [each for each in told if each.receiver not in self.followers]
+
+    def tell(self, message: Message) -> list[Send]:
+        """Send all who can be reached a message."""
+        others = (j for j in range(self.num_ranks) if j != self.rank and j not in self.lost)
+        return [Send(j, message) for j in others]
+
+
+def schema(max_ahead: int) -> dict[str, MessageSpec]:
+    """What the messages of an election look like."""
+    terms = range(MAX_TERM)
+    return {
+        "stand": MessageSpec(numbers={"stands_for": terms, **AGE}, max_ahead=max_ahead),
+        "vote": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
+        "resign": MessageSpec(max_ahead=max_ahead),
+        "promised": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
+        "lead": MessageSpec(max_ahead=max_ahead),
+    }

@@ -1,0 +1,227 @@
+"""The two halves of a rank that may serve: a worker, and a server.
+
+Neither knows of elections: for both, the server is rank 0. What one has to say to the other
+goes to the rank that serves now, be it this one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from edgegossip.algorithms.parameter_server.election import UNKNOWN, Age, Election
+from edgegossip.algorithms.parameter_server.states import (
+    SERVER,
+    CommitterState,
+    ServerState,
+)
+from edgegossip.core.protocol import (
+    Effect,
+    Evaluate,
+    Event,
+    Finish,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    SetTimer,
+    WorkerState,
+)
+
+if TYPE_CHECKING:
+    from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+
+SERVING = "serving "
+"""Begins the names of timers of the half that serves."""
+OF_WORKERS = ("commit", "pull", "copy")
+"""Kinds of messages to the server."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StandbyState(WorkerState):
+    """State of a rank; `params` and `round` are those of its halves.
+
+    Attributes:
+        election: Who serves.
+        worker: The half that trains; None on rank 0.
+        server: The half that serves, where it does.
+        copy: The newest model of the server that it was given; None for none.
+        age: How new that is.
+        recent: On the server: those who have committed, as keys, the last one last.
+        held: The answer to its own worker, until others have the model that it is of.
+        held_for: Those others, as keys.
+        timers: Timers that are set for `server`, as keys.
+        num_asked: Evaluations that are under way.
+        num_stale: How many of them were for a server that has stepped down.
+    """
+
+    election: Election
+    worker: CommitterState | None
+    server: ServerState | None
+    copy: Message | None = None
+    age: Age = (0, 0)
+    recent: dict[Rank, None] = field(default_factory=dict)
+    held: Message | None = None
+    held_for: dict[Rank, None] = field(default_factory=dict)
+    timers: dict[str, None] = field(default_factory=dict)
+    num_asked: int = 0
+    num_stale: int = 0
+
+    @property
+    def estimate(self) -> Tensor:
+        """The server's model, as far as it is known here, [num_params]."""
+        if self.server is not None:
+            return self.server.params
+        return self.params if self.worker is None else self.worker.base
+
+    @property
+    def is_evaluated(self) -> bool:
+        return self.server is not None and not self.server.is_new
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Gives events to the halves of a rank, and carries messages between the two.
+
+    Args:
+        algorithm: What the halves do.
+    """
+
+    algorithm: ParameterServer
+
+    def work(self, state: StandbyState, event: Event, now: Seconds) -> list[Effect]:
+        if state.worker is None:
+            return []
+        effects = self.algorithm.work(state.worker, event, now)
+        return self.carry(state, effects, now)
+
+    def serve(self, state: StandbyState, event: Event, now: Seconds) -> list[Effect]:
+        server = state.server
+        if server is None:
+            return []
+        server.may_merge = state.election.may_merge
+        before = server.params
+        effects = self.algorithm.handle_as_server(server, event, now)
+        if server.params is not before and not server.is_new:
+            effects = self._keep_fresh(state, server, effects)
+        return self.carry(state, effects, now, is_server=True)
+
+    def _keep_fresh(
+        self, state: StandbyState, server: ServerState, effects: list[Effect]
+    ) -> list[Effect]:
+        """Give those that have committed last the new model, whoever it is an answer to.
+
+        The worker on this rank waits for that as the others wait for their answers: it would
+        commit without a pause, and leave nothing over for them.
+        """
+        answers = {
+            each.receiver: each
+            for each in effects
+            if isinstance(each, Send) and each.message.payload.get("params") is server.params
+        }
+        answered = answers.keys()
+        for rank in sorted(answered - {state.rank}):
+            state.recent.pop(rank, None)
+            state.recent[rank] = None
+        others = [j for j in self.algorithm.workers if j not in state.recent]
+        by_age = [*reversed(state.recent), *others]
+        there = [j for j in by_age if j != state.rank and j not in server.lost]
+        behind = [j for j in there[: self.algorithm.standby] if j not in answered]
+        make = self.algorithm.model_message
+        keeps = [Send(j, make("keep", server, j)) for j in behind]
+        if behind and (own := answers.get(state.rank)):
+            effects.remove(own)
+            state.held, state.held_for = own.message, dict.fromkeys(behind)
+        return [*effects, *keeps]
+
+    def release(
+        self, state: StandbyState, rank: Rank, now: Seconds, num_kept: float = math.inf
+    ) -> list[Effect]:
+        """Give the worker its answer, if `rank` was the last to have so many commits."""
+        if state.held is None or num_kept < int(state.held.payload["counts"].sum()):
+            return []
+        state.held_for.pop(rank, None)
+        if state.held_for:
+            return []
+        held, state.held = state.held, None
+        return self.hear_server(state, held, now)
+
+    def carry(
+        self, state: StandbyState, effects: list[Effect], now: Seconds, is_server: bool = False
+    ) -> list[Effect]:
+        """Carry out what a half wants: hand the other half what is for this rank."""
+        carried: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case Send(receiver, message):
+                    carried += self._send(state, receiver, message, now, is_server)
+                case SetTimer(name, at) if is_server:
+                    state.timers[name] = None
+                    carried.append(SetTimer(SERVING + name, at))
+                case Finish():
+                    if is_server and state.worker is not None:
+                        continue  # it serves as long as it is asked
+                    carried.append(effect)
+                case Evaluate():
+                    state.num_asked += 1
+                    carried.append(effect)
+                case _:
+                    carried.append(effect)
+        return carried
+
+    def _send(
+        self,
+        state: StandbyState,
+        receiver: Rank,
+        message: Message,
+        now: Seconds,
+        is_server: bool,
+    ) -> list[Effect]:
+        election = state.election
+        if not is_server and message.kind in OF_WORKERS:
+            receiver = election.leader
+            if message.kind == "copy":
+                message = replace(message, numbers={"as_of": 0, **message.numbers})
+        if receiver != state.rank:
+            numbers = {**message.numbers, "term": election.term}
+            if message.kind == "show":
+                numbers |= {"as_of": state.age[0], "num_commits": state.age[1]}
+            return [Send(receiver, replace(message, numbers=numbers))]
+        if is_server:
+            return self.hear_server(state, message, now)
+        return self.serve(state, Received(state.rank, message), now)
+
+    def hear_server(self, state: StandbyState, message: Message, now: Seconds) -> list[Effect]:
+        """Keep the model, if the message has one, and tell the half that works."""
+        match message.kind:
+            case "params" | "keep":
+                age = (state.election.term, int(message.payload["counts"].sum()))
+                if age >= state.age:
+                    state.copy, state.age = message, age
+                if message.kind == "keep":
+                    kept = Message("kept", state.round, numbers={"num_commits": age[1]})
+                    return self.carry(state, [Send(state.election.leader, kept)], now)
+            case "show" if state.copy is not None:
+                return self._show(state, state.copy, message, now)
+        return self.work(state, Received(SERVER, message), now)
+
+    def _show(
+        self, state: StandbyState, newest: Message, show: Message, now: Seconds
+    ) -> list[Effect]:
+        """Show a new server the newest model there is here, or that it has one as new."""
+        worker, payload = state.worker, {**newest.payload}
+        assert worker is not None
+        number = worker.num_commits + (worker.commit is not None)
+        # One that has restarted may have been given a model, and knows nothing of itself.
+        number = max(number, int(payload["counts"][state.rank - 1]))
+        theirs = (show.numbers.get("as_of", UNKNOWN), show.numbers.get("num_commits", 0))
+        if state.age <= theirs:
+            del payload["params"]  # it may take long to send
+        numbers = {**newest.numbers, "number": number, "as_of": state.age[0]}
+        return self.carry(
+            state, [Send(SERVER, Message("copy", worker.round, payload, numbers))], now
+        )
