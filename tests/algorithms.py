@@ -157,10 +157,15 @@ BALANCED: dict[str, EdgeGossip] = {
 }
 """Each of them with its data balanced; holds what does not depend on how much is trained."""
 
-TUNED: dict[str, BatchTune] = {
-    f"{name}-tuned": BatchTune(inner=PARAMETER_SERVERS[name])
-    for name in ("bsp", "adacomm", "adsp")  # with a barrier, with settings in answers, without
+TUNED: dict[str, BatchTune | EdgeGossip] = {
+    **{
+        f"{name}-tuned": BatchTune(inner=PARAMETER_SERVERS[name])
+        # With a barrier, with settings in answers, without either.
+        for name in ("bsp", "adacomm", "adsp")
+    },
+    "fixed-adacomm-balanced": EdgeGossip(inner=PARAMETER_SERVERS["fixed-adacomm"]),
 }
+"""Parameter servers whose workers get batches, or shares of their data, by speed."""
 
 ALL: dict[str, AnyAlgorithm | EdgeGossip | BatchTune] = {**ALGORITHMS, **BALANCED, **TUNED}
 

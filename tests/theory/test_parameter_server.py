@@ -11,6 +11,7 @@ import torch
 from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS
 from tests.worlds import EVEN, TARGETS, UNEVEN, Watched, make_world
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.parameter_server.adacomm import ADACOMM, ADACOMMServerState
 from edgegossip.algorithms.parameter_server.adsp import ADSP, trials
 from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
@@ -230,3 +231,14 @@ def test_a_worker_trains_on_only_where_answers_take_longer_than_a_step(
     else:  # the first answer had to be waited for
         steps = {choice: min(each.num_steps.values()) for choice, each in servers.items()}
         assert steps[True] < steps[False] - 20 <= steps[None]
+
+
+def test_with_shares_by_speed_a_barrier_waits_for_nobody() -> None:
+    plain = FixedADACOMM(num_workers=NUM, num_rounds=5, tau=20)
+    ends = []
+    for algorithm in (plain, EdgeGossip(inner=plain)):
+        world = make_world(algorithm, platforms=UNEVEN, links=Links(default=Link(latency=0.01)))
+        assert world.run()
+        ends.append(world.now)
+    # The slowest takes 5 of the 20 steps, in the time in which the fastest takes all.
+    assert ends[1] < 0.3 * ends[0]

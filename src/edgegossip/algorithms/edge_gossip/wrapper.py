@@ -81,7 +81,8 @@ class EdgeGossip(Algorithm[BalancedState]):
     recovered. Lest it never trains again, it takes a step every ten times as long as one takes.
 
     Args:
-        inner: Any gossip algorithm with a `topology`; the keep ratios are the wrapper's.
+        inner: Any algorithm with a `topology`; the keep ratios are the wrapper's. Of parameter
+            servers, those with a barrier after many steps: `FixedADACOMM`.
         spread: How :math:`\min_j T_j` is learnt.
         balancer: Algorithm 1, with its thresholds.
         on_failure: What to do when more platforms have failed than the balancer allows (only
@@ -240,7 +241,8 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     @property
     def _regulars(self) -> list[Rank]:
-        return [j for j in range(self.num_workers) if j not in self.spares]
+        # A server has no data either: it makes no forecast, and needs none.
+        return [j for j in range(self.num_workers) if self.role(j).has_data]
 
     @property
     def _max_age(self) -> int:
@@ -263,7 +265,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [*self._tell_all(state, own.message()), *timer]
 
     def _tell_all(self, state: BalancedState, message: Message) -> list[Effect]:
-        others = (j for j in range(self.num_workers) if j not in {state.rank, *state.lost})
+        others = sorted({*self._regulars, *self.spares} - {state.rank, *state.lost})
         return [Send(j, message) for j in others]
 
     def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:

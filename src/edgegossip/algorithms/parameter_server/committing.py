@@ -51,11 +51,11 @@ class Committing(Algorithm[State]):
 
     def is_due(self, state: CommitterState) -> bool:
         """Say whether a worker that has just trained is to commit."""
-        return state.num_steps >= state.local_steps
+        return state.num_asked >= state.local_steps
 
     def block(self, state: CommitterState) -> int:
         """Say how many steps to train at a stretch."""
-        return max(1, state.local_steps - state.num_steps)
+        return max(1, state.local_steps - state.num_asked)
 
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
         """Account for a commit that a worker has just sent."""
@@ -126,7 +126,7 @@ class Committing(Algorithm[State]):
         if state.is_pulling or state.is_training:
             return []
         commit: list[Effect] = []
-        if state.commit is None and state.num_steps and self.is_due(state):
+        if state.commit is None and state.num_asked and self.is_due(state):
             commit = self._commit(state, now)
         if state.round >= self.num_rounds and state.commit is None:
             return [*commit, Finish()]
@@ -134,8 +134,9 @@ class Committing(Algorithm[State]):
             return commit
         if state.round + (state.commit is not None) >= self.num_rounds:
             return commit  # the last one is under way
-        state.is_training = True
-        return [*commit, Train(state.params, Steps(self.block(state)))]
+        state.is_training, num_steps = True, self.block(state)
+        state.num_asked += num_steps
+        return [*commit, Train(state.params, Steps(num_steps))]
 
     def _give_up(self, state: CommitterState) -> None:
         if state.round < self.num_rounds:
@@ -147,7 +148,8 @@ class Committing(Algorithm[State]):
     def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
         """Forget what was made of parameters that were no good, and ask for the model."""
         state.params, state.commit, state.committed = event.params, None, None
-        state.num_steps, state.is_due, state.has_moved = 0, False, False
+        state.num_asked, state.num_steps = 0, 0
+        state.is_due, state.has_moved = False, False
         state.is_pulling, state.num_sends = True, 0
         return self._send_again(state, now)
 
@@ -173,7 +175,7 @@ class Committing(Algorithm[State]):
         }
         state.commit = Message("commit", state.round, {"update": update}, numbers)
         state.committed, state.sent_at = state.params, now
-        state.num_steps, state.is_due = 0, False
+        state.num_asked, state.num_steps, state.is_due = 0, 0, False
         return [*self._send_again(state, now), *self.committed(state, now)]
 
     def _send_again(self, state: CommitterState, now: Seconds) -> list[Effect]:

@@ -202,7 +202,11 @@ class ParameterServer(Committing):
         return {
             "commit": MessageSpec(
                 {"update": params},
-                numbers={"number": serial, "num_steps": serial, "num_trained": trained},
+                numbers={
+                    "number": serial,
+                    "num_steps": range(_MAX_COUNT),
+                    "num_trained": trained,
+                },
                 max_ahead=ahead,
             ),
             "pull": MessageSpec(max_ahead=ahead),

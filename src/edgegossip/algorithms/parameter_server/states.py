@@ -62,6 +62,7 @@ class CommitterState(WorkerState):
         sent_at: When the last commit was sent, or work began.
         num_commits: Commits that were answered.
         local_steps: SGD steps between two commits, as the server has said last.
+        num_asked: Steps asked for since the last commit; a wrapper may take fewer.
         num_steps: Steps taken since the last commit.
         is_due: A commit is due for another reason than the number of steps.
         interval: Seconds between two commits, where time decides.
@@ -83,6 +84,7 @@ class CommitterState(WorkerState):
     sent_at: Seconds = 0.0
     num_commits: int = 0
     local_steps: int = 1
+    num_asked: int = 0
     num_steps: int = 0
     is_due: bool = False
     interval: Seconds = math.inf

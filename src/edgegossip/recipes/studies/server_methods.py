@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
 from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
@@ -81,6 +82,11 @@ METHODS: dict[str, Method] = {
     ),
     "fixed-adacomm, batches tuned": Method(
         build=lambda common, value, _: BatchTune(inner=FixedADACOMM(**common, tau=value)),
+        option="tau",
+        values=STEPS,
+    ),
+    "fixed-adacomm, shares balanced": Method(
+        build=lambda common, value, _: EdgeGossip(inner=FixedADACOMM(**common, tau=value)),
         option="tau",
         values=STEPS,
     ),
