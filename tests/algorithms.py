@@ -151,7 +151,7 @@ SPREADS: dict[str, dict[str, Any]] = {
 BALANCED: dict[str, EdgeGossip] = {
     f"{name}-balanced-{spread}": EdgeGossip(inner=algorithm, **settings)
     for name, algorithm in ALGORITHMS.items()
-    if name not in PARAMETER_SERVERS
+    if not isinstance(algorithm, ParameterServer)
     if not isinstance(algorithm, PushSum) or isinstance(algorithm, SparsePush)  # one will do
     for spread, settings in SPREADS.items()
 }

@@ -70,7 +70,7 @@ def test_without_a_command_the_usage_is_printed_as_an_error(
         (["compare", "--out", "x"], "compare needs a recipe"),
         (["run", "quikstart"], "unknown recipe 'quikstart'; .*did you mean 'quickstart'"),
         (["run", "quickstart", "--resume"], "--resume needs --out DIR"),
-        (["study"], "study needs a name: one of edgegossip/fig3"),
+        (["study"], "study needs a name, such as edgegossip/fig3"),
         (["study", "edgegossip/fig33"], "unknown study .*did you mean 'edgegossip/fig3'"),
         (["study", "edgegossip/fig8", "--resume"], "--resume needs --out DIR"),
         (["study", "edgegossip/fig8", "--threads", "-1"], "threads must be at least 0, got -1"),

@@ -56,7 +56,9 @@ def study_command(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> tuple[StudyOptions, Study]:
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(f"study needs a name: one of {', '.join(STUDIES)}")
+        raise UsageError(
+            f"study needs a name, such as {next(iter(STUDIES))}; edgegossip list has all"
+        )
     name, *rest = arguments
     options, study = parse(f"edgegossip study {name}", StudyOptions, load_study(name), rest)
     if options.only is not None:

@@ -15,6 +15,8 @@ def require_valid(
     reachable: Mapping[Rank, Collection[Rank]] | None,
     on_failure: str = "reassign",
     spread: str = "exact",
+    *,
+    standby: int = 0,
 ) -> None:
     """Raise `ValueError` if these settings of `EdgeGossip` do not go together.
 
@@ -23,6 +25,11 @@ def require_valid(
         ...
     ValueError: reachable names worker 7; ranks are 0..2
     """
+    if standby:
+        raise ValueError(
+            f"standby must be 0 within EdgeGossip, got {standby}: one that is elected trains "
+            "on, and has no forecast to go by"
+        )
     within = reachable or {}
     for name, ranks in (("spares", spares), ("reachable", chain(within, *within.values()))):
         if strangers := sorted(set(ranks) - set(range(num_workers))):
