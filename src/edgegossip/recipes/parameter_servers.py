@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
 
 from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
@@ -24,8 +25,9 @@ from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.models import lenet5, mlp
-from edgegossip.learning.readers import cifar10, digits
+from edgegossip.learning.loss import Loss
+from edgegossip.learning.models import lenet5, lrn_cnn, mlp
+from edgegossip.learning.readers import cifar10, digits, har
 from edgegossip.recipes.recipe_settings import default_data_dir
 from edgegossip.recipes.tasks import make_task
 from edgegossip.sim.link import Link, Links
@@ -55,6 +57,7 @@ class ServerSettings:
         tau: Local steps of FixedADACOMM, and of ADACOMM at first, at least 1.
         validation_share: Of the training samples, held out for the search of ADSP and the
             steps of ADACOMM, in (0, 1).
+        standby: Workers that can take the server's place; see `ParameterServer`.
         seed: Of everything random.
         torch_device: Where models live: cpu or cuda.
     """
@@ -73,6 +76,7 @@ class ServerSettings:
     slack: int = 40
     tau: int = 40
     validation_share: float = 0.1
+    standby: int = 0
     seed: int = 0
     torch_device: str = "cpu"
 
@@ -85,6 +89,10 @@ QUICKSTART = ServerSettings(batch_size=16, seconds=30.0)
 CIFAR10_LENET5 = ServerSettings(
     num_workers=18, seconds=600.0, batch_size=64, window=30.0, min_interval=2.0
 )
+CIFAR10_CNN = replace(
+    CIFAR10_LENET5, throughput=250.0, batch_size=128, weight_decay=0.004, lr=0.1
+)
+HAR_SVM = ServerSettings(seconds=30.0, lr=0.02)
 
 
 def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> list[Platform]:
@@ -123,12 +131,40 @@ def cifar10_lenet5(
     return compare_servers(cifar10(data_dir), lenet5, settings)
 
 
+def cifar10_cnn(
+    settings: ServerSettings = CIFAR10_CNN, *, data_dir: Path = default_data_dir()
+) -> Comparison:
+    """CIFAR-10, the ADSP paper's network, a server and 18 workers, seven methods: hours.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_servers(cifar10(data_dir), lrn_cnn, settings)
+
+
+def har_svm(
+    settings: ServerSettings = HAR_SVM, *, data_dir: Path = default_data_dir()
+) -> Comparison:
+    """Activities on 21 phones, a linear support vector machine (hinge loss), seven methods.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
+    """
+    linear = partial(mlp, hidden=())
+    return compare_servers(har(data_dir), linear, settings, loss=F.multi_margin_loss)
+
+
 def compare_servers(
-    dataset: Dataset, model: Callable[..., nn.Module], settings: ServerSettings
+    dataset: Dataset,
+    model: Callable[..., nn.Module],
+    settings: ServerSettings,
+    loss: Loss = F.cross_entropy,
 ) -> Comparison:
     """Run all methods for `settings.seconds` on the same platforms, links and data."""
     held_out = hold_out(dataset, settings.validation_share, seed=settings.seed)
-    task = make_task(held_out, model, settings, batch_size=settings.batch_size)
+    task = make_task(held_out, model, settings, batch_size=settings.batch_size, loss=loss)
     speeds = settings.num_workers, settings.throughput, settings.heterogeneity
     platforms = Platform(throughput=settings.throughput), *heterogeneous(*speeds)
     experiments = {
@@ -147,7 +183,11 @@ def compare_servers(
 
 def methods(settings: ServerSettings) -> dict[str, ParameterServer]:
     """All methods by name, with what the settings say of each."""
-    common: dict[str, Any] = {"num_workers": settings.num_workers, "num_rounds": UNTIL_CUT_OFF}
+    common: dict[str, Any] = {
+        "num_workers": settings.num_workers,
+        "num_rounds": UNTIL_CUT_OFF,
+        "standby": settings.standby,
+    }
     window = settings.window
     timed = {**common, "window": window, "min_interval": settings.min_interval}
     return {

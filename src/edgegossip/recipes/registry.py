@@ -80,6 +80,8 @@ RECIPES = _entries(
         "sparse-push/cifar10-vgg11": "push_sum_comparison",
         "adsp/quickstart": "parameter_servers",
         "adsp/cifar10-lenet5": "parameter_servers",
+        "adsp/cifar10-cnn": "parameter_servers",
+        "adsp/har-svm": "parameter_servers",
     },
 )
 STUDIES = _entries(
