@@ -23,8 +23,8 @@ def parse_recipe(
     """
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
-            f"{command} needs a recipe: {next(iter(RECIPES))}, another of `edgegossip list`, or "
-            "FILE.py:NAME"
+            f"{command} needs a recipe: {next(iter(RECIPES))}, another of `edgegossip list`, "
+            "or FILE.py:NAME"
         )
     name, *rest = arguments
     options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)
