@@ -77,7 +77,7 @@ def test_the_search_keeps_the_rate_before_the_first_that_does_no_better() -> Non
         assert search.is_searching
         search.judge(reward, max_rate=10)
     assert (search.rate, search.is_searching) == (2, False)
-    search.begin(has_diverged=False)
+    search.begin()
     assert (search.rate, search.is_searching) == (2, True)
 
 
@@ -99,7 +99,7 @@ def test_fewer_commits_mean_more_implicit_momentum() -> None:
     assert momenta[0] == pytest.approx(1 - 1 / 18)
 
 
-def test_rates_double_until_that_does_not_help_and_later_begin_below() -> None:
+def test_rates_double_until_that_does_not_help() -> None:
     search = CommitSearch(growth=2.0)
     tried = []
     for reward in (1.0, 2.0, 3.0, 2.5):
@@ -107,7 +107,10 @@ def test_rates_double_until_that_does_not_help_and_later_begin_below() -> None:
         search.judge(reward, max_rate=10)
     assert tried == [1, 2, 4, 8]
     assert (search.rate, search.is_searching) == (4, False)
-    search.begin(has_diverged=False)
-    assert search.rate == 2
-    search.begin(has_diverged=True)
-    assert search.rate == 2  # fewer commits would be more implicit momentum
+    search.begin()
+    assert search.rate == 4
+
+
+def test_a_loss_that_ends_above_its_start_is_no_reward_though_the_fitted_line_falls() -> None:
+    looks = [(0.0, 1.0), (1.0, 1.4), (2.0, 1.3), (3.0, 0.7), (4.0, 0.7), (5.0, 0.6), (6.0, 1.1)]
+    assert LogSlope()(looks) == 0.0

@@ -51,7 +51,7 @@ class ADSP(ADSPPlus):
     data during a window, the reward says how fast it fell, and as long as rewards rise the next
     window tries a higher rate (see `CommitSearch`). The rate found stays until the epoch is
     over, or the loss has risen by `loss_rise` between the ends of two windows; then the search
-    begins anew, from about the present rate.
+    begins anew, from the present rate.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -169,7 +169,7 @@ class ADSP(ADSPPlus):
         window = state.num_windows
         has_risen = loss >= (1 + self.loss_rise) * search.looks[0][1]
         if has_risen or state.num_windows >= self.windows_per_epoch:
-            search.begin(has_diverged=has_risen)
+            search.begin()
             state.num_windows = 0
         commits = {j: n - state.commits_before[j] for j, n in state.num_commits.items()}
         tried = Tried(

@@ -48,8 +48,8 @@ class CommitSearch:
     loss did not fall is no reward at all: more commits mean less implicit momentum, so the
     search goes on upwards from there, which is what stops a divergence.
 
-    A later search begins one step of `growth` below the present rate, so that rates can fall,
-    too; with `growth` 1, or after a divergence, it begins at the present rate.
+    A later search begins at the present rate. (One that began below it sank to a rate of 1 in
+    most of 36 runs: rewards differ by less than their noise once the loss falls slowly.)
 
     Attributes:
         growth: The next rate is so many times the present one, and at least one more.
@@ -69,10 +69,8 @@ class CommitSearch:
     looks: list[Look] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
 
-    def begin(self, *, has_diverged: bool) -> None:
-        """Search anew, from about the present rate."""
-        if not has_diverged:
-            self.rate = max(1, round(self.rate / self.growth))
+    def begin(self) -> None:
+        """Search anew, from the present rate."""
         self.is_searching, self.best_reward, self.best_rate = True, -math.inf, self.rate
 
     def judge(self, reward: float, max_rate: int) -> None:

@@ -36,8 +36,8 @@ class LogSlope:
 
     .. math:: r = -\frac{\sum_k (t_k - \bar t)\, \ln \ell_k}{\sum_k (t_k - \bar t)^2}
 
-    It is above 0 exactly if the fitted loss falls, and 0 or less otherwise; a loss that is not
-    finite gives minus infinity.
+    It is above 0 only if the fitted loss falls, and the last loss is below the first; a loss
+    that is not finite gives minus infinity.
 
     Args:
         num_looks: Losses in a window, at least 3.
@@ -57,7 +57,8 @@ class LogSlope:
             return -math.inf
         times = times - times.mean()
         logs = np.log(np.maximum(losses, 1e-12))
-        return round(float(times @ -logs / (times @ times)), 12) + 0.0
+        slope = round(float(times @ -logs / (times @ times)), 12) + 0.0
+        return slope if losses[-1] < losses[0] else min(slope, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
