@@ -17,7 +17,7 @@ from edgegossip.machine.profiling import choose_loads
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "profile needs a recipe: one of quickstart"),
+        ([], "profile needs a recipe: quickstart, another of"),
         (["--minutes", "3"], "profile needs a recipe"),
         (["quickstrat"], "did you mean 'quickstart'"),
         (
