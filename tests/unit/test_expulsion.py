@@ -201,7 +201,7 @@ def is_refused(endpoint: str, folder: Path, rank: Rank) -> bool:
 # Revoked.
 
 
-# Fails about once in seven runs, and did before this mark: of two sessions that are opened anew at
+# Fails about once in seven runs, marked or not: of two sessions that are opened anew at
 # the same time, one sometimes does not see the other within ten seconds. Not understood yet.
 @pytest.mark.slow
 def test_a_revoked_worker_is_out_and_the_others_exchange(
