@@ -37,5 +37,5 @@ class Commits:
 
     @property
     def total(self) -> int | None:
-        """Of all workers; None where nobody commits."""
+        """Commits of all workers; None where nobody commits."""
         return sum(self.by_rank.values()) if self.by_rank else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from edgegossip.algorithms.riding import with_numbers, without_numbers
 from edgegossip.core.protocol import Message, Rank, Received, Seconds, Send
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 
@@ -80,15 +81,12 @@ class Fastest:
         known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
         if known[0] == math.inf:
             return send
-        numbers = {**send.message.numbers, _SECONDS: known[0], _AGE: known[1]}
-        return replace(send, message=replace(send.message, numbers=numbers))
+        return with_numbers(send, {_SECONDS: known[0], _AGE: known[1]})
 
 
 def detach(event: Received) -> Received:
     """Give the message as the inner algorithm sent it."""
-    known = event.message.numbers.items()
-    numbers = {name: number for name, number in known if name not in (_SECONDS, _AGE)}
-    return replace(event, message=replace(event.message, numbers=numbers))
+    return without_numbers(event, (_SECONDS, _AGE))
 
 
 def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:

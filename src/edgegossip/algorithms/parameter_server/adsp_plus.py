@@ -142,10 +142,7 @@ class ADSPPlus(ParameterServer):
     # The server.
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
-        ranks = sorted(state.waiting)
-        for rank in ranks:
-            self.merge(state, [rank], 1 / self.num_workers)
-        return [self.answer(state, rank) for rank in ranks]
+        return self.merge_each(state)
 
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
         return self.begin_window(state, now)

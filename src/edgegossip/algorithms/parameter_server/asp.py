@@ -32,7 +32,4 @@ class ASP(ParameterServer):
         return replace(super().traits, local_steps=1)
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
-        ranks = sorted(state.waiting)
-        for rank in ranks:
-            self.merge(state, [rank], 1 / self.num_workers)
-        return [self.answer(state, rank) for rank in ranks]
+        return self.merge_each(state)

@@ -11,6 +11,7 @@ from torch import Tensor
 from edgegossip.algorithms.parameter_server.committing import State
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import ServerState
+from edgegossip.algorithms.riding import with_numbers, without_numbers
 from edgegossip.core.algorithm import Algorithm, Setting, Traits
 from edgegossip.core.protocol import (
     Effect,
@@ -117,10 +118,10 @@ class BatchTune(Algorithm[BatchTuneState]):
         match event:
             case Received(message=Message(kind="commit")):
                 state.speeds[event.sender] = event.message.numbers[_SPEED]
-                event = _without(event, _SPEED)
+                event = without_numbers(event, (_SPEED,))
             case Received(message=Message(kind="params")):
                 state.batch_ratio = event.message.numbers[_RATIO]
-                event = _without(event, _RATIO)
+                event = without_numbers(event, (_RATIO,))
             case Trained() if event.num_samples and event.seconds > 0:
                 speed = min(event.num_samples / event.seconds, _MAX_SPEED)
                 weight = self.smoothing if state.speed else 0.0
@@ -136,9 +137,9 @@ class BatchTune(Algorithm[BatchTuneState]):
             case Train():
                 return replace(effect, batch_ratio=state.batch_ratio)
             case Send(message=Message(kind="commit")):
-                return _with(effect, _SPEED, state.speed)
+                return with_numbers(effect, {_SPEED: state.speed})
             case Send(message=Message(kind="params")):
-                return _with(effect, _RATIO, self._ratio(state, effect.receiver))
+                return with_numbers(effect, {_RATIO: self._ratio(state, effect.receiver)})
         return effect
 
     def _ratio(self, state: BatchTuneState, rank: Rank) -> float:
@@ -149,13 +150,3 @@ class BatchTune(Algorithm[BatchTuneState]):
             return 1.0
         ratio = own * len(speeds) / math.fsum(speeds) if speeds else 1.0
         return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
-
-
-def _with(send: Send, name: str, number: float) -> Send:
-    numbers = {**send.message.numbers, name: number}
-    return replace(send, message=replace(send.message, numbers=numbers))
-
-
-def _without(event: Received, name: str) -> Received:
-    numbers = {key: number for key, number in event.message.numbers.items() if key != name}
-    return replace(event, message=replace(event.message, numbers=numbers))

@@ -1,4 +1,4 @@
-"""Who serves: workers elect another server by a majority once theirs is lost.
+"""Elections: workers elect another server by a majority once theirs is lost.
 
 Each server has a term of its own, a whole number; `term` modulo the number of ranks says who
 serves in it. So no two servers are ever in one term, whatever voters forget. The highest term
@@ -42,7 +42,7 @@ Age: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class Election:
-    """What one rank knows of who serves; events in, effects out.
+    """One rank's knowledge of who serves; events in, effects out.
 
     Attributes:
         rank: Whose state this is.
@@ -75,7 +75,7 @@ class Election:
 
     @property
     def leader(self) -> Rank:
-        """Who serves in the present term, which must be known."""
+        """The rank that serves in the present term, which must be known."""
         return self.term % self.num_ranks
 
     @property
@@ -216,7 +216,7 @@ class Election:
 
 
 def schema(max_ahead: int) -> dict[str, MessageSpec]:
-    """What the messages of an election look like."""
+    """Describe the messages of an election."""
     terms = range(MAX_TERM)
     return {
         "stand": MessageSpec(numbers={"stands_for": terms, **AGE}, max_ahead=max_ahead),

@@ -175,13 +175,8 @@ class ParameterServer(Committing):
     def init_server(self, rank: Rank, params: Tensor) -> ServerState:
         """Build the state of a server."""
         none = dict.fromkeys(self.workers, 0)
-        return self.make_server(
-            rank=rank,
-            params=params,
-            num_commits=none,
-            num_steps={**none},
-            rounds={**none},
-        )
+        counts = {"num_commits": none, "num_steps": {**none}, "rounds": {**none}}
+        return self.make_server(rank=rank, params=params, **counts)
 
     def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
         """Build the state of a worker."""
@@ -416,6 +411,13 @@ class ParameterServer(Committing):
             state.num_steps[rank] += int(commit.numbers["num_steps"])
             state.rounds[rank] = min(state.rounds[rank] + 1, self.num_rounds)
             state.round = max(state.round, state.rounds[rank])
+
+    def merge_each(self, state: ServerState) -> list[Effect]:
+        """Merge each commit that waits on its own, in order of ranks, and answer it."""
+        ranks = sorted(state.waiting)
+        for rank in ranks:
+            self.merge(state, [rank], 1 / self.num_workers)
+        return [self.answer(state, rank) for rank in ranks]
 
     def is_merged(self, state: ServerState, rank: Rank) -> bool:
         """Say whether the model has the waiting commit of worker `rank`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from edgegossip.core.protocol import Layout, Message, Rank, Seconds, WorkerState
 
 SERVER: Rank = 0
-"""Who serves at first, and for good where nobody stands by."""
+"""The rank that serves at first, and for good where nobody stands by."""
 RESEND, PATIENCE = "resend", "patience"
 """Timers of servers and workers."""
 

@@ -18,10 +18,7 @@ from edgegossip.algorithms.sparse_push import SparsePush
 from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.topology import complete, directed_ring
 from edgegossip.recipes.push_sum_comparison import compressor
-from edgegossip.recipes.studies.server_methods import Candidate
-
-RATES = (0.15, 0.45, 0.05)
-"""Learning rates that are tried for every system, the likeliest first."""
+from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 Build = Callable[[int, Any], Algorithm[Any]]
 
@@ -50,12 +47,12 @@ class System:
                 yield f"lr = {lr:g}{own}", Candidate(lr=lr, value=value)
 
 
-def _rounds(workers: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {"topology": complete(workers), "num_rounds": UNTIL_CUT_OFF, **others}
+def _rounds(workers: int) -> dict[str, Any]:
+    return {"topology": complete(workers), "num_rounds": UNTIL_CUT_OFF}
 
 
-def _committers(workers: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {"num_workers": workers, "num_rounds": UNTIL_CUT_OFF, **others}
+def _committers(workers: int) -> dict[str, Any]:
+    return {"num_workers": workers, "num_rounds": UNTIL_CUT_OFF}
 
 
 SYSTEMS: dict[str, System] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +20,14 @@ from edgegossip.core.algorithm import UNTIL_CUT_OFF
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import describe
+from edgegossip.experiments.event_log import SkippedLines, read_events
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.optimizer import SGD
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
 from edgegossip.recipes.studies.scoreboard import median
-from edgegossip.recipes.studies.server_contest import Cluster, machines, slug
+from edgegossip.recipes.studies.server_contest import Cluster, learnt_with, machines, slug
 from edgegossip.recipes.studies.server_methods import MIN_INTERVAL
 from edgegossip.recipes.studies.study_settings import StudySettings
 
@@ -76,15 +74,11 @@ class Searches(Contest):
 
     def experiment(self, data_dir: Path, name: str) -> Experiment:
         """The run of this name."""
-        (reward, growth), task = REWARDS[name], self.problem.task(data_dir)
-        assert isinstance(task.optimizer, SGD)  # a problem's is
+        reward, growth = REWARDS[name]
+        task = self.problem.task(data_dir)
         seconds = self.num_windows * WINDOW
         return Experiment(
-            task=replace(
-                task,
-                dataset=hold_out(task.dataset, VALIDATION_SHARE),
-                optimizer=replace(task.optimizer, lr=self.lr, momentum=MOMENTUM),
-            ),
+            task=learnt_with(task, VALIDATION_SHARE, lr=self.lr, momentum=MOMENTUM),
             algorithm=ADSP(
                 num_workers=self.machines.num_workers,
                 num_rounds=UNTIL_CUT_OFF,
@@ -131,14 +125,11 @@ def has_diverged(losses: Sequence[float]) -> bool:
 
 def searched(events: Path) -> list[dict[str, float]]:
     """Read what the server has noted at the end of each window."""
-    found = []
-    with events.open() as lines:
-        for line in lines:
-            if line.startswith('{"type":"noted"'):
-                event = json.loads(line)
-                if event["kind"] == "search":
-                    found.append({"time": event["time"], **event["numbers"]})
-    return found
+    return [
+        {"time": event["time"], **event["numbers"]}
+        for _, event in read_events(events, SkippedLines(events))
+        if event["type"] == "noted" and event["kind"] == "search"
+    ]
 
 
 def search(settings: StudySettings = DEFAULTS) -> Study:

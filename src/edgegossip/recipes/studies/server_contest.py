@@ -119,7 +119,7 @@ class ServerContest(Contest):
             yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
 
     def plain(self) -> dict[str, Any]:
-        """What its rows depend on, in JSON, but for problem and seed."""
+        """Describe in JSON what its rows depend on, but for problem and seed."""
         return {
             "group": self.group,
             "machines": describe(self.machines),
@@ -136,14 +136,8 @@ class ServerContest(Contest):
         self, task: Task, goal: Goal, name: str, choice: Candidate, session: Session
     ) -> Row:
         """Run a method with these settings, and say what that has shown."""
-        assert isinstance(task.optimizer, SGD)  # a problem's is
-        task = replace(
-            task,
-            dataset=hold_out(task.dataset, goal.validation_share),
-            optimizer=replace(task.optimizer, lr=choice.lr),
-        )
         experiment = Experiment(
-            task=task,
+            task=learnt_with(task, goal.validation_share, lr=choice.lr),
             algorithm=METHODS[name].algorithm(
                 self.machines.num_workers, choice.value, goal.loss
             ),
@@ -168,6 +162,13 @@ class ServerContest(Contest):
             return {**facts, **_DIVERGED, "seconds": goal.max_seconds, "error": str(error)}
 
 
+def learnt_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
+    """Hold validation samples out of a problem's task, and set these numbers of its SGD."""
+    assert isinstance(task.optimizer, SGD)  # a problem's is
+    dataset = hold_out(task.dataset, validation_share)
+    return replace(task, dataset=dataset, optimizer=replace(task.optimizer, **sgd))
+
+
 def slug(name: str) -> str:
     """Write a name as part of a path."""
     return name.replace(", ", "-").replace(" = ", "-").replace(" ", "-")
@@ -181,7 +182,7 @@ _DIVERGED: Mapping[str, Any] = {
 
 
 def _curve(results: Results) -> dict[str, Any]:
-    """What a run has shown."""
+    """Say what a run has shown."""
     last = results.history[-1]
     is_there = results.reason == "target"
     return {
@@ -215,7 +216,7 @@ def server_scores(rows: Iterable[Row]) -> list[Score]:
     ]
 
 
-TIME, LESS, BANDWIDTH = "time to loss", "ADSP takes less by", "Mbit/s"
+TIME = "time to loss"
 
 
 def _measures(row: Row, adsp: Row | None) -> Measures:
@@ -226,10 +227,10 @@ def _measures(row: Row, adsp: Row | None) -> Measures:
     reached = time is not None
     return {
         TIME: ("seconds", time),
-        LESS: ("percent", less),
+        "ADSP takes less by": ("percent", less),
         "samples": ("number", row["samples"] if reached else None),
         "bytes": ("bytes", row["bytes"] if reached else None),
-        BANDWIDTH: ("number", row["megabits_per_second"]),
+        "Mbit/s": ("number", row["megabits_per_second"]),
         "accuracy there": ("percent", row["final_accuracy"] if reached else None),
     }
 

@@ -15,12 +15,10 @@ from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.recipes.studies.server_contest import ServerContest, slug
-from edgegossip.recipes.studies.server_methods import METHODS, Candidate
+from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 
 TUNING_SEED = 100
 """Of the runs by which settings are chosen; results have others."""
-RATES = (0.15, 0.45, 0.05)
-"""Learning rates that are tried for every method, the likeliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ class Tuning(ServerContest):
                     yield self.cell(f"{folder}/{method.option}-{value}", work)
 
     def plain(self) -> dict[str, Any]:
-        """What its rows depend on, in JSON, but for problem and seed."""
+        """Describe in JSON what its rows depend on, but for problem and seed."""
         values = {name: METHODS[name].values for name in self.choices}
         tried = {"rates": RATES, "values": values}
         return {**super().plain(), "choices": tried}

@@ -12,15 +12,14 @@ from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Unit
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.optimizer import SGD
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
-from edgegossip.recipes.studies.known_systems import RATES, SYSTEMS, System
+from edgegossip.recipes.studies.known_systems import SYSTEMS, System
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
 from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table
-from edgegossip.recipes.studies.server_methods import Candidate
+from edgegossip.recipes.studies.server_contest import learnt_with, slug
+from edgegossip.recipes.studies.server_methods import RATES, Candidate
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.link import Link, Links
@@ -60,9 +59,8 @@ class SystemContest(Contest):
         folder = f"{self.group}/{self.megabits:g}-Mbit"
         for name in self.systems:
             for told, choice in SYSTEMS[name].candidates():
-                slug = told.replace(", ", "-").replace(" = ", "-").replace(" ", "-")
                 work = partial(self._try, data_dir, name, choice)
-                yield self.cell(f"{folder}/tuning/{name}/{slug}", work)
+                yield self.cell(f"{folder}/tuning/{name}/{slug(told)}", work)
             for seed in self.seeds:
                 work = partial(self._result, data_dir, name, seed)
                 yield self.cell(f"{folder}/seed{seed}/{name}", work)
@@ -86,18 +84,13 @@ class SystemContest(Contest):
     ) -> Row:
         system, task = SYSTEMS[name], self.problem.task(data_dir)
         is_tuning = seed == TUNING_SEED
-        dataset = task.dataset
         if is_tuning:
-            dataset = without_test_data(dataset, VALIDATION_SHARE)
-        assert isinstance(task.optimizer, SGD)  # a problem's is
+            task = replace(task, dataset=without_test_data(task.dataset, VALIDATION_SHARE))
         seconds = SECONDS[self.problem.name]
         experiment = Experiment(
+            # Who measures no loss could train on validation samples, too; all get the same.
             task=replace(
-                task,
-                # Who measures no loss could train on these, too; all get the same.
-                dataset=hold_out(dataset, VALIDATION_SHARE),
-                optimizer=replace(task.optimizer, lr=choice.lr),
-                accuracy_aware=ACCURACY_AWARE,
+                learnt_with(task, VALIDATION_SHARE, lr=choice.lr), accuracy_aware=ACCURACY_AWARE
             ),
             algorithm=system.build(NUM_WORKERS, choice.value),
             platforms=self._platforms(system),

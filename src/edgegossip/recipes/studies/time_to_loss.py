@@ -24,8 +24,8 @@ from edgegossip.recipes.studies.server_contest import (
     machines,
     server_scores,
 )
-from edgegossip.recipes.studies.server_methods import METHODS, Candidate
-from edgegossip.recipes.studies.server_tuning import RATES, TUNING_SEED, Tuning, tuning_exhibits
+from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, Tuning, tuning_exhibits
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.platform import ThrottlingTrace
 
@@ -93,6 +93,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
         "asp": Candidate(lr=0.15),
         "fixed-adacomm": Candidate(lr=0.15, value=5),
         "fixed-adacomm, batches tuned": Candidate(lr=0.15, value=5),
+        # That of HAR: it was not tuned here.
         "fixed-adacomm, shares balanced": Candidate(lr=0.15, value=20),
         "adacomm": Candidate(lr=0.15, value=80),
         "adsp-plus": Candidate(lr=0.15, value=12),
