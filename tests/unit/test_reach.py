@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import zenoh
+from tests.link_events import Session
 from tests.transports import OverZenoh
 
 from edgegossip.net import reach as reach_module
@@ -17,30 +15,6 @@ AWAY = ("tcp/10.0.0.1:40000", "tcp/10.0.0.2:7447")
 LOOPBACK = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")
 OWN_ADDRESS = ("tls/[fd00::1]:40000", "tls/[fd00::1]:7447")
 HEADER_BYTES = 24
-
-
-class Session:
-    """As far as links are followed: says what its listener is to be told."""
-
-    def __init__(self) -> None:
-        self.info = self
-        self._tell: Callable[[Any], None]
-
-    def declare_link_events_listener(
-        self, handler: zenoh.handlers.Callback[Any], *, history: bool
-    ) -> None:
-        assert history
-        self._tell = handler.callback
-
-    def open(self, session_id: str, ends: tuple[str, str]) -> None:
-        self._event(zenoh.SampleKind.PUT, session_id, ends)
-
-    def close(self, session_id: str, ends: tuple[str, str]) -> None:
-        self._event(zenoh.SampleKind.DELETE, session_id, ends)
-
-    def _event(self, kind: object, session_id: str, ends: tuple[str, str]) -> None:
-        link = SimpleNamespace(zid=session_id, src=ends[0], dst=ends[1])
-        self._tell(SimpleNamespace(kind=kind, link=link))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Certificates that change while a worker or router runs: sessions are opened anew."""
+"""Sessions that are opened anew while a worker or router runs, as certificates change."""
 
 from __future__ import annotations
 
@@ -100,13 +100,15 @@ class CertificateWatch:
 class RenewedSession:
     """A zenoh session that is closed, and opened with new rules, when certificates change.
 
-    Zenoh knows no other way: it goes by what it was given when it began to listen.
+    Zenoh knows no other way: it goes by what it was given when it began to listen. It is also
+    opened anew, with the same rules, when it is stuck.
 
     Args:
         open_session: Opens one with given credentials; called again until it can.
         enter: Called with each session when it is open.
         leave: Called before each is closed.
         lost: Called after one was closed that another one follows.
+        is_stuck: Asked once a second while a session is open.
         watch: Knows of changes; None where there are no certificates.
     """
 
@@ -117,18 +119,20 @@ class RenewedSession:
         enter: Callable[[zenoh.Session], None],
         leave: Callable[[], None] = lambda: None,
         lost: Callable[[], None] = lambda: None,
+        is_stuck: Callable[[], bool] = lambda: False,
         watch: CertificateWatch | None,
     ) -> None:
         self._open = open_session
         self._enter = enter
         self._leave = leave
         self._lost = lost
+        self._is_stuck = is_stuck
         self._watch = watch
         self._session: zenoh.Session | None = None
         self._is_over = threading.Event()
         # Held while a session begins or ends.
         self._changing = threading.Lock()
-        self._thread = threading.Thread(target=self._follow, name="certificates", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="renewal", daemon=True)
 
     def open(self, keep_trying: KeepTrying = lambda: True) -> None:
         """Open the first session.
@@ -139,8 +143,7 @@ class RenewedSession:
         credentials = None if self._watch is None else self._watch.current
         self._session = self._open(credentials, keep_trying)
         self._enter(self._session)
-        if self._watch is not None:
-            self._thread.start()
+        self._thread.start()
 
     def close(self) -> None:
         """Close the session for good; nothing if it is closed."""
@@ -158,17 +161,20 @@ class RenewedSession:
             session.close()  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:
-        assert self._watch is not None
         while not self._is_over.wait(_LOOK):
-            credentials = self._watch.look()
+            credentials = None if self._watch is None else self._watch.look()
             if credentials is not None:
-                self._renew(credentials)
+                begin = time.monotonic()
+                if self._renew(credentials):
+                    _say_what_changed(credentials, time.monotonic() - begin)
+            elif self._is_stuck():
+                self._renew(None if self._watch is None else self._watch.current)
 
-    def _renew(self, credentials: Credentials) -> None:
-        begin = time.monotonic()
+    def _renew(self, credentials: Credentials | None) -> bool:
+        """Open another session in place of this one; False if the end has come meanwhile."""
         with self._changing:
             if self._is_over.is_set():
-                return
+                return False
             self._end()
             self._lost()
         session = self._open_at_last(credentials)
@@ -176,26 +182,30 @@ class RenewedSession:
             if session is None or self._is_over.is_set():
                 if session is not None:
                     session.close()  # type: ignore[no-untyped-call]
-                return
+                return False
             self._session = session
             self._enter(session)
-        _LOG.warning(
-            "certificates have changed: this is %s until %s, %d are revoked; "
-            "all links were closed, and can be opened anew after %.1f s",
-            common_name(credentials.identity.holder.subject),
-            f"{credentials.identity.end:%Y-%m-%d %H:%M} UTC",
-            sum(len(each.serials) for each in credentials.revocations.values()),
-            time.monotonic() - begin,
-        )
+        return True
 
-    def _open_at_last(self, credentials: Credentials) -> zenoh.Session | None:
+    def _open_at_last(self, credentials: Credentials | None) -> zenoh.Session | None:
         complained = False
         while not self._is_over.is_set():
             try:
                 return self._open(credentials, lambda: not self._is_over.is_set())
             except NetworkError as error:
                 if not complained:
-                    _LOG.error("no new links after certificates have changed: %s", error)
+                    _LOG.error("no new links: %s", error)
                 complained = True
                 self._is_over.wait(_LOOK)
         return None
+
+
+def _say_what_changed(credentials: Credentials, seconds: Seconds) -> None:
+    _LOG.warning(
+        "certificates have changed: this is %s until %s, %d are revoked; "
+        "all links were closed, and can be opened anew after %.1f s",
+        common_name(credentials.identity.holder.subject),
+        f"{credentials.identity.end:%Y-%m-%d %H:%M} UTC",
+        sum(len(each.serials) for each in credentials.revocations.values()),
+        seconds,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import Assembler, split
+from edgegossip.net.dead_links import DeadLinks, new_session_id
 from edgegossip.net.reach import Reach
 from edgegossip.net.renewal import CertificateWatch, RenewedSession
 from edgegossip.net.session import LEASE, KeepTrying, open_session, session_settings
@@ -25,6 +27,7 @@ from edgegossip.net.strangers import log_refused_connections, report_strangers
 from edgegossip.net.tls import TLS, Credentials, require_tls
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
+_LOG = logging.getLogger("edgegossip.net")
 _MAX_ALIVE = 64
 
 # What a worker sends to one that leaves, after all else.
@@ -39,7 +42,8 @@ class ZenohTransport:
     Messages of S to R are published as `edgegossip/RUN/data/R/S`; while S can be reached, its
     liveliness token `edgegossip/RUN/alive/S/INCARNATION` says so. Access control holds every
     worker to its own rank in both. When certificates change, or one is revoked, it closes all
-    links and opens them anew; those that are there disappear for a moment.
+    links and opens them anew; those that are there disappear for a moment. So it does where a
+    link leads nowhere, see `DeadLinks`.
 
     Args:
         run: Its name; letters, digits and `_.-`, in one part or two with a colon between. A
@@ -99,6 +103,8 @@ class ZenohTransport:
         self._settings = session_settings(address, lease, is_secure=security is not None)
         self._session: RenewedSession | None = None
         self._reach = Reach()
+        # One that leaves has no token any more, and may wait a lease for farewells.
+        self._dead_links = DeadLinks(patience=2 * lease)
         self._peers: dict[Rank, _Peer] = {}
 
     @property
@@ -135,6 +141,7 @@ class ZenohTransport:
             enter=self._enter,
             leave=self._leave,
             lost=self._lose,
+            is_stuck=self._is_stuck,
             watch=self._watch,
         )
         self._session.open(keep_trying)
@@ -142,13 +149,14 @@ class ZenohTransport:
     def _open_session(
         self, credentials: Credentials | None, keep_trying: KeepTrying
     ) -> zenoh.Session:
-        settings = self._settings
+        settings = self._settings | {"id": new_session_id(self.rank)}
         if credentials is not None:
-            settings = settings | zenoh_security(credentials, self._run, self._num_workers)
+            settings |= zenoh_security(credentials, self._run, self._num_workers)
         return open_session(settings, self._address, self._num_workers, keep_trying)
 
     def _enter(self, session: zenoh.Session) -> None:
         self._reach.follow(session)
+        self._dead_links.follow(session)
         for rank, peer in self._peers.items():
             peer.publisher = session.declare_publisher(
                 f"{self._prefix}/data/{rank}/{self.rank}",
@@ -192,6 +200,13 @@ class ZenohTransport:
     def _lose(self) -> None:
         for peer in self._peers.values():
             peer.lose()
+
+    def _is_stuck(self) -> bool:
+        absent = [rank for rank, peer in self._peers.items() if peer.incarnation is None]
+        rank = self._dead_links.find(absent)
+        if rank is not None:
+            _LOG.warning("the link with worker %d leads nowhere; all are opened anew", rank)
+        return rank is not None
 
     # What zenoh says, from its threads.
 
