@@ -29,6 +29,7 @@ from edgegossip.core.protocol import (
     Received,
     Seconds,
     Started,
+    Train,
     Trained,
     WorkerState,
 )
@@ -58,6 +59,14 @@ def test_bsp_is_gradient_descent_on_the_mean_of_the_losses() -> None:
     state = server(BSP(num_workers=NUM, num_rounds=9), lr=0.1)
     expected = (1 - 0.9**9) * TARGETS[1 : NUM + 1].mean(0)
     torch.testing.assert_close(state.params, expected)
+
+
+@each_server
+def test_workers_train_as_the_algorithm_asks(algorithm: ParameterServer) -> None:
+    asking = replace(algorithm, rate_ratio=0.5, momentum=0.3)
+    state = asking.init_worker(1, torch.zeros(2))
+    trains = [e for e in asking.handle(state, Started(), 0.0) if isinstance(e, Train)]
+    assert [(train.rate_ratio, train.momentum) for train in trains] == [(0.5, 0.3)]
 
 
 @pytest.mark.parametrize("name", ["bsp", "fixed-adacomm"])

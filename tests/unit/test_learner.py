@@ -103,6 +103,42 @@ def test_training_is_what_plain_pytorch_does(optimizer: Optimizer) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("asked", "as_if"),
+    [
+        ({"rate_ratio": 2.0}, SGD(lr=0.1, momentum=0.9)),
+        ({"momentum": 0.0}, SGD(lr=0.05, momentum=0.0)),
+        ({"momentum": 0.5, "rate_ratio": 0.5}, SGD(lr=0.025, momentum=0.5)),
+    ],
+    ids=str,
+)
+def test_rate_and_momentum_are_those_asked_for_and_the_own_ones_afterwards(
+    asked: dict[str, Any], as_if: SGD
+) -> None:
+    some, other = learner(optimizer=SGD(lr=0.05, momentum=0.9)), learner(optimizer=as_if)
+    begin = start(some)
+    trained = some.train(Train(begin, Steps(4), **asked)).params
+    assert torch.equal(trained, other.train(Train(begin, Steps(4))).params)
+    some.start_over()
+    third = learner(optimizer=SGD(lr=0.05, momentum=0.9))
+    third.train(Train(begin, Steps(4)))
+    third.start_over()
+    ours, plain = (each.train(Train(begin, Steps(4))).params for each in (some, third))
+    assert torch.equal(ours, plain)
+
+
+def test_an_optimizer_without_momentum_cannot_be_asked_for_one() -> None:
+    some = learner()
+    with pytest.raises(LocalProtocolError, match="Adam has no such setting; use SGD"):
+        some.train(Train(start(some), Steps(1), momentum=0.5))
+
+
+@pytest.mark.parametrize("wrong", [{"rate_ratio": 0.0}, {"momentum": 1.0}, {"batch_ratio": -1}])
+def test_what_no_training_can_have_cannot_be_asked_for(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        Train(torch.zeros(1), Steps(1), **wrong)
+
+
 def test_what_was_handed_over_is_not_written_to() -> None:
     some = learner()
     params = start(some)

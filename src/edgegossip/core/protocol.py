@@ -271,11 +271,13 @@ class Train:
             always go on.
         batch_ratio: Size of each batch over the trainer's own, above 0; rounded, and at least
             one sample.
+        rate_ratio: Learning rate over the one that the trainer's schedule has, above 0.
+        momentum: Of the trainer's optimizer for this work, in [0, 1); None leaves its own.
         inputs: What layers of a split model train on (activations, gradients); empty for one
             that draws its own batches.
 
     Raises:
-        ValueError: If a ratio is out of range.
+        ValueError: If a number is out of range.
     """
 
     params: Tensor
@@ -284,12 +286,17 @@ class Train:
     keep_ratio: float = 1.0
     begins_pass: bool = True
     batch_ratio: float = 1.0
+    rate_ratio: float = 1.0
+    momentum: float | None = None
     inputs: Payload = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_ratio("keep_ratio", self.keep_ratio)
-        if not 0 < self.batch_ratio < math.inf:
-            raise ValueError(f"batch_ratio must be above 0, got {self.batch_ratio}")
+        for name in ("batch_ratio", "rate_ratio"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
 
 @dataclass(slots=True, eq=False)

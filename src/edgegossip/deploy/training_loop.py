@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import NetworkError, TrainingError
-from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Train
+from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Steps, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.deploy.final_average import FinalAverage
@@ -185,7 +185,17 @@ class TrainingLoop:
 
         A loop that ignores it trains with batches as they are.
         """
-        return self._work.batch_ratio
+        return self._work.request.batch_ratio
+
+    @property
+    def rate_ratio(self) -> float:
+        """Learning rate of the next step over the usual one; 1 unless the algorithm asks."""
+        return self._work.request.rate_ratio
+
+    @property
+    def momentum(self) -> float | None:
+        """Momentum of the next step, if the algorithm asks for one."""
+        return self._work.request.momentum
 
     def step(self, loss: float, num_samples: int) -> None:
         """The optimizer has made a step; exchange the model if it is time to.
@@ -305,7 +315,7 @@ class _OwnWork(Trainer):
 
     def __init__(self, num_samples: int, layout: Layout) -> None:
         self.progress = 0.0
-        self.batch_ratio = 1.0
+        self.request = Train(torch.empty(0), Steps(1))
         self._layout = layout
         self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[TrainingResult | TrainingError | None] = (
@@ -329,7 +339,7 @@ class _OwnWork(Trainer):
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Hand the work to the loop, and wait until it is done."""
-        self.progress, self.batch_ratio = progress, request.batch_ratio
+        self.progress, self.request = progress, request
         num_steps, num_due = math.inf, math.inf
         if isinstance(request.work, Epochs):
             num_due = self.cost(request)

@@ -92,7 +92,8 @@ class Learner(Trainer):
         self._make_optimizer = optimizer
         self._optimizer = optimizer(self._trained)
         self._schedule = schedule
-        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        groups = self._optimizer.param_groups
+        self._own = [(group["lr"], group.get("momentum")) for group in groups]
         self._loss = loss
         self._dataset = dataset.training  # and no way to the test split
         self._augmentation = augmentation
@@ -190,7 +191,8 @@ class Learner(Trainer):
         """Train from `request.params`, at the rate that the schedule has for `progress`.
 
         Raises:
-            LocalProtocolError: If there are inputs: it draws its own batches.
+            LocalProtocolError: If there are inputs: it draws its own batches; or a momentum,
+                and the optimizer has none.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         if request.inputs:
@@ -200,7 +202,7 @@ class Learner(Trainer):
             )
         self.model.params.copy_(request.params)
         self.model.module.train()
-        self._set_rate(progress)
+        self._tune(request, progress)
         num_samples = 0
         losses = []
         before = torch.get_rng_state()
@@ -258,10 +260,21 @@ class Learner(Trainer):
         self._optimizer.step()
         return loss.detach()
 
-    def _set_rate(self, progress: float) -> None:
-        factor = self._schedule.factor(progress)
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+    def _tune(self, request: Train, progress: float) -> None:
+        """Set learning rate and momentum for this request; the next one begins at our own."""
+        factor = request.rate_ratio * self._schedule.factor(progress)
+        for group, (rate, momentum) in zip(
+            self._optimizer.param_groups, self._own, strict=True
+        ):
             group["lr"] = factor * rate
+            if momentum is not None:
+                group["momentum"] = momentum if request.momentum is None else request.momentum
+            elif request.momentum is not None:
+                raise LocalProtocolError(
+                    f"worker {self.rank} was asked for momentum {request.momentum:g}, but "
+                    f" {type(self._optimizer).__name__} has no such setting; use SGD, or "
+                    "leave the algorithm's momentum at None"
+                )
 
     def _mean_loss(self, losses: list[Tensor]) -> float:
         values = torch.stack(losses)

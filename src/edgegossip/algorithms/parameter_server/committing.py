@@ -35,6 +35,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
+from edgegossip.core.ranges import check_ranges
 
 State: TypeAlias = ServerState | CommitterState | StandbyState
 
@@ -46,6 +47,13 @@ class Committing(Algorithm[State]):
     num_rounds: int
     resend_after: Seconds | None = None
     patience: Seconds = 600.0
+    rate_ratio: float = 1.0
+    momentum: float | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_rounds="at least 1", patience="above 0")
+        check_ranges(self, resend_after="above 0 or None", rate_ratio="above 0 and finite")
+        check_ranges(self, momentum="in [0, 1) or None")
 
     # What an algorithm says.
 
@@ -136,7 +144,13 @@ class Committing(Algorithm[State]):
             return commit  # the last one is under way
         state.is_training, num_steps = True, self.block(state)
         state.num_asked += num_steps
-        return [*commit, Train(state.params, Steps(num_steps))]
+        train = Train(
+            state.params,
+            Steps(num_steps),
+            rate_ratio=self.rate_ratio,
+            momentum=self.momentum,
+        )
+        return [*commit, train]
 
     def _give_up(self, state: CommitterState) -> None:
         if state.round < self.num_rounds:

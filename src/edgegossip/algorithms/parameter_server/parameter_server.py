@@ -91,6 +91,9 @@ class ParameterServer(Committing):
             so many more. None never does: right where links lose nothing.
         patience: Seconds for which a worker waits for a lost server, and a server for the
             first of its workers to come back.
+        rate_ratio: Learning rate of the workers over the task's, above 0.
+        momentum: Explicit momentum of the workers' SGD, in [0, 1), beside what asynchrony adds;
+            None leaves the task's.
         standby: How many of the workers that have committed last are kept up to date, so that
             one can be elected in the server's place (see `Standby`). 0 never elects.
 
@@ -107,8 +110,8 @@ class ParameterServer(Committing):
                 f"standby must be within [0, num_workers], got {self.standby} of "
                 f"{self.num_workers}; it says how many workers are kept up to date"
             )
-        check_ranges(self, num_workers="at least 1", num_rounds="at least 1")
-        check_ranges(self, resend_after="above 0 or None", patience="above 0")
+        check_ranges(self, num_workers="at least 1")
+        super().__post_init__()
 
     # What an algorithm says.
 
