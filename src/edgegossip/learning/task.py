@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.loss import Loss
+from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.normalization import warn_of_running_statistics
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition, is_skewed
@@ -31,8 +31,6 @@ from edgegossip.learning.schedule import Constant, Schedule
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeTrainer: TypeAlias = Callable[..., Trainer]
 """Takes the keyword arguments of `Learner`."""
-
-_GLOBAL_GENERATOR = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +126,7 @@ class Workload:
         self.task = task
         self._seed = seed
         self._role = role
-        # Initialisers draw from the global generator; it is put back afterwards. Workers may be
-        # threads of one process.
-        with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, "model"))
+        with drawn_from(derive_seed(seed, "model")):
             models = {part: make() for part, make in task.models.items()}
         self._parts = Parts(models, task.join, has_buffers=task.has_buffers)
         self._initial = {part: flat.params.clone() for part, flat in self._parts.models.items()}

@@ -1,7 +1,12 @@
-"""Initial weights for networks of rectified linear units."""
+"""Initial weights: where they are drawn from, and those of rectified linear units."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 
 
@@ -20,3 +25,18 @@ def initialize_like_he(model: nn.Module) -> None:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+_GLOBAL_GENERATOR = threading.Lock()
+
+
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Let what is built within draw its weights from `seed`, and leave no trace of it.
+
+    Initialisers draw from PyTorch's global generator, which is put back afterwards. Workers may
+    be threads of one process: one at a time.
+    """
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

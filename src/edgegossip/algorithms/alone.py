@@ -1,0 +1,70 @@
+"""Alone: train, and exchange nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.core.algorithm import Algorithm, Traits
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Finish,
+    Rank,
+    Seconds,
+    Started,
+    Steps,
+    Train,
+    Trained,
+    WorkerState,
+)
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import MessageSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone(Algorithm[WorkerState]):
+    """Plain SGD on each worker's own data: what any exchange has to beat.
+
+    With one worker it is the training of a whole model on one machine; within `Decoupled` and
+    `Pipelined` it says that the first stage is trained by one worker.
+
+    Args:
+        num_rounds: Rounds of training until a worker finishes.
+        local_steps: SGD steps of a round.
+
+    Raises:
+        ValueError: If a number is below 1.
+    """
+
+    num_rounds: int
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_rounds="at least 1", local_steps="at least 1")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(num_rounds=self.num_rounds, local_steps=self.local_steps)
+
+    def init(self, rank: Rank, params: Tensor) -> WorkerState:
+        return WorkerState(rank=rank, params=params)
+
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        """Nothing is sent."""
+        return {}
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                return self._train(state)
+            case Trained():
+                state.params, state.round = event.params, state.round + 1
+                return self._train(state)
+        return []
+
+    def _train(self, state: WorkerState) -> list[Effect]:
+        if state.round >= self.num_rounds:
+            return [Finish()]
+        return [Train(state.params, Steps(self.local_steps))]

@@ -1,0 +1,89 @@
+"""Decoupled training in stages: each stage updates at once, and waits for no gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgegossip.algorithms.stages.stage_state import StageState
+from edgegossip.algorithms.stages.stages import Stages, one_batch
+from edgegossip.core.protocol import Effect, Payload, Seconds, Train, Trained
+from edgegossip.core.ranges import check_ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoupled(Stages):
+    r"""Update each stage at once, from a gradient or a loss that it makes itself.
+
+    Stage :math:`k` takes a batch of activations :math:`h_{k-1}` with labels :math:`y`, and
+
+    .. code-block:: text
+
+        h_k = f_k(h_{k-1});  send (h_k, y) to stage k + 1
+        g_k = M_k(h_k, y)                      # predicted, or of a loss of its own
+        update f_k by g_k;  this gives g_{k-1} at its inputs
+        send g_{k-1} to stage k - 1            # which fits M_{k-1} to it when it comes
+
+    The last stage has the true loss. Which gradient a stage trains by is the affair of its
+    trainer: see `learning.stages`. Nobody waits but for room above (`max_waiting`). While the
+    stage above is lost, a stage goes on by itself and sends nothing.
+
+    Args:
+        inner: See `Stages`.
+        boundaries: See `Stages`.
+        num_classes: See `Stages`.
+        num_first: See `Stages`.
+        max_batch: See `Stages`.
+        max_waiting: See `Stages`.
+        precision: See `Stages`.
+        forget_after: See `Stages`.
+        gradient_every: Every how many batches the gradient comes back, at least 1; None where
+            nobody learns from it, as with local losses.
+
+    References:
+        Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
+        arXiv:1608.05343, section 2: backward unlocking; forward passes are not unlocked.
+    """
+
+    gradient_every: int | None = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, gradient_every="at least 1 or None")
+
+    def next_work(self, state: StageState) -> Train | None:
+        receiver = self.above(state.rank)
+        is_full = len(state.pending) >= self.max_waiting and receiver not in state.lost
+        if is_full or (state.piece is None and not state.waiting):
+            return None
+        state.present = state.next_batch
+        batch = self.next_waiting(state) if state.piece is None else {}
+        lesson = state.answers.pop(0) if state.answers else {}
+        return one_batch(state, {**batch, **lesson})
+
+    def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
+        if state.piece is not None:
+            state.piece.account(event, now)
+        number, outputs = state.next_batch, event.outputs
+        state.next_batch += 1
+        is_due = self.gradient_every is not None and number % self.gradient_every == 0
+        up = self.send_up(state, number, outputs, wants_gradient=is_due)
+        if up:
+            names = ("activations", "labels") if is_due else ()
+            state.pending[number] = {f"fit_{name}": outputs[name] for name in names}
+        return [*up, *self.answer(state, number, outputs.get("gradient"))]
+
+    def take_answer(
+        self, state: StageState, number: int, gradient: Tensor | None
+    ) -> list[Effect]:
+        kept = state.pending.pop(number)
+        lesson: Payload = {**kept, "fit_gradient": gradient} if gradient is not None else {}
+        if gradient is None or not kept or gradient.shape != kept["fit_activations"].shape:
+            return []
+        state.answers = [*state.answers, lesson][-self.max_waiting :]
+        return []
+
+    def give_up(self, state: StageState) -> list[Effect]:
+        state.pending.clear()
+        return []

@@ -1,0 +1,118 @@
+"""The state of a worker that holds one stage of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Message, Payload, Rank, Steps, Train, Trained, WorkerState
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """Work that the first stage's own algorithm has asked for, done batch by batch.
+
+    Attributes:
+        request: What was asked for.
+        num_due: Samples after which it is done, where it is no number of steps.
+        num_begun: Batches begun.
+        num_steps: Batches done.
+        num_samples: In them.
+        seconds: Since it began, waiting included.
+        began: When it did.
+        loss: Sum over the batches.
+        cost: As in `Trained`.
+    """
+
+    request: Train
+    num_due: float
+    began: float
+    num_begun: int = 0
+    num_steps: int = 0
+    num_samples: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    cost: float = 0.0
+
+    def wants_more(self, num_samples: int) -> bool:
+        """Whether another batch is to be begun, if so many samples are begun already."""
+        work = self.request.work
+        if isinstance(work, Steps):
+            return self.num_begun < work.num_steps
+        return num_samples < self.num_due
+
+    @property
+    def is_done(self) -> bool:
+        """All that was asked for is trained."""
+        work = self.request.work
+        if isinstance(work, Steps):
+            return self.num_steps >= work.num_steps
+        return self.num_samples >= self.num_due and self.num_steps >= self.num_begun
+
+    def account(self, event: Trained, now: float) -> None:
+        """Count a batch that is done."""
+        self.num_steps += 1
+        self.num_samples += event.num_samples
+        self.loss += event.loss
+        self.cost += event.cost
+        self.seconds = now - self.began
+
+    def trained(self, params: Tensor) -> Trained:
+        """Answer the request."""
+        return Trained(
+            params=params,
+            before=self.request.params,
+            num_samples=self.num_samples,
+            num_steps=self.num_steps,
+            seconds=self.seconds,
+            loss=self.loss / self.num_steps,
+            cost=self.cost,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class StageState(WorkerState):
+    """State of a worker; `params` are its stage's, `round` that of the first stage it hears of.
+
+    Attributes:
+        inner: Of a first stage: the state of its own algorithm.
+        num_samples: Training samples that it has.
+        piece: Of a first stage: the work under way that this has asked for.
+        next_batch: Number of the next batch, as it is counted here.
+        pending: Batches sent up that have no answer yet, by number, oldest first; with what is
+            needed when it comes.
+        answers: Answers that have come, not made use of yet.
+        waiting: Batches that have come from below and are not trained on yet.
+        origins: Who sent each batch that is not answered yet, with the message's numbers; by
+            the number that it has here.
+        present: Number of the batch that is trained on.
+        is_training: A `Train` is under way.
+        num_trained: Pieces of training done.
+        lost: Workers that cannot be reached, as keys.
+        num_given_up: Batches whose answer did not come in time.
+    """
+
+    inner: Any = None
+    num_samples: int = 0
+    piece: Piece | None = None
+    next_batch: int = 0
+    pending: dict[int, Payload] = field(default_factory=dict)
+    answers: list[Payload] = field(default_factory=list)
+    waiting: list[tuple[Rank, Message]] = field(default_factory=list)
+    origins: dict[int, tuple[Rank, Mapping[str, float]]] = field(default_factory=dict)
+    present: int = 0
+    is_training: bool = False
+    num_trained: int = 0
+    lost: dict[Rank, None] = field(default_factory=dict)
+    num_given_up: int = 0
+
+    @property
+    def estimate(self) -> Tensor:
+        """What this worker's stage is worth at present, [num_params]."""
+        if self.inner is None or self.piece is not None:
+            return self.params
+        estimate: Tensor = self.inner.estimate
+        return estimate

@@ -1,0 +1,380 @@
+"""One model in stages on several machines: what decoupled and pipelined training share.
+
+Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
+stage. Batches go up as activations with labels, answers come down, with a gradient or without.
+A worker has at most `max_waiting` batches above it that are not answered: a stage that is slow
+slows those below it, and nobody's memory fills.
+
+How workers of the first stage are kept together is the affair of another algorithm, `inner`: it
+asks for training and exchanges the first stage's parameters as it would those of a whole model.
+What it asks for is done batch by batch, and each batch goes up.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.stages.stage_state import Piece, StageState
+from edgegossip.algorithms.stages.wire import Precision, Shape
+from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.protocol import (
+    Effect,
+    Epochs,
+    Event,
+    Finish,
+    Message,
+    Note,
+    Payload,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+)
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import MessageSpec, TensorSpec
+
+_NO_ANSWER = "no answer"
+_MAX_BATCHES = 2**53
+_NOTED_EVERY = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages(Algorithm[StageState]):
+    """Base of the algorithms that train one model in stages.
+
+    Args:
+        inner: Trains the workers of the first stage and keeps them together: any algorithm for
+            `num_first` workers; `Alone` for one.
+        boundaries: Shape of a sample's activations between each stage and the next, as
+            `learning.stages.cutting.boundaries` gives them; one fewer than there are stages.
+        num_classes: Labels are from 0 to one less.
+        num_first: Workers that hold the first stage, at least 1.
+        max_batch: Samples of a batch at most.
+        max_waiting: Batches of a worker that the stage above has not answered, at most.
+        precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
+        forget_after: Seconds without any answer after which the batches above are given up.
+            None never gives up: right where links lose nothing.
+
+    Raises:
+        ValueError: If a number is out of range, or there is no boundary.
+    """
+
+    inner: Algorithm[Any]
+    boundaries: tuple[Shape, ...]
+    num_classes: int
+    num_first: int = 1
+    max_batch: int = 64
+    max_waiting: int = 4
+    precision: str = "float32"
+    forget_after: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if not self.boundaries:
+            raise ValueError("boundaries must name at least one shape; cut the model first")
+        check_ranges(self, num_classes="at least 1", num_first="at least 1")
+        check_ranges(self, max_batch="at least 1", max_waiting="at least 1")
+        check_ranges(self, forget_after="above 0 or None")
+        Precision(self.precision)
+        topology = self.inner.traits.topology
+        if topology is not None and topology.num_workers != self.num_first:
+            raise ValueError(
+                f"inner is for {topology.num_workers} workers, but num_first is "
+                f"{self.num_first}; it keeps together the workers of the first stage alone"
+            )
+
+    # Who is who.
+
+    @property
+    def num_stages(self) -> int:
+        """The stages of the model."""
+        return len(self.boundaries) + 1
+
+    @property
+    def num_workers(self) -> int:
+        """The ranks of a run."""
+        return self.num_first + self.num_stages - 1
+
+    def stage(self, rank: Rank) -> int:
+        """Say which stage `rank` holds, from 0."""
+        return max(0, rank - self.num_first + 1)
+
+    def above(self, rank: Rank) -> Rank | None:
+        """Say who holds the next stage; None for the last."""
+        rank = self.num_first + self.stage(rank)
+        return rank if rank < self.num_workers else None
+
+    def is_below(self, rank: Rank, other: Rank) -> bool:
+        """Say whether `rank` sends its batches to `other`."""
+        return self.above(rank) == other
+
+    @property
+    def traits(self) -> Traits:
+        """The inner algorithm's, less its graph, which is that of the first stage alone."""
+        return replace(self.inner.traits, topology=None)
+
+    def role(self, rank: Rank) -> Role:
+        stage = self.stage(rank)
+        return Role(f"stage-{stage}", has_data=stage == 0)
+
+    def warnings(self, setting: Setting) -> list[str]:
+        """List the inner algorithm's, and what lost messages would do."""
+        found = self.inner.warnings(setting)
+        if setting.drops_messages and self.forget_after is None:
+            found.append(
+                "the network loses messages, and a stage waits for each answer for good; set "
+                "forget_after"
+            )
+        return found
+
+    # Messages.
+
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        """Activations up and answers down, of each boundary; the inner algorithm's besides."""
+        precision, batch = Precision(self.precision), {"batch": range(_MAX_BATCHES)}
+        labels = TensorSpec(torch.int64, (None,), self.max_batch, 0, self.num_classes - 1)
+        ahead = self.inner.traits.num_rounds
+        specs = dict(self.inner.schema(params))
+        for number, shape in enumerate(self.boundaries):
+            values = precision.spec(shape, self.max_batch)
+            specs[_up(number)] = MessageSpec(
+                {"activations": values, "labels": labels},
+                numbers={
+                    **batch,
+                    "wants_gradient": range(2),
+                    **precision.limits("activations"),
+                },
+                max_ahead=ahead,
+            )
+            specs[_down(number)] = MessageSpec(
+                optional={"gradient": values},
+                numbers=batch,
+                optional_numbers=precision.limits("gradient"),
+                max_ahead=ahead,
+            )
+        return specs
+
+    def send_up(
+        self, state: StageState, number: int, outputs: Payload, *, wants_gradient: bool
+    ) -> list[Effect]:
+        """Send the batch `number` to the next stage, if it can be reached."""
+        receiver = self.above(state.rank)
+        if receiver is None or receiver in state.lost:
+            return []
+        values, unit = Precision(self.precision).encode("activations", outputs["activations"])
+        payload = {**values, "labels": outputs["labels"]}
+        numbers = {"batch": number, "wants_gradient": int(wants_gradient), **unit}
+        kind = _up(self.stage(state.rank))
+        return [Send(receiver, Message(kind, state.round, payload, numbers))]
+
+    def answer(
+        self, state: StageState, number: int, gradient: Tensor | None = None
+    ) -> list[Effect]:
+        """Tell who sent the batch `number` that it is done, and what its gradient is."""
+        if number not in state.origins:
+            return []
+        sender, asked = state.origins.pop(number)
+        payload: Payload = {}
+        numbers: Mapping[str, float] = {}
+        if gradient is not None and asked["wants_gradient"]:
+            payload, numbers = Precision(self.precision).encode("gradient", gradient)
+        kind = _down(self.stage(state.rank) - 1)
+        numbers = {"batch": asked["batch"], **numbers}
+        return [Send(sender, Message(kind, state.round, payload, numbers))]
+
+    # What an algorithm says.
+
+    @abstractmethod
+    def next_work(self, state: StageState) -> Train | None:
+        """Say what to train on now; None where there is nothing, or to wait."""
+
+    @abstractmethod
+    def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
+        """Account for training that is done, and send what is to be sent."""
+
+    @abstractmethod
+    def take_answer(
+        self, state: StageState, number: int, gradient: Tensor | None
+    ) -> list[Effect]:
+        """Account for an answer to the batch `number`, which was pending."""
+
+    @abstractmethod
+    def give_up(self, state: StageState) -> list[Effect]:
+        """Forget all batches above, which nobody will answer."""
+
+    # What is the same for all.
+
+    def init(self, rank: Rank, params: Tensor) -> StageState:
+        inner = self.inner.init(rank, params) if self.stage(rank) == 0 else None
+        return StageState(rank=rank, params=params, inner=inner)
+
+    def handle(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Trained():
+                effects = self._account(state, event, now)
+            case Received(sender, message) if message.kind == _up(self.stage(state.rank) - 1):
+                effects = self._take_batch(state, sender, message)
+            case Received(sender, message) if message.kind == _down(self.stage(state.rank)):
+                effects = self._take_answer(state, sender, message, now)
+            case TimerFired(name) if name == _NO_ANSWER:
+                effects = self._give_up(state)
+            case WorkerLost(rank) | WorkerJoined(rank):
+                effects = self._notice(state, event, rank, now)
+            case _:
+                effects = self._drive(state, event, now)
+        return [*effects, *self._go_on(state, now)]
+
+    def _go_on(self, state: StageState, now: Seconds) -> list[Effect]:
+        if state.is_training:
+            return []
+        request = self.next_work(state)
+        if request is None:
+            return []
+        state.is_training = True
+        return [request]
+
+    def _account(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
+        state.is_training = False
+        state.params = event.params
+        if event.has_gone_back:
+            return self._go_back(state, event, now)
+        state.num_trained += 1
+        effects = [*self.learn(state, event, now), *self._note(state, event)]
+        if state.pending and self.forget_after is not None:
+            effects.append(SetTimer(_NO_ANSWER, now + self.forget_after))
+        if state.piece is not None and state.piece.is_done:
+            piece, state.piece = state.piece, None
+            effects += self._drive(state, piece.trained(state.params), now)
+        return effects
+
+    def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
+        """Drop what was made of parameters that were no good."""
+        effects = [*self._give_up(state), *self.answer(state, state.present)]
+        if state.piece is None:
+            return effects
+        state.piece = None
+        return [*effects, *self._drive(state, event, now)]
+
+    def _drive(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
+        """Hand `event` to the first stage's own algorithm; what it asks to train is a piece."""
+        if state.inner is None:
+            return [Finish()] if isinstance(event, Started) else []
+        if isinstance(event, Started):
+            state.num_samples = event.num_samples
+        effects: list[Effect] = []
+        for effect in self.inner.handle(state.inner, event, now):
+            if isinstance(effect, Train):
+                state.piece = Piece(
+                    request=effect, num_due=_num_due(effect, state.num_samples), began=now
+                )
+            else:
+                effects.append(effect)
+        state.round = state.inner.round
+        state.params = state.inner.params if state.piece is None else state.piece.request.params
+        return effects
+
+    def _take_batch(self, state: StageState, sender: Rank, message: Message) -> list[Effect]:
+        num_below = self.num_first if self.stage(state.rank) == 1 else 1
+        is_good = len(message.payload["labels"]) == len(message.payload["activations"])
+        is_asked = self.is_below(sender, state.rank)
+        if is_good and is_asked and len(state.waiting) < num_below * self.max_waiting:
+            state.waiting.append((sender, message))
+            state.round = max(state.round, message.round)
+        return []
+
+    def next_waiting(self, state: StageState) -> Payload:
+        """Take the batch that has waited longest: what to train on."""
+        sender, message = state.waiting.pop(0)
+        state.origins[state.next_batch] = (sender, message.numbers)
+        precision = Precision(self.precision)
+        values = precision.decode("activations", message.payload, message.numbers)
+        return {"activations": values, "labels": message.payload["labels"]}
+
+    def _take_answer(
+        self, state: StageState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        number = int(message.numbers["batch"])
+        if sender != self.above(state.rank) or number not in state.pending:
+            return []  # it was given up
+        gradient = None
+        if "gradient" in message.payload:
+            precision = Precision(self.precision)
+            gradient = precision.decode("gradient", message.payload, message.numbers)
+        effects = self.take_answer(state, number, gradient)
+        if self.forget_after is not None:
+            wait = self.forget_after if state.pending else float("inf")
+            effects.append(SetTimer(_NO_ANSWER, now + wait))
+        return effects
+
+    def _give_up(self, state: StageState) -> list[Effect]:
+        state.num_given_up += len(state.pending)
+        return self.give_up(state)
+
+    def _notice(
+        self, state: StageState, event: WorkerLost | WorkerJoined, rank: Rank, now: Seconds
+    ) -> list[Effect]:
+        if isinstance(event, WorkerLost):
+            state.lost[rank] = None
+            if event.has_lied:
+                state.waiting = [each for each in state.waiting if each[0] != rank]
+        else:
+            state.lost.pop(rank, None)
+        effects: list[Effect] = []
+        if rank == self.above(state.rank):
+            effects = self._give_up(state)  # what is under way to it, or back, is lost
+        if rank < self.num_first and state.inner is not None:
+            effects += self._drive(state, event, now)
+        return effects
+
+    def _note(self, state: StageState, event: Trained) -> list[Effect]:
+        """Put queues on record now and then, and what the trainer has measured."""
+        if state.num_trained % _NOTED_EVERY != 1:
+            return []
+        numbers = {
+            "stage": self.stage(state.rank),
+            "num_trained": state.num_trained,
+            "waiting": len(state.waiting),
+            "pending": len(state.pending),
+            "given_up": state.num_given_up,
+            "loss": event.loss,
+        }
+        measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
+        return [Note("stage", {**numbers, **measured})]
+
+
+def _up(boundary: int) -> str:
+    return f"activations-{boundary}"
+
+
+def _down(boundary: int) -> str:
+    return f"done-{boundary}"
+
+
+def _num_due(request: Train, num_samples: int) -> float:
+    """Samples that make up the share of a pass which was asked for."""
+    if not isinstance(request.work, Epochs):
+        return float("inf")
+    return request.work.share * request.keep_ratio * num_samples
+
+
+def one_batch(state: StageState, inputs: Payload) -> Train:
+    """Ask for a step on one batch, of the piece under way if there is one."""
+    if state.piece is None:
+        return Train(state.params, Steps(1), inputs=inputs)
+    state.piece.num_begun += 1
+    work = Steps(1)
+    return replace(state.piece.request, params=state.params, work=work, inputs=inputs)

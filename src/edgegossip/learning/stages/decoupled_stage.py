@@ -1,0 +1,111 @@
+"""A stage that updates at once: by its teacher, or, the last, by the true loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.protocol import Payload, Train
+from edgegossip.core.randomness import generator
+from edgegossip.core.trainer import TrainingResult
+from edgegossip.learning.stages.stage_learner import StageLearner
+from edgegossip.learning.stages.teacher import TeacherFactory
+
+
+class DecoupledStage(StageLearner):
+    """Trains one stage of `Decoupled`; see `StageLearner` for the other arguments.
+
+    A request brings `activations` and `labels`, unless the stage is the first, and perhaps a
+    lesson for the teacher (`fit_activations`, `fit_labels`, `fit_gradient`), which comes first.
+    Outputs are the stage's `activations` with `labels`, unless it is the last, and the
+    `gradient` of the mean loss at its inputs, unless it is the first.
+
+    Args:
+        teacher: Says by which gradient all stages but the last train.
+        replay: Batches from below that are kept; each step trains on one of them, drawn at
+            random, and only a new one has a gradient that goes back. 0 trains on each as it
+            comes.
+    """
+
+    def __init__(self, *, teacher: TeacherFactory, replay: int = 0, **arguments: Any) -> None:  # noqa: ANN401
+        super().__init__(**arguments)
+        place, key = self.place, self._key
+        self._teacher = None
+        if not place.is_last:
+            self._teacher = teacher.make(place.shape, place.num_classes, *key)
+            self._teacher.module.to(self._torch_device)
+        self._replay = replay
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._draws = generator(*key, "replay")
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Train on one batch.
+
+        Raises:
+            LocalProtocolError: If there is no batch to train on.
+            TrainingError: If the loss is not finite, or after `cancel`.
+        """
+        self._leave_off_if_cancelled()
+        self.model.params.copy_(request.params)
+        self.model.module.train()
+        self._tune(request, progress)
+        cosine = self._fit(request.inputs)
+        (x, y), is_new = self._replayed(self.batch(request.inputs, request))
+        if not self.place.is_first:
+            x = x.detach().requires_grad_()
+        self.model.zero_grad()
+        outputs = self.model.module(x)
+        if self._teacher is None:
+            loss = self._loss(outputs, y)
+        else:
+            loss = self._teacher.teach(outputs, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        if self._teacher is not None:
+            self._teacher.step()
+        given = {} if self.place.is_last else {"activations": outputs.detach(), "labels": y}
+        if x.grad is not None and is_new:
+            given["gradient"] = x.grad
+        return TrainingResult(
+            self.model.params.to("cpu", copy=True),
+            len(y) if self.place.is_first else 0,
+            1,
+            self._mean_loss([loss.detach()]),
+            {name: tensor.cpu() for name, tensor in given.items()},
+            metrics={} if cosine is None else {"gradient_cosine": cosine},
+        )
+
+    def _fit(self, inputs: Payload) -> float | None:
+        if self._teacher is None or "fit_gradient" not in inputs:
+            return None
+        lesson = (inputs[f"fit_{name}"] for name in ("activations", "labels", "gradient"))
+        return self._teacher.fit(*(tensor.to(self._torch_device) for tensor in lesson))
+
+    def _replayed(self, batch: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], bool]:
+        if not self._replay or self.place.is_first:
+            return batch, True
+        self._kept = [*self._kept, batch][-self._replay :]
+        chosen = int(torch.randint(len(self._kept), (), generator=self._draws))
+        return self._kept[chosen], chosen == len(self._kept) - 1
+
+    def cost(self, request: Train) -> float:
+        """A forward and a backward pass, in samples of the whole model."""
+        return self.place.cost * self.num_due(request)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {
+            **super().state_dict(),
+            "teacher": None if self._teacher is None else self._teacher.state_dict(),
+            "kept": [*self._kept],
+            "draws": self._draws.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._teacher is not None:
+            self._teacher.load_state_dict(state["teacher"])
+        self._kept = [tuple(each) for each in state["kept"]]
+        self._draws.set_state(state["draws"])

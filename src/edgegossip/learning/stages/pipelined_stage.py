@@ -1,0 +1,161 @@
+"""A stage that waits for the true gradient, and remembers the weights it has used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.func import functional_call
+
+from edgegossip.core.protocol import Payload, Train
+from edgegossip.core.trainer import TrainingResult
+from edgegossip.learning.stages.stage_learner import StageLearner
+
+
+@dataclass(slots=True)
+class _Passed:
+    """A batch whose forward pass is done.
+
+    `weights` are those it was done with, `draws` where the dropout masks began; `outputs` is
+    None after a restart, and then computed again.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    draws: Tensor
+    outputs: Tensor | None
+
+
+class PipelinedStage(StageLearner):
+    """Trains one stage of `Pipelined`; see `StageLearner` for the other arguments.
+
+    A request names a `batch` by number. It is a forward pass, on `activations` and `labels` or,
+    in the first stage, on the worker's own data, which changes running statistics only; or it
+    brings the `gradient` at the outputs of such a batch, and is the backward pass and the
+    update. The last stage does both at once. The backward pass goes by the weights of the
+    forward pass (weight stashing); its update is made to the present ones.
+
+    Args:
+        max_passed: Batches that are remembered; older ones will have no gradient any more.
+    """
+
+    def __init__(self, *, max_passed: int, **arguments: Any) -> None:  # noqa: ANN401
+        super().__init__(**arguments)
+        self._max_passed = max_passed
+        self._passed: dict[int, _Passed] = {}
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Do a forward pass, a backward pass, or both.
+
+        Raises:
+            LocalProtocolError: If there is no batch to train on.
+            TrainingError: If the loss is not finite, or after `cancel`.
+        """
+        self._leave_off_if_cancelled()
+        self.model.params.copy_(request.params)
+        self.model.module.train()
+        inputs = request.inputs
+        if "gradient" in inputs:
+            passed = self._passed.pop(int(inputs["batch"]))
+            gradient = inputs["gradient"].to(self._torch_device)
+            return self._go_back(request, progress, passed, gradient=gradient)
+        x, y = self.batch(inputs, request)
+        passed = self._go_forward(request.params, x, y)
+        if self.place.is_last:
+            assert passed.outputs is not None
+            loss = self._loss(passed.outputs, y)
+            return self._go_back(request, progress, passed, loss=loss)
+        self._passed[int(inputs["batch"])] = passed
+        while len(self._passed) > self._max_passed:
+            del self._passed[next(iter(self._passed))]
+        assert passed.outputs is not None
+        return self._result(
+            {"activations": passed.outputs.detach(), "labels": y},
+            num_samples=len(y) if self.place.is_first else 0,
+        )
+
+    def _go_forward(self, params: Tensor, x: Tensor, y: Tensor) -> _Passed:
+        weights = params.to(self._torch_device).detach()
+        draws = self._dropout.get_state()
+        if not self.place.is_first:
+            x = x.detach()
+        passed = _Passed(x, y, weights, draws, None)
+        self._compute(passed)
+        return passed
+
+    def _compute(self, passed: _Passed) -> None:
+        """Run the stage on weights of their own, so that an update changes no batch's."""
+        passed.weights.requires_grad_()
+        if not self.place.is_first:
+            passed.x.requires_grad_()
+        own = self.model.params
+        named = {
+            name: passed.weights.as_strided(
+                p.shape, p.stride(), p.storage_offset() - own.storage_offset()
+            )
+            for name, p in self.model.module.named_parameters()
+            if p.requires_grad
+        }
+        passed.outputs = functional_call(self.model.module, named, (passed.x,))
+
+    def _go_back(
+        self,
+        request: Train,
+        progress: float,
+        passed: _Passed,
+        gradient: Tensor | None = None,
+        loss: Tensor | None = None,
+    ) -> TrainingResult:
+        self._tune(request, progress)
+        if passed.outputs is None:
+            present = self._dropout.get_state()
+            self._dropout.set_state(passed.draws)
+            self._compute(passed)
+            self._dropout.set_state(present)
+            self.model.params.copy_(request.params)  # statistics were measured before
+        assert passed.outputs is not None
+        if loss is None:
+            passed.outputs.backward(gradient)  # type: ignore[no-untyped-call]
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+        assert passed.weights.grad is not None
+        assert self.model.trained.grad is not None
+        self.model.trained.grad.copy_(passed.weights.grad[: self.model.trained.numel()])
+        self._optimizer.step()
+        given = {} if passed.x.grad is None else {"gradient": passed.x.grad}
+        return self._result(
+            given, loss=0.0 if loss is None else self._mean_loss([loss.detach()])
+        )
+
+    def _result(
+        self, outputs: Payload, *, num_samples: int = 0, loss: float = 0.0
+    ) -> TrainingResult:
+        return TrainingResult(
+            self.model.params.to("cpu", copy=True),
+            num_samples,
+            1,
+            loss,
+            {name: tensor.cpu() for name, tensor in outputs.items()},
+        )
+
+    def cost(self, request: Train) -> float:
+        """One third for a forward pass, two for a backward pass, of the whole in the last."""
+        share = 2 / 3 if "gradient" in request.inputs else 1 if self.place.is_last else 1 / 3
+        return share * self.place.cost * self.num_due(request)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        passed = {
+            number: (each.x.detach(), each.y, each.weights.detach(), each.draws)
+            for number, each in self._passed.items()
+        }
+        return {**super().state_dict(), "passed": passed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._passed = {
+            number: _Passed(x.clone(), y, weights.clone(), draws, None)
+            for number, (x, y, weights, draws) in state["passed"].items()
+        }

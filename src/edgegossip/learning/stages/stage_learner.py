@@ -1,0 +1,95 @@
+"""What trains one stage of a model: a learner whose batches may come from the stage below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.protocol import Payload, Train
+from edgegossip.learning.learner import Learner
+from edgegossip.learning.loss import prepare_batch, to_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a stage stands in its model.
+
+    Args:
+        number: From 0.
+        num_stages: Of the model.
+        shape: Of a sample's activations at its outputs; empty for the last.
+        num_classes: Labels that there are.
+        cost: What a sample costs in it, in training samples of the whole model.
+    """
+
+    number: int
+    num_stages: int
+    shape: tuple[int, ...]
+    num_classes: int
+    cost: float
+
+    @property
+    def is_first(self) -> bool:
+        """Its batches are drawn from the worker's own data."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """It has the true loss."""
+        return self.number == self.num_stages - 1
+
+
+class StageLearner(Learner):
+    """Base of the trainers of stages; see `Learner` for the other arguments.
+
+    Args:
+        place: Where the stage stands.
+    """
+
+    def __init__(self, *, place: Place, **arguments: Any) -> None:  # noqa: ANN401
+        super().__init__(**arguments)
+        self.place = place
+
+    def batch(self, inputs: Payload, request: Train) -> tuple[Tensor, Tensor]:
+        """Give the activations and labels to train on, of `inputs` or of the own data.
+
+        Raises:
+            LocalProtocolError: If there are none.
+        """
+        if self.place.is_first:
+            return self._draw(request)
+        if "activations" not in inputs:
+            raise LocalProtocolError(
+                f"worker {self.rank} holds stage {self.place.number}, which trains on what the "
+                f"stage below sends, but was given {sorted(inputs)}"
+            )
+        x = to_model(inputs["activations"], self._torch_device)
+        return x, inputs["labels"].to(self._torch_device)
+
+    def set_up(self) -> None:
+        """Get ready with the own data, if there is any to train on."""
+        if self.place.is_first:
+            super().set_up()
+
+    def num_due(self, request: Train) -> int:
+        """Samples that `request` is about."""
+        for name in ("activations", "gradient"):
+            if name in request.inputs:
+                return len(request.inputs[name])
+        self.batches.resize(request.batch_ratio)
+        return round(
+            self.batches.cost(request.work, request.keep_ratio, begins_pass=request.begins_pass)
+        )
+
+    def _draw(self, request: Train) -> tuple[Tensor, Tensor]:
+        self.batches.resize(request.batch_ratio)
+        (batch,) = self.batches.take(
+            request.work, request.keep_ratio, begins_pass=request.begins_pass
+        )
+        x, y = self._dataset.train.batch(self.shard[batch.positions])
+        if self._augmentation is not None:
+            x = self._augmentation(x, self._random)
+        return prepare_batch(self._dataset, x, y, self._torch_device)

@@ -1,0 +1,133 @@
+"""Synthetic gradients: a small network predicts the gradient at a stage's outputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgegossip.core.ranges import check_ranges
+from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory, one_hot
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticGradients(TeacherFactory):
+    r"""Predict the gradient :math:`\delta_k` of the loss at the outputs :math:`h_k`.
+
+    .. math::
+        \hat\delta_k = M_k(h_k, y), \qquad
+        \min_{\phi_k} \; \| M_k(h_k, y) - \delta_k \|^2
+
+    The target :math:`\delta_k` is what the next stage finds at its inputs, from its own
+    prediction (*bootstrapped*) or, the last, from the true loss. It is that of each sample's
+    loss: of the mean loss, which is smaller by the batch size, :math:`M_k` would learn nothing.
+
+    :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units, and
+    a linear output that begins at zero: before it has learnt anything, the stages below stand
+    still. Pictures ([channels, height, width]) get 5x5 convolutions, anything else dense
+    layers. It is applied where the stage is cut; cut behind a nonlinearity, it predicts the
+    gradient there.
+
+    Args:
+        lr: Learning rate of Adam for :math:`M_k`, above 0; 3e-5 in the paper, over 500,000
+            steps.
+        num_hidden: Hidden layers; 0 makes it linear.
+        width: Units of a hidden dense layer.
+        channels: Channels of a hidden convolution.
+        is_conditioned: Tell :math:`M_k` the labels (cDNI), as one-hot rows or planes.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    References:
+        Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
+        arXiv:1608.05343, section 2 and appendix; used across cloud and edge by Chen, Zhao, Li
+        & Zhao, HotEdge 2019.
+    """
+
+    lr: float = 1e-3
+    num_hidden: int = 2
+    width: int = 256
+    channels: int = 32
+    is_conditioned: bool = True
+
+    learns_from_gradients = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, lr="above 0 and finite", num_hidden="at least 0")
+        check_ranges(self, width="at least 1", channels="at least 1")
+
+    def build(self, shape: Shape, num_classes: int) -> Teacher:
+        return SyntheticGradient(self, shape, num_classes)
+
+
+class SyntheticGradient(Teacher):
+    """The predictor of one stage; see `SyntheticGradients`.
+
+    Args:
+        settings: Its size, and how it learns.
+        shape: Of a sample's activations.
+        num_classes: Labels that there are.
+    """
+
+    def __init__(self, settings: SyntheticGradients, shape: Shape, num_classes: int) -> None:
+        self._num_classes = num_classes if settings.is_conditioned else 0
+        self._is_picture = len(shape) == 3
+        make = _convolutions if self._is_picture else _dense
+        super().__init__(make(settings, shape, self._num_classes), settings.lr)
+
+    def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            predicted = self._predict(outputs, labels) / len(outputs)
+        return (outputs * predicted).sum()
+
+    def fit(self, activations: Tensor, labels: Tensor, gradient: Tensor) -> float:
+        target = gradient * len(gradient)
+        predicted = self._predict(activations, labels)
+        F.mse_loss(predicted, target).backward()  # type: ignore[no-untyped-call]
+        super().step()
+        flat, wanted = predicted.detach().flatten(), target.flatten()
+        return float(F.cosine_similarity(flat, wanted, dim=0))
+
+    def step(self) -> None:
+        """It learns from gradients that come back alone."""
+
+    def _predict(self, activations: Tensor, labels: Tensor) -> Tensor:
+        given = activations if self._is_picture else activations.flatten(1)
+        if self._num_classes:
+            told = one_hot(labels, self._num_classes)
+            if self._is_picture:
+                told = told[:, :, None, None].expand(-1, -1, *given.shape[2:])
+            given = torch.cat([given, told], dim=1)
+        predicted: Tensor = self.module(given)
+        return predicted.view(activations.shape)
+
+
+def _dense(settings: SyntheticGradients, shape: Shape, num_classes: int) -> nn.Module:
+    numel, layers = math.prod(shape), nn.Sequential()
+    num_inputs = numel + num_classes
+    for _ in range(settings.num_hidden):
+        layers.append(nn.Linear(num_inputs, settings.width))
+        layers.append(nn.BatchNorm1d(settings.width)).append(nn.ReLU())
+        num_inputs = settings.width
+    return layers.append(_zero(nn.Linear(num_inputs, numel)))
+
+
+def _convolutions(settings: SyntheticGradients, shape: Shape, num_classes: int) -> nn.Module:
+    layers, num_inputs = nn.Sequential(), shape[0] + num_classes
+    for _ in range(settings.num_hidden):
+        layers.append(nn.Conv2d(num_inputs, settings.channels, 5, padding=2))
+        layers.append(nn.BatchNorm2d(settings.channels)).append(nn.ReLU())
+        num_inputs = settings.channels
+    return layers.append(_zero(nn.Conv2d(num_inputs, shape[0], 5, padding=2)))
+
+
+def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Module:
+    """Begin with a prediction of zero."""
+    nn.init.zeros_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer

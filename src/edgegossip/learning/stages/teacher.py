@@ -1,0 +1,84 @@
+"""Gradients for the outputs of a stage, before any stage above has computed them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.core.randomness import derive_seed
+from edgegossip.learning.models.initialization import drawn_from
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Teacher(ABC):
+    """Tells one stage by which gradient to train.
+
+    Args:
+        module: What it learns.
+        lr: Learning rate of Adam for it.
+    """
+
+    def __init__(self, module: nn.Module, lr: float) -> None:
+        self.module = module
+        self._optimizer = torch.optim.Adam(module.parameters(), lr=lr)
+
+    @abstractmethod
+    def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Give a scalar whose backward pass brings the gradient to `outputs`.
+
+        Args:
+            outputs: [n, ...] of the stage, with their graph.
+            labels: [n].
+        """
+
+    def step(self) -> None:
+        """Learn from what the backward pass has left in the gradients of `module`."""
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def fit(self, activations: Tensor, labels: Tensor, gradient: Tensor) -> float | None:
+        """Learn from the gradient of the mean loss that has come back for `activations`.
+
+        Returns:
+            The cosine of the gradient that it had predicted and the one that has come; None if
+            it predicts none.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes while it teaches."""
+        return {"module": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state_dict`."""
+        self.module.load_state_dict(state["module"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+class TeacherFactory(ABC):
+    """Settings of a teacher: makes one for each stage but the last.
+
+    Attributes:
+        learns_from_gradients: Gradients have to come back.
+    """
+
+    learns_from_gradients: bool = False
+
+    @abstractmethod
+    def build(self, shape: Shape, num_classes: int) -> Teacher:
+        """Make the teacher of a stage whose outputs for a sample are of `shape`."""
+
+    def make(self, shape: Shape, num_classes: int, seed: int, *key: int | str) -> Teacher:
+        """Make it, its weights drawn from the random stream of `key`."""
+        with drawn_from(derive_seed(seed, *key, "teacher")):
+            return self.build(shape, num_classes)
+
+
+def one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """Labels [n] as float rows [n, num_classes]."""
+    return torch.nn.functional.one_hot(labels, num_classes).to(torch.float32)
