@@ -1,0 +1,112 @@
+"""A task whose model is cut into stages: what each stage holds, and what trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgegossip.core.trainer import Trainer
+from edgegossip.learning.flops import training_flops
+from edgegossip.learning.loss import to_model
+from edgegossip.learning.models.initialization import drawn_from
+from edgegossip.learning.stages.cutting import activations, stage_models
+from edgegossip.learning.stages.stage_learner import Place
+from edgegossip.learning.stages.teacher import Shape, TeacherFactory
+from edgegossip.learning.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """A task in stages, and what an algorithm has to know of them.
+
+    Attributes:
+        task: The task; its model is one for each role ``stage-0``, ``stage-1``, ...
+        boundaries: For `Stages`: shape of a sample's activations at each cut.
+        num_classes: For `Stages`.
+        costs: What a sample costs in each stage, in training samples of the whole model.
+    """
+
+    task: Task
+    boundaries: tuple[Shape, ...]
+    num_classes: int
+    costs: tuple[float, ...]
+
+
+def staged(
+    task: Task,
+    at: Sequence[int],
+    make_stage: Callable[..., Trainer],
+    teacher: TeacherFactory | None = None,
+) -> Staged:
+    """Cut the model of a task, and let `make_stage` train each stage.
+
+    The joined stages start from the parameters that the whole model would have.
+
+    Args:
+        task: With one model for all, which `cutting.blocks` can take apart.
+        at: Index of the first block of each stage but the first.
+        make_stage: `DecoupledStage` or `PipelinedStage`, with its own arguments bound.
+        teacher: Of decoupled stages; what it computes counts in their costs.
+
+    Raises:
+        ValueError: If the task has parts already, or the model cannot be cut so.
+    """
+    if isinstance(task.model, Mapping):
+        raise ValueError(
+            f"the task's model is in parts already, {[*task.model]}; give one that makes the "
+            "whole model"
+        )
+    models = stage_models(task.model, at)
+    with drawn_from(0):
+        stages = [make() for make in models.values()]
+    sample = _sample(task)
+    outputs = activations(stages, sample)
+    whole = sum(training_flops(s, x) for s, x in zip(stages, [sample, *outputs], strict=False))
+    num_classes, costs, trainers = task.dataset.num_classes, [], {}
+    for number, (role, stage) in enumerate(zip(models, stages, strict=True)):
+        given = sample if number == 0 else outputs[number - 1]
+        is_last = number == len(stages) - 1
+        shape = () if is_last else tuple(outputs[number].shape[1:])
+        flops = training_flops(stage, given)
+        if teacher is not None and not is_last:
+            flops += _teaching_flops(teacher, outputs[number], num_classes)
+        costs.append(flops / whole)
+        place = Place(
+            number=number,
+            num_stages=len(stages),
+            shape=shape,
+            num_classes=num_classes,
+            cost=costs[-1],
+        )
+        bound = {} if teacher is None else {"teacher": teacher}
+        trainers[role] = partial(make_stage, place=place, **bound)
+    return Staged(
+        task=replace(task, model=models, trainer=trainers),
+        boundaries=tuple(tuple(each.shape[1:]) for each in outputs[:-1]),
+        num_classes=num_classes,
+        costs=tuple(costs),
+    )
+
+
+def _sample(task: Task) -> Tensor:
+    """One prepared training sample, [1, ...]."""
+    data = task.dataset.training
+    x, _ = data.train.batch(torch.zeros(1, dtype=torch.int64))
+    return to_model(data.prepare(x), torch.device("cpu"))
+
+
+def _teaching_flops(teacher: TeacherFactory, outputs: Tensor, num_classes: int) -> float:
+    """Operations of a teacher for one sample: to teach, and to learn from what comes back."""
+    made = teacher.make(tuple(outputs.shape[1:]), num_classes, 0)
+    pair = outputs.repeat(2, *(1 for _ in outputs.shape[1:])).requires_grad_()  # batch norm
+    labels = torch.zeros(2, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        made.teach(pair, labels).backward()  # type: ignore[no-untyped-call]
+        if teacher.learns_from_gradients:
+            made.fit(pair.detach(), labels, torch.zeros_like(pair))
+    return int(counter.get_total_flops()) / 2
