@@ -96,6 +96,7 @@ from .learning.holding_out import hold_out as hold_out
 from .learning.learner import Learner as Learner
 from .learning.models import (
     alexnet as alexnet,
+    eight_layers as eight_layers,
     lenet5 as lenet5,
     mlp as mlp,
     mobilenet_v2 as mobilenet_v2,

@@ -14,6 +14,7 @@ from edgegossip.learning.dropout import replace_dropout
 from edgegossip.learning.models import (
     MODELS,
     alexnet,
+    eight_layers,
     lenet5,
     lrn_cnn,
     mlp,
@@ -81,7 +82,9 @@ def test_parameter_count_is_that_of_the_literature(
     assert num_params(build, input_shape, num_classes) == expected
 
 
-@pytest.mark.parametrize("build", [alexnet, squeezenet, mobilenet_v2, resnet20, vgg11, vgg16])
+@pytest.mark.parametrize(
+    "build", [alexnet, eight_layers, squeezenet, mobilenet_v2, resnet20, vgg11, vgg16]
+)
 def test_parameter_count_in_the_docstring_is_true(build: Build) -> None:
     assert f"{num_params(build, CIFAR, 10):,} parameters for 10 classes" in (
         build.__doc__ or ""
@@ -110,7 +113,7 @@ def test_scores_of_squeezenet_are_of_either_sign() -> None:
 
 
 @pytest.mark.parametrize("width", [0.0, -1.0, 5.0, float("nan")])
-@pytest.mark.parametrize("build", [alexnet, mobilenet_v2])
+@pytest.mark.parametrize("build", [alexnet, eight_layers, mobilenet_v2])
 def test_a_width_out_of_range_is_refused(build: Build, width: float) -> None:
     with pytest.raises(ValueError, match=r"takes a width above 0 and up to 4, got"):
         build(CIFAR, 10, width=width)
@@ -136,6 +139,7 @@ def assert_learns(model: nn.Module, x: Tensor) -> None:
         ("lenet5", (1, 28, 28)),
         ("lenet5", CIFAR),
         ("lrn-cnn", CIFAR),
+        ("eight-layers", (1, 28, 28)),
         ("squeezenet", (3, 8, 8)),
         ("squeezenet", CIFAR),
         ("mobilenet-v2", (3, 8, 8)),
@@ -163,7 +167,7 @@ def test_every_parameter_gets_a_finite_gradient(
     assert_learns(seeded(MODELS[name], input_shape, 4), pictures(4, *input_shape))
 
 
-@pytest.mark.parametrize("build", [resnet20, mobilenet_v2])
+@pytest.mark.parametrize("build", [eight_layers, resnet20, mobilenet_v2])
 @pytest.mark.parametrize("normalization", ["none", "group", "evonorm"])
 def test_every_normalization_gives_finite_gradients(
     build: Build, normalization: Normalization
@@ -187,7 +191,9 @@ def test_evonorm_takes_the_place_of_the_activation(normalization: Normalization)
 @pytest.mark.parametrize(
     ("build", "side"),
     [
-        *itertools.product([alexnet, squeezenet, mobilenet_v2, resnet20], [8, 64]),
+        *itertools.product(
+            [alexnet, eight_layers, squeezenet, mobilenet_v2, resnet20], [8, 64]
+        ),
         *itertools.product([vgg11, vgg16], [32]),
     ],
 )
@@ -201,6 +207,17 @@ def test_pictures_become_one_output_a_class(build: Build, side: int) -> None:
 def test_vgg_takes_pictures_of_one_size_only(build: Build, side: int) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match="with a height of 32"):
         build((3, side, side), 10)
+
+
+def test_eight_layers_are_eight_blocks_of_one_layer_with_weights_each() -> None:
+    with torch.device("meta"):
+        model = eight_layers(CIFAR, 10, width=0.5)
+    layers = [
+        [type(layer) for layer in block.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+        for block in model
+    ]
+    assert layers == [[nn.Conv2d]] * 4 + [[nn.Linear]] * 4
+    assert num_params(eight_layers, CIFAR, 10, width=0.5) < num_params(eight_layers, CIFAR, 10)
 
 
 def test_resnet20_shortcut_takes_every_second_pixel_and_adds_channels_of_zeros() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from edgegossip.learning.models.alexnet import alexnet
+from edgegossip.learning.models.eight_layers import eight_layers
 from edgegossip.learning.models.lenet5 import lenet5
 from edgegossip.learning.models.lrn_cnn import lrn_cnn
 from edgegossip.learning.models.mlp import mlp
@@ -19,6 +20,7 @@ from edgegossip.learning.models.vgg import vgg11, vgg16
 __all__ = [
     "MODELS",
     "alexnet",
+    "eight_layers",
     "lenet5",
     "lrn_cnn",
     "mlp",
@@ -32,6 +34,7 @@ __all__ = [
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
+    "eight-layers": eight_layers,
     "lenet5": lenet5,
     "lrn-cnn": lrn_cnn,
     "mlp": mlp,
