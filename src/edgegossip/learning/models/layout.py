@@ -18,7 +18,7 @@ def channels_last(model: nn.Module) -> nn.Module:
     is left alone.
 
     Args:
-        model: Takes pictures [batch, channels, height, width].
+        model: Takes pictures [batch, channels, height, width]; anything else stays as it is.
 
     >>> model = channels_last(nn.Conv2d(3, 8, kernel_size=3))
     >>> model(torch.zeros(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
@@ -29,6 +29,13 @@ def channels_last(model: nn.Module) -> nn.Module:
     return model
 
 
+def is_channels_last(model: nn.Module) -> bool:
+    """Say whether `channels_last` has changed `model`."""
+    return _lay_out in model._forward_pre_hooks.values()
+
+
 def _lay_out(_model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     pictures, *others = inputs
+    if pictures.ndim != 4:  # what enters the last stages of a model that is cut
+        return inputs
     return (pictures.contiguous(memory_format=torch.channels_last), *others)

@@ -1,0 +1,326 @@
+"""Choose where to cut a model, so that the slowest machine or link is as fast as can be."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from itertools import accumulate
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.learning.dropout import replace_dropout
+from edgegossip.learning.flops import OVERHEAD, training_flops
+from edgegossip.learning.stages.cutting import activations
+
+Bandwidth: TypeAlias = float | tuple[float, float]
+"""Bytes per second of a link: shared by both directions, or (forward, back) of each its own."""
+
+StageOverhead: TypeAlias = Callable[[int, int], float]
+"""``(first, last)``: work of a stage besides its blocks ``first`` to ``last - 1``."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What one block costs, for one training sample.
+
+    Args:
+        work: Of forward and backward pass: in FLOPs, or in seconds on some machine.
+        num_outputs: Entries of the activations that leave it, at least 0.
+        num_bytes: Of these activations, at least 0.
+        num_params: Its parameters.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    work: float
+    num_outputs: int
+    num_bytes: int
+    num_params: int
+
+    def __post_init__(self) -> None:
+        words = dict.fromkeys(("num_outputs", "num_bytes", "num_params"), "at least 0")
+        check_ranges(self, work="at least 0 and finite", **words)
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """Where to cut, and what each stage and link then takes for a sample.
+
+    Attributes:
+        at: Index of the first block of each stage but the first: for `cut` and `stage_models`.
+        stage_seconds: Of training one sample, for each stage.
+        link_seconds: Of passing its activations on, and their gradients back, for each link.
+        bottleneck: The largest of all these. A pipeline whose stages all work at once trains
+            ``1 / bottleneck`` samples a second.
+    """
+
+    at: tuple[int, ...]
+    stage_seconds: tuple[Seconds, ...]
+    link_seconds: tuple[Seconds, ...]
+    bottleneck: Seconds
+
+
+def block_costs(blocks: Sequence[nn.Module], sample: Tensor) -> tuple[BlockCost, ...]:
+    """Count what each block costs, its work in FLOPs.
+
+    As in `training_flops`, a backward pass counts as two forward passes, and only
+    multiplications of matrices and convolutions count: a pooling is free.
+
+    Args:
+        blocks: As `blocks` lists them; their modes and buffers stay as they are.
+        sample: [1, ...] one prepared sample.
+
+    >>> model = nn.Sequential(nn.Linear(10, 5), nn.ReLU())
+    >>> for cost in block_costs([*model], torch.zeros(1, 10)):
+    ...     print(cost)
+    BlockCost(work=300.0, num_outputs=5, num_bytes=20, num_params=55)
+    BlockCost(work=0.0, num_outputs=5, num_bytes=20, num_params=0)
+    """
+    if len(sample) != 1:
+        raise ValueError(f"costs are those of one sample, [1, ...], got {[*sample.shape]}")
+    outputs = activations(blocks, sample)
+    inputs = (sample, *outputs)
+    return tuple(
+        BlockCost(
+            # The whole model's overhead belongs to no block: see `plan_cut`.
+            work=training_flops(copy.deepcopy(block), x.clone()) - OVERHEAD,
+            num_outputs=y.numel(),
+            num_bytes=y.numel() * y.element_size(),
+            num_params=sum(parameter.numel() for parameter in block.parameters()),
+        )
+        for block, x, y in zip(blocks, inputs, outputs, strict=False)
+    )
+
+
+def measured_costs(
+    blocks: Sequence[nn.Module],
+    sample: Tensor,
+    batch_size: int,
+    *,
+    num_repeats: int = 11,
+    clock: Callable[[], Seconds] = time.perf_counter,
+) -> tuple[BlockCost, ...]:
+    """Measure what each block costs, its work in seconds of one thread of this machine.
+
+    Forward and backward pass on copies of the blocks: the median of several, after one that is
+    not counted.
+
+    Args:
+        blocks: As `blocks` lists them.
+        sample: [1, ...] one prepared sample, which batches are made of.
+        batch_size: Samples a batch, at least 1; with batch normalisation at least 2.
+        num_repeats: Passes that are counted, at least 1.
+        clock: Tells seconds.
+    """
+    check_range("batch_size", batch_size, "at least 1")
+    check_range("num_repeats", num_repeats, "at least 1")
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        costs = block_costs(blocks, sample)
+        x = torch.cat([sample] * batch_size)
+        work = []
+        for index, block in enumerate(blocks):
+            copied = nn.Sequential(copy.deepcopy(block)).train()
+            replace_dropout(copied, torch.Generator().manual_seed(0))
+            needs_gradient = index > 0 and x.is_floating_point()  # nobody is below the first
+            passes = [_time(copied, x, needs_gradient, clock) for _ in range(num_repeats + 1)]
+            work.append(statistics.median(passes[1:]) / batch_size)
+            [x] = activations([copied.eval()], x)
+    finally:
+        torch.set_num_threads(num_threads)
+    return tuple(replace(cost, work=each) for cost, each in zip(costs, work, strict=True))
+
+
+def _time(
+    block: nn.Module, x: Tensor, needs_gradient: bool, clock: Callable[[], Seconds]
+) -> Seconds:
+    x = x.detach().requires_grad_(needs_gradient).clone()  # it may write to its input
+    begin = clock()
+    y = block(x)
+    if y.requires_grad:
+        torch.autograd.backward(y, torch.ones_like(y))
+    return clock() - begin
+
+
+def plan_cut(
+    costs: Sequence[BlockCost],
+    speeds: Sequence[float],
+    bandwidths: Sequence[Bandwidth] = (),
+    *,
+    return_share: float = 1.0,
+    stage_overhead: StageOverhead = lambda first, last: 0.0,
+) -> CutPlan:
+    r"""Cut so that the slowest stage or link takes the least time for a sample.
+
+    Machines and links all work at once, each on another batch, so the slowest of them sets
+    the pace. With :math:`w_i` the work of block :math:`i`, :math:`s_k` the speed of machine
+    :math:`k` and :math:`d_k(i)` the time that the link into it needs for what block
+    :math:`i - 1` gives,
+
+    .. math:: T_k(j) = \min_{i < j} \max(T_{k-1}(i), d_k(i), (w_i + ... + w_{j-1}) / s_k)
+
+    is the best for the first :math:`j` blocks on machines 0 to :math:`k`: found in O(K n^2)
+    steps for K machines and n blocks. Of several best cuts the one that sends the
+    fewest bytes is chosen, and then the one whose cuts come first. Latency does not matter: it
+    delays batches, and holds none of them up.
+
+    Args:
+        costs: Of the blocks, in order.
+        speeds: Of the machines, in the order of their stages, above 0: work a second. Where
+            work is in FLOPs these are FLOP/s; where it was measured in seconds, they say how
+            many times as fast as the measured machine each of them is.
+        bandwidths: Of the link from each machine to the next: bytes/s that both directions
+            share, as on the air, or a pair (forward, back).
+        return_share: Share of the batches, in [0, 1], whose gradients go back. Synthetic
+            gradients may need fewer.
+        stage_overhead: ``stage_overhead(first, last)``: work of a stage besides its blocks
+            ``first`` to ``last - 1``, such as that of a module for synthetic gradients.
+
+    Raises:
+        ValueError: If a number is out of range, or there are more machines than blocks.
+
+    >>> costs = [BlockCost(work, 250, 1000, 0) for work in (1.0, 1.0, 1.0, 3.0)]
+    >>> plan_cut(costs, speeds=[1.0, 2.0], bandwidths=[1e4])
+    CutPlan(at=(2,), stage_seconds=(2.0, 2.0), link_seconds=(0.2,), bottleneck=2.0)
+    """
+    _require_machines(len(costs), speeds, bandwidths, return_share)
+    times = _Times(costs, speeds, bandwidths, return_share, stage_overhead)
+    shape = (len(costs), len(speeds))
+
+    def slowest(before: float, machine: int, first: int, last: int) -> float:
+        return max(before, times.slowest(machine, first, last))
+
+    bottleneck = _best(shape, 0.0, slowest)
+    assert bottleneck is not None
+
+    def fewest(
+        before: tuple[int, tuple[int, ...]], machine: int, first: int, last: int
+    ) -> tuple[int, tuple[int, ...]] | None:
+        if times.slowest(machine, first, last) > bottleneck:
+            return None
+        sent = costs[first - 1].num_bytes if machine else 0
+        return before[0] + sent, (*before[1], first)
+
+    nothing: tuple[int, tuple[int, ...]] = (0, ())
+    found = _best(shape, nothing, fewest)
+    assert found is not None  # at least the cut with that bottleneck
+    starts = found[1]
+    ends = (*starts[1:], len(costs))
+    return CutPlan(
+        at=starts[1:],
+        stage_seconds=tuple(map(times.stage, range(len(speeds)), starts, ends)),
+        link_seconds=tuple(map(times.link, range(1, len(speeds)), starts[1:])),
+        bottleneck=bottleneck,
+    )
+
+
+def _best(
+    shape: tuple[int, int],
+    start: _T,
+    extend: Callable[[_T, int, int, int], _T | None],
+) -> _T | None:
+    """The least value of any way to deal (blocks, machines) out; None if none is allowed.
+
+    Args:
+        shape: Number of blocks and of machines.
+        start: Value of no machine with no block.
+        extend: ``extend(value, machine, first, last)``: the value when `machine` gets blocks
+            ``first`` to ``last - 1`` next, never falling as `value` rises; None if it may not.
+    """
+    num_blocks, num_machines = shape
+    best = {0: start}  # by how many blocks have been dealt out
+    for machine in range(num_machines):
+        extended: dict[int, _T] = {}
+        for last in range(machine + 1, num_blocks - num_machines + machine + 2):
+            values = [
+                value
+                for first, before in best.items()
+                if first < last and (value := extend(before, machine, first, last)) is not None
+            ]
+            if values:
+                extended[last] = min(values)  # type: ignore[type-var]
+        best = extended
+    return best.get(num_blocks)
+
+
+class _Times:
+    """Seconds for a sample of any stage on any machine, and of any link with any cut."""
+
+    def __init__(
+        self,
+        costs: Sequence[BlockCost],
+        speeds: Sequence[float],
+        bandwidths: Sequence[Bandwidth],
+        return_share: float,
+        stage_overhead: StageOverhead,
+    ) -> None:
+        self._costs = costs
+        self._speeds = speeds
+        self._bandwidths = bandwidths
+        self._return_share = return_share
+        self._work = cache(self._sum(stage_overhead))
+
+    def _sum(self, stage_overhead: StageOverhead) -> StageOverhead:
+        # Exact, so that equal loads are equal, whatever comes before them.
+        sums = [*accumulate((Fraction(cost.work) for cost in self._costs), initial=Fraction(0))]
+
+        def work(first: int, last: int) -> float:
+            overhead = stage_overhead(first, last)
+            check_range(f"stage_overhead({first}, {last})", overhead, "at least 0 and finite")
+            return float(sums[last] - sums[first]) + overhead
+
+        return work
+
+    def stage(self, machine: int, first: int, last: int) -> Seconds:
+        return self._work(first, last) / self._speeds[machine]
+
+    def link(self, machine: int, first: int) -> Seconds:
+        """Into `machine`, whose first block is `first`."""
+        num_bytes = self._costs[first - 1].num_bytes
+        bandwidth = self._bandwidths[machine - 1]
+        if isinstance(bandwidth, tuple):
+            forward, back = bandwidth
+            return max(num_bytes / forward, self._return_share * num_bytes / back)
+        return (1.0 + self._return_share) * num_bytes / bandwidth
+
+    def slowest(self, machine: int, first: int, last: int) -> Seconds:
+        seconds = self.stage(machine, first, last)
+        return max(seconds, self.link(machine, first)) if machine else seconds
+
+
+def _require_machines(
+    num_blocks: int,
+    speeds: Sequence[float],
+    bandwidths: Sequence[Bandwidth],
+    return_share: float,
+) -> None:
+    if not 1 <= len(speeds) <= num_blocks:
+        raise ValueError(
+            f"{len(speeds)} machines cannot share {num_blocks} blocks, as each needs one; give "
+            f"1 to {num_blocks} speeds, or list finer blocks (is_flat)"
+        )
+    if len(bandwidths) != len(speeds) - 1:
+        raise ValueError(
+            f"{len(speeds)} machines in a row have {len(speeds) - 1} links between them, got "
+            f"{len(bandwidths)} bandwidths; give one for each link"
+        )
+    for machine, speed in enumerate(speeds):
+        check_range(f"speeds[{machine}]", speed, "above 0 and finite")
+    for link, bandwidth in enumerate(bandwidths):
+        pair = bandwidth if isinstance(bandwidth, tuple) else (bandwidth,)
+        for each in pair:
+            check_range(f"bandwidths[{link}]", each, "above 0 bytes/s")
+    check_range("return_share", return_share, "in [0, 1]")
