@@ -310,6 +310,15 @@ def test_a_maker_leaves_the_generator_where_it_was() -> None:
         assert torch.initial_seed() == 3
 
 
+def test_a_stage_with_nothing_to_train_is_no_model() -> None:
+    def frozen() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False))
+
+    make = stage_models(frozen, [1])["stage-1"]
+    with pytest.raises(ValueError, match=r"cut at \[1\], stage 1 has nothing to train"):
+        make()
+
+
 def test_named_blocks_make_stages_too_and_are_described_in_a_run_folder() -> None:
     models = stage_models(OwnForward, (1, 2), NAMES, sample=batch(2, 4))
     parts = [drawn(make) for make in models.values()]

@@ -25,9 +25,12 @@ from edgegossip.learning.stages.planning import (
 )
 
 
-def costs(*work: float, num_bytes: Sequence[int] | int = 0) -> list[BlockCost]:
+def costs(
+    *work: float, num_bytes: Sequence[int] | int = 0, num_params: Sequence[int] | int = 1
+) -> list[BlockCost]:
     sizes = [num_bytes] * len(work) if isinstance(num_bytes, int) else num_bytes
-    return [BlockCost(each, size, size, 0) for each, size in zip(work, sizes, strict=True)]
+    params = [num_params] * len(work) if isinstance(num_params, int) else num_params
+    return [BlockCost(w, s, s, p) for w, s, p in zip(work, sizes, params, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class World:
 
     work: list[int]
     num_bytes: list[int]
+    num_params: list[int]
     speeds: list[float]
     bandwidths: list[Bandwidth]
     return_share: float
@@ -46,7 +50,7 @@ class World:
 
     def plan(self) -> CutPlan:
         return plan_cut(
-            costs(*self.work, num_bytes=self.num_bytes),
+            costs(*self.work, num_bytes=self.num_bytes, num_params=self.num_params),
             self.speeds,
             self.bandwidths,
             return_share=self.return_share,
@@ -74,9 +78,13 @@ class World:
     def sent(self, plan: CutPlan) -> int:
         return sum(self.num_bytes[i - 1] for i in plan.at)
 
+    def all_train(self, at: tuple[int, ...]) -> bool:
+        stages = itertools.pairwise((0, *at, len(self.work)))
+        return all(any(self.num_params[first:last]) for first, last in stages)
+
     def best_of_all(self) -> CutPlan:
         cuts = itertools.combinations(range(1, len(self.work)), len(self.speeds) - 1)
-        every = map(self.cut_at, cuts)
+        every = [self.cut_at(at) for at in cuts if self.all_train(at)]
         return min(every, key=lambda plan: (plan.bottleneck, self.sent(plan), plan.at))
 
 
@@ -86,7 +94,9 @@ POWERS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     num_blocks = draw(st.integers(1, 8))
-    num_machines = draw(st.integers(1, min(4, num_blocks)))
+    num_params = draw(st.lists(st.integers(0, 2), min_size=num_blocks, max_size=num_blocks))
+    num_params[0] = 1  # somebody has something to train
+    num_machines = draw(st.integers(1, min(4, sum(map(bool, num_params)))))
     small = st.integers(0, 6)  # few values, so that there are ties
     per_block = st.lists(small, min_size=num_blocks, max_size=num_blocks)
     bandwidths: st.SearchStrategy[Bandwidth] = st.one_of(
@@ -95,6 +105,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(
         work=draw(per_block),
         num_bytes=draw(per_block),
+        num_params=num_params,
         speeds=draw(st.lists(POWERS, min_size=num_machines, max_size=num_machines)),
         bandwidths=draw(
             st.lists(bandwidths, min_size=num_machines - 1, max_size=num_machines - 1)
@@ -189,6 +200,13 @@ def test_one_machine_gets_all_and_as_many_as_blocks_get_one_each() -> None:
     assert plan_cut(costs(1.0, 9.0, 0.0), [1.0] * 3, [1.0] * 2).at == (1, 2)
 
 
+def test_every_machine_gets_something_to_train() -> None:
+    blocks_ = costs(5.0, 5.0, 1.0, num_params=[1, 0, 1])
+    assert plan_cut(blocks_, [1.0, 1.0], [1.0]).stage_seconds == (5.0, 6.0)
+    with pytest.raises(ValueError, match="3 machines cannot share 2 blocks with parameters"):
+        plan_cut(blocks_, [1.0] * 3, [1.0] * 2)
+
+
 def test_a_plan_is_made_for_a_hundred_blocks() -> None:
     work = [float(1 + i * 7 % 11) for i in range(100)]
     plan = plan_cut(costs(*work, num_bytes=1), [1.0, 3.0, 2.0, 1.0], [1e3] * 3)
@@ -198,7 +216,12 @@ def test_a_plan_is_made_for_a_hundred_blocks() -> None:
 @pytest.mark.parametrize(
     ("speeds", "bandwidths", "return_share", "message"),
     [
-        ([1.0] * 4, [1.0] * 3, 1.0, "4 machines cannot share 3 blocks.* 1 to 3 speeds"),
+        (
+            [1.0] * 4,
+            [1.0] * 3,
+            1.0,
+            "4 machines cannot share 3 blocks with parameters.* 1 to 3 ",
+        ),
         ([], [], 1.0, "0 machines cannot share"),
         ([1.0, 1.0], [], 1.0, "2 machines in a row have 1 links between them, got 0"),
         ([1.0, 0.0], [1.0], 1.0, r"speeds\[1\] must be above 0 and finite, got 0.0"),

@@ -123,7 +123,13 @@ class StageMaker:
             torch.manual_seed(torch.initial_seed())
             whole = self.make()
         stages = cut(whole, self.at, self.names, sample=self.sample, is_flat=self.is_flat)
-        return stages[self.stage]
+        stage = stages[self.stage]
+        if not any(parameter.requires_grad for parameter in stage.parameters()):
+            raise ValueError(
+                f"cut at {[*self.at]}, stage {self.stage} has nothing to train; give it a "
+                "block with parameters"
+            )
+        return stage
 
 
 def stage_models(
@@ -148,7 +154,8 @@ def stage_models(
         is_flat: Take an `nn.Sequential` among the blocks apart too.
 
     Raises:
-        ValueError: When a stage is made, if the model cannot be cut so.
+        ValueError: When a stage is made, if the model cannot be cut so, or there is nothing to
+            train in it.
 
     >>> models = stage_models(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), [1])
     >>> {role: make() for role, make in models.items()}["stage-1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ class BlockCost:
         work: Of forward and backward pass: in FLOPs, or in seconds on some machine.
         num_outputs: Entries of the activations that leave it, at least 0.
         num_bytes: Of these activations, at least 0.
-        num_params: Its parameters.
+        num_params: Its trainable parameters, at least 0.
 
     Raises:
         ValueError: If a number is out of range.
@@ -98,7 +99,7 @@ def block_costs(blocks: Sequence[nn.Module], sample: Tensor) -> tuple[BlockCost,
             work=training_flops(copy.deepcopy(block), x.clone()) - OVERHEAD,
             num_outputs=y.numel(),
             num_bytes=y.numel() * y.element_size(),
-            num_params=sum(parameter.numel() for parameter in block.parameters()),
+            num_params=sum(each.numel() for each in block.parameters() if each.requires_grad),
         )
         for block, x, y in zip(blocks, inputs, outputs, strict=False)
     )
@@ -173,7 +174,8 @@ def plan_cut(
     .. math:: T_k(j) = \min_{i < j} \max(T_{k-1}(i), d_k(i), (w_i + ... + w_{j-1}) / s_k)
 
     is the best for the first :math:`j` blocks on machines 0 to :math:`k`: found in O(K n^2)
-    steps for K machines and n blocks. Of several best cuts the one that sends the
+    steps for K machines and n blocks. Each machine gets a block with parameters, since there
+    is nothing to train in others. Of several best cuts the one that sends the
     fewest bytes is chosen, and then the one whose cuts come first. Latency does not matter: it
     delays batches, and holds none of them up.
 
@@ -190,13 +192,14 @@ def plan_cut(
             ``first`` to ``last - 1``, such as that of a module for synthetic gradients.
 
     Raises:
-        ValueError: If a number is out of range, or there are more machines than blocks.
+        ValueError: If a number is out of range, or there are more machines than blocks with
+            parameters.
 
-    >>> costs = [BlockCost(work, 250, 1000, 0) for work in (1.0, 1.0, 1.0, 3.0)]
+    >>> costs = [BlockCost(work, 250, 1000, 9) for work in (1.0, 1.0, 1.0, 3.0)]
     >>> plan_cut(costs, speeds=[1.0, 2.0], bandwidths=[1e4])
     CutPlan(at=(2,), stage_seconds=(2.0, 2.0), link_seconds=(0.2,), bottleneck=2.0)
     """
-    _require_machines(len(costs), speeds, bandwidths, return_share)
+    _require_machines(costs, speeds, bandwidths, return_share)
     times = _Times(costs, speeds, bandwidths, return_share, stage_overhead)
     shape = (len(costs), len(speeds))
 
@@ -274,10 +277,13 @@ class _Times:
         self._work = cache(self._sum(stage_overhead))
 
     def _sum(self, stage_overhead: StageOverhead) -> StageOverhead:
+        num_params = [*accumulate((cost.num_params for cost in self._costs), initial=0)]
         # Exact, so that equal loads are equal, whatever comes before them.
         sums = [*accumulate((Fraction(cost.work) for cost in self._costs), initial=Fraction(0))]
 
         def work(first: int, last: int) -> float:
+            if num_params[first] == num_params[last]:
+                return math.inf  # nothing to train
             overhead = stage_overhead(first, last)
             check_range(f"stage_overhead({first}, {last})", overhead, "at least 0 and finite")
             return float(sums[last] - sums[first]) + overhead
@@ -302,15 +308,16 @@ class _Times:
 
 
 def _require_machines(
-    num_blocks: int,
+    costs: Sequence[BlockCost],
     speeds: Sequence[float],
     bandwidths: Sequence[Bandwidth],
     return_share: float,
 ) -> None:
-    if not 1 <= len(speeds) <= num_blocks:
+    num_most = sum(cost.num_params > 0 for cost in costs)
+    if not 1 <= len(speeds) <= num_most:
         raise ValueError(
-            f"{len(speeds)} machines cannot share {num_blocks} blocks, as each needs one; give "
-            f"1 to {num_blocks} speeds, or list finer blocks (is_flat)"
+            f"{len(speeds)} machines cannot share {num_most} blocks with parameters, as each "
+            f"needs one; give 1 to {num_most} speeds, or list finer blocks (is_flat)"
         )
     if len(bandwidths) != len(speeds) - 1:
         raise ValueError(
