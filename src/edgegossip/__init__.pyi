@@ -147,6 +147,20 @@ from .learning.schedule import (
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )
+from .learning.stages.cutting import (
+    blocks as blocks,
+    boundaries as boundaries,
+    cut as cut,
+    stage_models as stage_models,
+    whole_names as whole_names,
+)
+from .learning.stages.planning import (
+    BlockCost as BlockCost,
+    CutPlan as CutPlan,
+    block_costs as block_costs,
+    measured_costs as measured_costs,
+    plan_cut as plan_cut,
+)
 from .learning.task import Task as Task
 from .machine.contention import Contention as Contention
 from .machine.monitor import Monitor as Monitor

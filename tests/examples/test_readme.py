@@ -120,3 +120,12 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("block", python_blocks("docs/edgegossip.md"))
 def test_examples_of_the_edgegossip_page_run(block: str) -> None:
     exec(compile(block, "docs/edgegossip.md", "exec"), {})
+
+
+def test_example_of_the_stages_page_prints_what_it_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [block] = python_blocks("docs/stages.md")
+    exec(compile(block, "docs/stages.md", "exec"), {})
+    text = (ROOT / "docs/stages.md").read_text(encoding="utf-8")
+    assert f"This prints `{capsys.readouterr().out.strip()}`" in text

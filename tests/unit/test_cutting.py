@@ -203,6 +203,9 @@ def test_a_stage_does_not_write_to_what_it_receives() -> None:
         cut(model, at)[1](x).sum().backward()
         assert torch.equal(x, before)
         assert x.grad is not None
+    assert not model[2][0].inplace  # type: ignore[index]
+    later = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True))
+    assert cut(later, [1])[1][1].inplace  # it works on what is its own
 
 
 def test_every_stage_lays_pictures_out_as_the_model_does() -> None:
@@ -244,6 +247,8 @@ def test_boundaries_are_shapes_and_disturb_nothing() -> None:
     assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
     assert torch.equal(x, batch(2, *PICTURE))
     assert boundaries([model], x) == ()
+    boundaries([nn.ReLU(inplace=True)], x)
+    assert torch.equal(x, batch(2, *PICTURE))
 
 
 def test_a_stage_that_gives_more_than_one_tensor_is_refused() -> None:
@@ -337,14 +342,20 @@ def test_named_blocks_make_stages_too_and_are_described_in_a_run_folder() -> Non
     assert models == stage_models(OwnForward, [1, 2], [*NAMES], sample=batch(2, 4))
 
 
-def test_dropout_of_our_own_may_be_among_named_blocks() -> None:
+def test_dropout_may_be_among_and_within_named_blocks() -> None:
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(x, 0.5, self.training)
+
     class WithDropout(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.drop, self.head = nn.Linear(4, 4), Dropout(0.5), nn.Linear(4, 2)
+            self.body, self.drop, self.other = nn.Linear(4, 4), Dropout(0.5), Dropping()
+            self.head = nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.head(self.drop(self.body(x)))
+            y: Tensor = self.head(self.other(self.drop(self.body(x))))
             return y
 
-    assert len(cut(WithDropout(), [2], ("body", "drop", "head"), sample=batch(4, 4))) == 2
+    names = ("body", "drop", "other", "head")
+    assert len(cut(WithDropout(), [2], names, sample=batch(4, 4))) == 2

@@ -272,7 +272,7 @@ def test_costs_are_those_of_one_sample() -> None:
 
 def test_measured_costs_are_medians_of_a_sample_on_one_thread() -> None:
     """A clock that says how long each pass takes: the first is not counted."""
-    model = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(4, 3)).eval()
+    model = nn.Sequential(nn.Dropout(0.5), nn.ReLU(inplace=True), nn.Linear(4, 3)).eval()
     passes = [99.0, 2.0, 4.0, 60.0] * 3
     times = iter([time for seconds in passes for time in (0.0, seconds)])
     threads = []
@@ -282,7 +282,12 @@ def test_measured_costs_are_medians_of_a_sample_on_one_thread() -> None:
         return next(times)
 
     before = torch.get_rng_state()
-    found = measured_costs([*model], torch.ones(1, 4), 8, num_repeats=3, clock=clock)
+    torch.set_num_threads(2)
+    try:
+        found = measured_costs([*model], torch.ones(1, 4), 8, num_repeats=3, clock=clock)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
     assert [cost.work for cost in found] == [4.0 / 8] * 3
     assert {*threads} == {1}
     assert found[2].num_bytes == 12

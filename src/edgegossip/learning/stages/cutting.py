@@ -361,8 +361,7 @@ def _require_same(
 @torch.no_grad()
 def _run(module: nn.Module, batch: Tensor) -> object:
     replace_dropout(module, torch.Generator().manual_seed(0))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # of dropout that a forward calls by itself
+    with torch.random.fork_rng(devices=[]):  # so that both draw the same in their own dropout
         return module(batch.clone())
 
 
