@@ -82,6 +82,8 @@ RECIPES = _entries(
         "adsp/cifar10-lenet5": "parameter_servers",
         "adsp/cifar10-cnn": "parameter_servers",
         "adsp/har-svm": "parameter_servers",
+        "synthetic-gradients/quickstart": "staged_training",
+        "synthetic-gradients/eight-layers": "staged_training",
     },
 )
 STUDIES = _entries(
