@@ -35,9 +35,9 @@ class Decoupled(Stages):
         num_classes: See `Stages`.
         num_first: See `Stages`.
         max_batch: See `Stages`.
-        max_waiting: See `Stages`.
         precision: See `Stages`.
         forget_after: See `Stages`.
+        max_waiting: Batches of a worker that the stage above has not answered, at most.
         gradient_every: Every how many batches the gradient comes back, at least 1; None where
             nobody learns from it, as with local losses.
 
@@ -46,11 +46,15 @@ class Decoupled(Stages):
         arXiv:1608.05343, section 2: backward unlocking; forward passes are not unlocked.
     """
 
+    max_waiting: int = 4
     gradient_every: int | None = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, gradient_every="at least 1 or None")
+        check_ranges(self, max_waiting="at least 1", gradient_every="at least 1 or None")
+
+    def max_passed(self, stage: int) -> int:
+        return self.max_waiting
 
     def next_work(self, state: StageState) -> Train | None:
         receiver = self.above(state.rank)

@@ -10,20 +10,18 @@ from torch import Tensor
 
 from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.algorithms.stages.stages import Stages, one_batch
+from edgegossip.core.algorithm import Setting
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
     Event,
     Payload,
-    Rank,
     Seconds,
     SetTimer,
     Steps,
     TimerFired,
     Train,
     Trained,
-    WorkerJoined,
-    WorkerLost,
 )
 from edgegossip.core.ranges import check_ranges
 
@@ -54,7 +52,6 @@ class Pipelined(Stages):
         num_classes: See `Stages`.
         num_first: See `Stages`.
         max_batch: See `Stages`.
-        max_waiting: See `Stages`.
         precision: See `Stages`.
         forget_after: See `Stages`.
         in_flight: Batches of a first-stage worker that are under way, at least 1; None for as
@@ -75,48 +72,63 @@ class Pipelined(Stages):
         check_ranges(self, in_flight="at least 1 or None", patience="above 0")
 
     def max_passed(self, stage: int) -> int:
-        """Say how many batches of a worker in this stage may be above it at a time."""
         in_flight = self.num_stages if self.in_flight is None else self.in_flight
         num_below = self.num_first if stage else 1
         return num_below * max(1, in_flight - stage)
 
-    def handle(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
-        above = self.above(state.rank)
-        patience: list[Effect] = []
-        match event:
-            case WorkerLost(rank) if rank == above:
-                patience = [SetTimer(_PATIENCE, now + self.patience)]
-            case WorkerJoined(rank) if rank == above:
-                patience = [SetTimer(_PATIENCE, math.inf)]
-            case TimerFired(name) if name == _PATIENCE:
-                self._despair(state, above)
-        return [*patience, *super().handle(state, event, now)]
-
-    def _despair(self, state: StageState, above: Rank | None) -> None:
-        if above in state.lost and (state.piece is not None or state.waiting):
-            raise ServerLostError(
-                f"worker {state.rank} has waited {self.patience:g} s for worker {above}, which "
-                "holds the next stage and is lost; start it again, and go on with --resume"
+    def warnings(self, setting: Setting) -> list[str]:
+        """List what `Stages` does, and batches in flight that the inner algorithm waits for."""
+        found, local_steps = super().warnings(setting), self.inner.traits.local_steps
+        if local_steps is not None and local_steps < self.max_passed(0):
+            found.append(
+                f"the first stage waits for its {local_steps} local steps before it begins "
+                f"others, so no more batches are in flight, though {self.max_passed(0)} may "
+                "be; raise the inner algorithm's local_steps, or lower in_flight"
             )
+        return found
+
+    def handle(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
+        if isinstance(event, TimerFired) and event.name == _PATIENCE:
+            return self._despair(state)
+        was_stuck = self._is_stuck(state)
+        effects = super().handle(state, event, now)
+        is_stuck = self._is_stuck(state)
+        if is_stuck != was_stuck:
+            at = now + self.patience if is_stuck else math.inf
+            effects.append(SetTimer(_PATIENCE, at))
+        return effects
+
+    def _is_stuck(self, state: StageState) -> bool:
+        """There is something to do that has to wait for the stage above, which is lost."""
+        is_lost = self.above(state.rank) in state.lost
+        return is_lost and (state.piece is not None or bool(state.waiting))
+
+    def _despair(self, state: StageState) -> list[Effect]:
+        if self._is_stuck(state):
+            raise ServerLostError(
+                f"worker {state.rank} has waited {self.patience:g} s for worker "
+                f"{self.above(state.rank)}, which holds the next stage and is lost; start it "
+                "again, and go on with --resume"
+            )
+        return []
 
     def next_work(self, state: StageState) -> Train | None:
         if state.answers:
             answer = state.answers.pop(0)
             state.present = int(answer["batch"])
             return self._work(state, answer)
-        above = self.above(state.rank)
-        limit = self.max_passed(self.stage(state.rank))
-        if above in state.lost or len(state.pending) + len(state.answers) >= limit:
+        above, piece = self.above(state.rank), state.piece
+        if above in state.lost or len(state.pending) >= self.max_passed(self.stage(state.rank)):
+            return None
+        if not state.waiting if piece is None else not piece.wants_more:
             return None
         state.present = state.next_batch
-        number = {"batch": torch.tensor(state.present)}
-        if state.piece is not None:
-            if not state.piece.wants_more(state.piece.num_samples):
-                return None
-            return one_batch(state, number)
-        if not state.waiting:
-            return None
-        return one_batch(state, {**self.next_waiting(state), **number})
+        numbers = {
+            "batch": torch.tensor(state.present),
+            "passed": torch.tensor([*state.pending], dtype=torch.int64),
+        }
+        batch = self.next_waiting(state) if piece is None else {}
+        return one_batch(state, {**batch, **numbers})
 
     def _work(self, state: StageState, answer: Payload) -> Train:
         if state.piece is None:
@@ -131,40 +143,43 @@ class Pipelined(Stages):
         )
 
     def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        outputs, piece = event.outputs, state.piece
-        if "activations" in outputs:  # a forward pass
-            number = state.next_batch
+        outputs, piece, number = event.outputs, state.piece, state.present
+        is_new = number == state.next_batch
+        if is_new:
             state.next_batch += 1
-            if piece is not None:
-                piece.num_samples += event.num_samples
-                piece.cost += event.cost
+        if is_new and self.above(state.rank) is not None:  # a forward pass
             up = self.send_up(state, number, outputs, wants_gradient=True)
+            num_samples = len(outputs["labels"])
+            if piece is not None:
+                piece.num_samples += num_samples
+                piece.cost += event.cost
             if up:
-                state.pending[number] = {}
+                state.pending[number] = {"labels": outputs["labels"]}
                 return up
-            return [*self._drop(state), *self.answer(state, number)]
+            return self._drop(state, number, num_samples)
         if piece is not None:
             piece.account(event, now)
-        if self.above(state.rank) is None:
-            state.next_batch += 1
-        return self.answer(state, state.present, outputs.get("gradient"))
+        return self.answer(state, number, outputs.get("gradient"))
 
     def take_answer(
         self, state: StageState, number: int, gradient: Tensor | None
     ) -> list[Effect]:
-        state.pending.pop(number)
-        if gradient is None:
-            return [*self._drop(state), *self.answer(state, number)]
+        num_samples = len(state.pending.pop(number)["labels"])
+        if gradient is None or len(gradient) != num_samples:
+            return self._drop(state, number, num_samples)
         state.answers.append({"batch": torch.tensor(number), "gradient": gradient})
         return []
 
     def give_up(self, state: StageState) -> list[Effect]:
-        numbers = [*state.pending]
-        state.pending.clear()
-        return [e for n in numbers for e in (*self._drop(state), *self.answer(state, n))]
+        pending, state.pending = state.pending, {}
+        return [
+            effect
+            for number, kept in pending.items()
+            for effect in self._drop(state, number, len(kept["labels"]))
+        ]
 
-    def _drop(self, state: StageState) -> list[Effect]:
+    def _drop(self, state: StageState, number: int, num_samples: int) -> list[Effect]:
         """Begin another batch in place of one that has no gradient."""
         if state.piece is not None:
-            state.piece.num_begun -= 1
-        return []
+            state.piece.drop(num_samples)
+        return self.answer(state, number)

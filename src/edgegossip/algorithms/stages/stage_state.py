@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Message, Payload, Rank, Steps, Train, Trained, WorkerState
+from edgegossip.core.protocol import (
+    Epochs,
+    Message,
+    Payload,
+    Rank,
+    Steps,
+    Train,
+    Trained,
+    WorkerState,
+)
+
+_SMALLEST = 1e-12
+"""Share of a pass, which is rounded up to a batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,12 +49,41 @@ class Piece:
     loss: float = 0.0
     cost: float = 0.0
 
-    def wants_more(self, num_samples: int) -> bool:
-        """Whether another batch is to be begun, if so many samples are begun already."""
+    @classmethod
+    def of(cls, request: Train, num_samples: int, now: float) -> Piece:
+        """The work of `request`, by a worker that has so many samples."""
+        num_due = float("inf")
+        if isinstance(request.work, Epochs):
+            # A pass has whole samples, and two at least.
+            whole = max(min(2, num_samples), round(request.keep_ratio * num_samples))
+            num_due = request.work.share * whole - 1e-9
+        return cls(request=request, num_due=num_due, began=now)
+
+    @property
+    def wants_more(self) -> bool:
+        """Another batch is to be begun."""
         work = self.request.work
         if isinstance(work, Steps):
             return self.num_begun < work.num_steps
-        return num_samples < self.num_due
+        return self.num_samples < self.num_due
+
+    def one_batch(self, params: Tensor, inputs: Payload) -> Train:
+        """Ask for a step on the next batch, from `params`."""
+        is_first = self.num_begun == 0 and self.num_samples == 0
+        self.num_begun += 1
+        is_pass = isinstance(self.request.work, Epochs)
+        return replace(
+            self.request,
+            params=params,
+            work=Epochs(_SMALLEST) if is_pass else Steps(1),
+            begins_pass=self.request.begins_pass and is_first,
+            inputs=inputs,
+        )
+
+    def drop(self, num_samples: int) -> None:
+        """Begin another batch in place of one of so many samples that has no gradient."""
+        self.num_begun -= 1
+        self.num_samples -= num_samples
 
     @property
     def is_done(self) -> bool:

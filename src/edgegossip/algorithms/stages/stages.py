@@ -2,7 +2,7 @@
 
 Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
 stage. Batches go up as activations with labels, answers come down, with a gradient or without.
-A worker has at most `max_waiting` batches above it that are not answered: a stage that is slow
+A worker has at most `max_passed` batches above it that are not answered: a stage that is slow
 slows those below it, and nobody's memory fills.
 
 How workers of the first stage are kept together is the affair of another algorithm, `inner`: it
@@ -12,6 +12,7 @@ What it asks for is done batch by batch, and each batch goes up.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,9 +24,11 @@ from torch import Tensor
 from edgegossip.algorithms.stages.stage_state import Piece, StageState
 from edgegossip.algorithms.stages.wire import Precision, Shape
 from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import (
+    WORKER,
+    Assigned,
     Effect,
-    Epochs,
     Event,
     Finish,
     Message,
@@ -49,7 +52,10 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 _NO_ANSWER = "no answer"
+_UP, _DOWN = "activations-", "done-"
 _MAX_BATCHES = 2**53
+_NUMBERS_A_SECOND = 1e6
+"""Batches are counted from the time of the start on: nobody begins as many in a second."""
 _NOTED_EVERY = 10
 
 
@@ -64,14 +70,15 @@ class Stages(Algorithm[StageState]):
             `learning.stages.cutting.boundaries` gives them; one fewer than there are stages.
         num_classes: Labels are from 0 to one less.
         num_first: Workers that hold the first stage, at least 1.
-        max_batch: Samples of a batch at most.
-        max_waiting: Batches of a worker that the stage above has not answered, at most.
+        max_batch: Samples of a batch at most; a pass may end with a batch of one more than the
+            batch size.
         precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
         forget_after: Seconds without any answer after which the batches above are given up.
             None never gives up: right where links lose nothing.
 
     Raises:
-        ValueError: If a number is out of range, or there is no boundary.
+        ValueError: If a number is out of range, there is no boundary, or `inner` is for another
+            number of workers or has a server.
     """
 
     inner: Algorithm[Any]
@@ -79,7 +86,6 @@ class Stages(Algorithm[StageState]):
     num_classes: int
     num_first: int = 1
     max_batch: int = 64
-    max_waiting: int = 4
     precision: str = "float32"
     forget_after: Seconds | None = None
 
@@ -87,9 +93,18 @@ class Stages(Algorithm[StageState]):
         if not self.boundaries:
             raise ValueError("boundaries must name at least one shape; cut the model first")
         check_ranges(self, num_classes="at least 1", num_first="at least 1")
-        check_ranges(self, max_batch="at least 1", max_waiting="at least 1")
-        check_ranges(self, forget_after="above 0 or None")
+        check_ranges(self, max_batch="at least 1", forget_after="above 0 or None")
         Precision(self.precision)
+        if flat := [shape for shape in self.boundaries if not shape or min(shape) < 1]:
+            raise ValueError(
+                f"boundaries must be shapes of lengths of at least 1, got {flat[0]}"
+            )
+        others = {self.inner.role(rank) for rank in range(self.num_first)} - {WORKER}
+        if others:
+            raise ValueError(
+                f"inner has workers that are {min(each.name for each in others)!r}; it must be "
+                "an algorithm whose workers all train, such as Alone or Gossip"
+            )
         topology = self.inner.traits.topology
         if topology is not None and topology.num_workers != self.num_first:
             raise ValueError(
@@ -117,10 +132,6 @@ class Stages(Algorithm[StageState]):
         """Say who holds the next stage; None for the last."""
         rank = self.num_first + self.stage(rank)
         return rank if rank < self.num_workers else None
-
-    def is_below(self, rank: Rank, other: Rank) -> bool:
-        """Say whether `rank` sends its batches to `other`."""
-        return self.above(rank) == other
 
     @property
     def traits(self) -> Traits:
@@ -171,15 +182,49 @@ class Stages(Algorithm[StageState]):
     def send_up(
         self, state: StageState, number: int, outputs: Payload, *, wants_gradient: bool
     ) -> list[Effect]:
-        """Send the batch `number` to the next stage, if it can be reached."""
+        """Send the batch `number` to the next stage, if it can be reached.
+
+        Raises:
+            LocalProtocolError: If the trainer has given something that nobody would take.
+        """
         receiver = self.above(state.rank)
-        if receiver is None or receiver in state.lost:
+        if receiver is None:
+            return []
+        self._check(self.stage(state.rank), outputs)
+        if receiver in state.lost:
             return []
         values, unit = Precision(self.precision).encode("activations", outputs["activations"])
         payload = {**values, "labels": outputs["labels"]}
         numbers = {"batch": number, "wants_gradient": int(wants_gradient), **unit}
         kind = _up(self.stage(state.rank))
         return [Send(receiver, Message(kind, state.round, payload, numbers))]
+
+    def _check(self, stage: int, outputs: Payload) -> None:
+        """Fail where the receiver would refuse what a trainer has given, and wait."""
+        name = f"the trainer of stage {stage}"
+        if not {"activations", "labels"} <= outputs.keys():
+            raise LocalProtocolError(
+                f"{name} gives {sorted(outputs)}, not activations and labels; use one of "
+                "learning.stages"
+            )
+        activations, labels = outputs["activations"], outputs["labels"]
+        if activations.shape[1:] != self.boundaries[stage]:
+            raise LocalProtocolError(
+                f"{name} gives activations of shape {tuple(activations.shape[1:])}, but "
+                f"boundaries say {self.boundaries[stage]}; give the shape at which the model "
+                "is cut"
+            )
+        if not 1 <= len(labels) <= self.max_batch:
+            raise LocalProtocolError(
+                f"{name} gives a batch of {len(labels)} samples, but max_batch is "
+                f"{self.max_batch}; make it one more than the batch size"
+            )
+        low, high = (int(extreme) for extreme in labels.aminmax())
+        if low < 0 or high >= self.num_classes:
+            raise LocalProtocolError(
+                f"{name} gives labels from {low} to {high}, but num_classes is "
+                f"{self.num_classes}; labels are from 0 to one less"
+            )
 
     def answer(
         self, state: StageState, number: int, gradient: Tensor | None = None
@@ -197,6 +242,10 @@ class Stages(Algorithm[StageState]):
         return [Send(sender, Message(kind, state.round, payload, numbers))]
 
     # What an algorithm says.
+
+    @abstractmethod
+    def max_passed(self, stage: int) -> int:
+        """Say how many batches of a worker in this stage may be above it at a time."""
 
     @abstractmethod
     def next_work(self, state: StageState) -> Train | None:
@@ -226,15 +275,16 @@ class Stages(Algorithm[StageState]):
         match event:
             case Trained():
                 effects = self._account(state, event, now)
-            case Received(sender, message) if message.kind == _up(self.stage(state.rank) - 1):
-                effects = self._take_batch(state, sender, message)
-            case Received(sender, message) if message.kind == _down(self.stage(state.rank)):
-                effects = self._take_answer(state, sender, message, now)
+            case Received(sender, message):
+                effects = self._receive(state, sender, message, now)
             case TimerFired(name) if name == _NO_ANSWER:
                 effects = self._give_up(state)
             case WorkerLost(rank) | WorkerJoined(rank):
                 effects = self._notice(state, event, rank, now)
             case _:
+                if isinstance(event, Started):
+                    # An answer to a batch of an earlier life is none to one of this.
+                    state.next_batch = int(now * _NUMBERS_A_SECOND)
                 effects = self._drive(state, event, now)
         return [*effects, *self._go_on(state, now)]
 
@@ -254,8 +304,8 @@ class Stages(Algorithm[StageState]):
             return self._go_back(state, event, now)
         state.num_trained += 1
         effects = [*self.learn(state, event, now), *self._note(state, event)]
-        if state.pending and self.forget_after is not None:
-            effects.append(SetTimer(_NO_ANSWER, now + self.forget_after))
+        if state.pending:
+            effects += self._watch(state, now)
         if state.piece is not None and state.piece.is_done:
             piece, state.piece = state.piece, None
             effects += self._drive(state, piece.trained(state.params), now)
@@ -264,6 +314,10 @@ class Stages(Algorithm[StageState]):
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         """Drop what was made of parameters that were no good."""
         effects = [*self._give_up(state), *self.answer(state, state.present)]
+        # They are of the same batches, or of later ones.
+        state.answers.clear()
+        for number in [*state.origins]:
+            effects += self.answer(state, number)
         if state.piece is None:
             return effects
         state.piece = None
@@ -273,27 +327,41 @@ class Stages(Algorithm[StageState]):
         """Hand `event` to the first stage's own algorithm; what it asks to train is a piece."""
         if state.inner is None:
             return [Finish()] if isinstance(event, Started) else []
-        if isinstance(event, Started):
+        if isinstance(event, Started | Assigned):
             state.num_samples = event.num_samples
         effects: list[Effect] = []
         for effect in self.inner.handle(state.inner, event, now):
             if isinstance(effect, Train):
-                state.piece = Piece(
-                    request=effect, num_due=_num_due(effect, state.num_samples), began=now
-                )
+                state.piece = Piece.of(effect, state.num_samples, now)
+                state.params = effect.params
             else:
                 effects.append(effect)
         state.round = state.inner.round
-        state.params = state.inner.params if state.piece is None else state.piece.request.params
+        if state.piece is None:
+            state.params = state.inner.params
         return effects
 
+    def _receive(
+        self, state: StageState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        stage, kind = self.stage(state.rank), message.kind
+        if kind == _up(stage - 1) and self.above(sender) == state.rank:
+            return self._take_batch(state, sender, message)
+        if kind == _down(stage) and sender == self.above(state.rank):
+            return self._take_answer(state, message, now)
+        if kind.startswith((_UP, _DOWN)) or sender >= self.num_first:
+            return []  # nobody is to say this
+        return self._drive(state, Received(sender, message), now)
+
     def _take_batch(self, state: StageState, sender: Rank, message: Message) -> list[Effect]:
-        num_below = self.num_first if self.stage(state.rank) == 1 else 1
-        is_good = len(message.payload["labels"]) == len(message.payload["activations"])
-        is_asked = self.is_below(sender, state.rank)
-        if is_good and is_asked and len(state.waiting) < num_below * self.max_waiting:
-            state.waiting.append((sender, message))
-            state.round = max(state.round, message.round)
+        labels, activations = (message.payload[name] for name in ("labels", "activations"))
+        if not len(labels) or len(labels) != len(activations):
+            return []
+        own = [index for index, each in enumerate(state.waiting) if each[0] == sender]
+        if len(own) >= self.max_passed(self.stage(sender)):
+            del state.waiting[own[0]]  # it was given up, or there would be no other
+        state.waiting.append((sender, message))
+        state.round = max(state.round, message.round)
         return []
 
     def next_waiting(self, state: StageState) -> Payload:
@@ -304,25 +372,28 @@ class Stages(Algorithm[StageState]):
         values = precision.decode("activations", message.payload, message.numbers)
         return {"activations": values, "labels": message.payload["labels"]}
 
-    def _take_answer(
-        self, state: StageState, sender: Rank, message: Message, now: Seconds
-    ) -> list[Effect]:
+    def _take_answer(self, state: StageState, message: Message, now: Seconds) -> list[Effect]:
         number = int(message.numbers["batch"])
-        if sender != self.above(state.rank) or number not in state.pending:
+        if number not in state.pending:
             return []  # it was given up
         gradient = None
         if "gradient" in message.payload:
             precision = Precision(self.precision)
             gradient = precision.decode("gradient", message.payload, message.numbers)
         effects = self.take_answer(state, number, gradient)
-        if self.forget_after is not None:
-            wait = self.forget_after if state.pending else float("inf")
-            effects.append(SetTimer(_NO_ANSWER, now + wait))
-        return effects
+        return [*effects, *self._watch(state, now)]
+
+    def _watch(self, state: StageState, now: Seconds) -> list[Effect]:
+        """Wait for the next answer from now on, if one is due."""
+        if self.forget_after is None:
+            return []
+        at = now + self.forget_after if state.pending else math.inf
+        return [SetTimer(_NO_ANSWER, at)]
 
     def _give_up(self, state: StageState) -> list[Effect]:
         state.num_given_up += len(state.pending)
-        return self.give_up(state)
+        effects = self.give_up(state)
+        return [*effects, *self._watch(state, 0.0)]
 
     def _notice(
         self, state: StageState, event: WorkerLost | WorkerJoined, rank: Rank, now: Seconds
@@ -330,7 +401,7 @@ class Stages(Algorithm[StageState]):
         if isinstance(event, WorkerLost):
             state.lost[rank] = None
             if event.has_lied:
-                state.waiting = [each for each in state.waiting if each[0] != rank]
+                self._forget(state, rank)
         else:
             state.lost.pop(rank, None)
         effects: list[Effect] = []
@@ -339,6 +410,17 @@ class Stages(Algorithm[StageState]):
         if rank < self.num_first and state.inner is not None:
             effects += self._drive(state, event, now)
         return effects
+
+    def _forget(self, state: StageState, liar: Rank) -> None:
+        """Make no more use of what `liar` has sent."""
+        state.waiting = [each for each in state.waiting if each[0] != liar]
+        numbers = {number for number, (sender, _) in state.origins.items() if sender == liar}
+        for number in numbers:
+            del state.origins[number]
+            state.pending.pop(number, None)
+        state.answers = [
+            each for each in state.answers if int(each.get("batch", -1)) not in numbers
+        ]
 
     def _note(self, state: StageState, event: Trained) -> list[Effect]:
         """Put queues on record now and then, and what the trainer has measured."""
@@ -357,24 +439,15 @@ class Stages(Algorithm[StageState]):
 
 
 def _up(boundary: int) -> str:
-    return f"activations-{boundary}"
+    return f"{_UP}{boundary}"
 
 
 def _down(boundary: int) -> str:
-    return f"done-{boundary}"
-
-
-def _num_due(request: Train, num_samples: int) -> float:
-    """Samples that make up the share of a pass which was asked for."""
-    if not isinstance(request.work, Epochs):
-        return float("inf")
-    return request.work.share * request.keep_ratio * num_samples
+    return f"{_DOWN}{boundary}"
 
 
 def one_batch(state: StageState, inputs: Payload) -> Train:
     """Ask for a step on one batch, of the piece under way if there is one."""
     if state.piece is None:
         return Train(state.params, Steps(1), inputs=inputs)
-    state.piece.num_begun += 1
-    work = Steps(1)
-    return replace(state.piece.request, params=state.params, work=work, inputs=inputs)
+    return state.piece.one_batch(state.params, inputs)

@@ -16,7 +16,7 @@ from edgegossip.core.schema import Limits, TensorSpec
 Shape: TypeAlias = tuple[int, ...]
 Numbers: TypeAlias = Mapping[str, float]
 LARGEST = 1e6
-"""No activation or gradient is larger: a network refuses it."""
+"""Larger activations and gradients are sent as this: a network refuses them."""
 _INT8 = 127
 
 
@@ -41,9 +41,10 @@ class Precision:
 
     def encode(self, name: str, tensor: Tensor) -> tuple[Payload, Numbers]:
         """Give the payload and the numbers in which `tensor` travels under `name`."""
+        tensor = tensor.clamp(-LARGEST, LARGEST)
         if self.name != "int8":
             return {name: tensor.to(_DTYPES[self.name])}, {}
-        unit = max(float(tensor.abs().max()) if tensor.numel() else 0.0, 1e-30) / _INT8
+        unit = max(_magnitude(tensor), 1e-30) / _INT8
         whole = (tensor / unit).round_().clamp_(-_INT8, _INT8)
         return {name: whole.to(torch.int8)}, {f"{name}_unit": unit}
 
@@ -53,16 +54,21 @@ class Precision:
 
     def spec(self, shape: Shape, max_batch: int) -> TensorSpec:
         """Describe batches of at most `max_batch` tensors of `shape`."""
-        dtype, largest = _DTYPES[self.name], LARGEST
+        dtype, numel = _DTYPES[self.name], max_batch * math.prod(shape)
         if self.name == "int8":
-            largest = _INT8
-        return TensorSpec(
-            dtype, (None, *shape), max_batch * math.prod(shape), -largest, largest
-        )
+            return TensorSpec(dtype, (None, *shape), numel, -_INT8, _INT8)
+        # `bfloat16` rounds up. With a measure, so that what is far beyond the usual is refused
+        # sooner, and who has sent it is found.
+        largest = 1.01 * LARGEST
+        return TensorSpec(dtype, (None, *shape), numel, -largest, largest, _magnitude)
 
     def limits(self, name: str) -> dict[str, Limits]:
         """Limits of the numbers that travel with it."""
         return {f"{name}_unit": (0.0, LARGEST / _INT8)} if self.name == "int8" else {}
+
+
+def _magnitude(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}

@@ -45,6 +45,8 @@ class Both(TeacherFactory):
 
 
 class _Both(Teacher):
+    has_loss = False
+
     def __init__(self, gradient: Teacher, loss: Teacher, weight: float) -> None:
         self._gradient, self._loss, self._weight = gradient, loss, weight
         super().__init__(nn.ModuleList([gradient.module, loss.module]), lr=0.0)  # they learn

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from edgegossip.core.protocol import Payload, Train
 from edgegossip.core.randomness import generator
+from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.learning.stages.stage_learner import StageLearner
-from edgegossip.learning.stages.teacher import TeacherFactory
+from edgegossip.learning.stages.teacher import Teacher, TeacherFactory
 
 
 class DecoupledStage(StageLearner):
@@ -32,14 +33,19 @@ class DecoupledStage(StageLearner):
 
     def __init__(self, *, teacher: TeacherFactory, replay: int = 0, **arguments: Any) -> None:  # noqa: ANN401
         super().__init__(**arguments)
-        place, key = self.place, self._key
-        self._teacher = None
-        if not place.is_last:
-            self._teacher = teacher.make(place.shape, place.num_classes, *key)
-            self._teacher.module.to(self._torch_device)
+        check_range("replay", replay, "at least 0")
+        self._factory = teacher
+        self._teacher: Teacher | None = None
+        if not self.place.is_last:
+            self._make_teacher()
         self._replay = replay
         self._kept: list[tuple[Tensor, Tensor]] = []
-        self._draws = generator(*key, "replay")
+        self._draws = generator(*self._key, "replay")
+
+    def _make_teacher(self) -> None:
+        place = self.place
+        self._teacher = self._factory.make(place.shape, place.num_classes, *self._key)
+        self._teacher.module.to(self._torch_device)
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Train on one batch.
@@ -57,15 +63,18 @@ class DecoupledStage(StageLearner):
         if not self.place.is_first:
             x = x.detach().requires_grad_()
         self.model.zero_grad()
-        outputs = self.model.module(x)
+        outputs = self.run(lambda: self.model.module(x))
         if self._teacher is None:
             loss = self._loss(outputs, y)
         else:
             loss = self._teacher.teach(outputs, y)
+        mean_loss = self._mean_loss([loss.detach()])
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         if self._teacher is not None:
             self._teacher.step()
+            mean_loss = mean_loss if self._teacher.has_loss else 0.0
+        self._num_steps += 1
         given = {} if self.place.is_last else {"activations": outputs.detach(), "labels": y}
         if x.grad is not None and is_new:
             given["gradient"] = x.grad
@@ -73,7 +82,7 @@ class DecoupledStage(StageLearner):
             self.model.params.to("cpu", copy=True),
             len(y) if self.place.is_first else 0,
             1,
-            self._mean_loss([loss.detach()]),
+            mean_loss,
             {name: tensor.cpu() for name, tensor in given.items()},
             metrics={} if cosine is None else {"gradient_cosine": cosine},
         )
@@ -90,6 +99,13 @@ class DecoupledStage(StageLearner):
         self._kept = [*self._kept, batch][-self._replay :]
         chosen = int(torch.randint(len(self._kept), (), generator=self._draws))
         return self._kept[chosen], chosen == len(self._kept) - 1
+
+    def start_over(self) -> None:
+        """Forget momentum, batches, and a teacher that has learnt nothing sound."""
+        super().start_over()
+        self._kept = []
+        if self._teacher is not None and not self._teacher.is_sound:
+            self._make_teacher()
 
     def cost(self, request: Train) -> float:
         """A forward and a backward pass, in samples of the whole model."""

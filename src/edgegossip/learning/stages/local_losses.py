@@ -18,11 +18,11 @@ class LocalLosses(TeacherFactory):
 
     .. math::
         L = (1 - \beta) \, \mathrm{CE}(A\, \mathrm{pool}(h), y)
-            + \beta \, \| S(B(h)) - S(\mathrm{onehot}(y)) \|^2
+            + \frac{\beta}{n^2} \, \| S(B(h)) - S(\mathrm{onehot}(y)) \|_F^2
 
-    with a linear classifier :math:`A`, a layer :math:`B` (a 3x3 convolution for pictures, else
-    a dense layer), and :math:`S` the matrix of cosine similarities between the samples of the
-    batch, each less its mean. For a picture, :math:`S` sees the standard deviation of each
+    for a batch of :math:`n`, with a linear classifier :math:`A`, a layer :math:`B` (a 3x3
+    convolution for pictures, else a dense layer), and :math:`S` the matrix of cosine
+    similarities between the samples of the batch, each less its mean. For a picture, :math:`S` sees the standard deviation of each
     channel. Pictures are pooled by averages to about `num_pooled` features.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.func import functional_call
 
+from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Payload, Train
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.learning.stages.stage_learner import StageLearner
@@ -38,8 +39,11 @@ class PipelinedStage(StageLearner):
     update. The last stage does both at once. The backward pass goes by the weights of the
     forward pass (weight stashing); its update is made to the present ones.
 
+    A forward pass also names the batches before it that still wait for a gradient (`passed`);
+    the others are forgotten.
+
     Args:
-        max_passed: Batches that are remembered; older ones will have no gradient any more.
+        max_passed: Batches that are remembered at most: `Pipelined.max_passed` of the stage.
     """
 
     def __init__(self, *, max_passed: int, **arguments: Any) -> None:  # noqa: ANN401
@@ -59,7 +63,7 @@ class PipelinedStage(StageLearner):
         self.model.module.train()
         inputs = request.inputs
         if "gradient" in inputs:
-            passed = self._passed.pop(int(inputs["batch"]))
+            passed = self._recall(int(inputs["batch"]))
             gradient = inputs["gradient"].to(self._torch_device)
             return self._go_back(request, progress, passed, gradient=gradient)
         x, y = self.batch(inputs, request)
@@ -68,14 +72,40 @@ class PipelinedStage(StageLearner):
             assert passed.outputs is not None
             loss = self._loss(passed.outputs, y)
             return self._go_back(request, progress, passed, loss=loss)
-        self._passed[int(inputs["batch"])] = passed
-        while len(self._passed) > self._max_passed:
-            del self._passed[next(iter(self._passed))]
+        self._remember(inputs, passed)
         assert passed.outputs is not None
         return self._result(
             {"activations": passed.outputs.detach(), "labels": y},
             num_samples=len(y) if self.place.is_first else 0,
         )
+
+    def _remember(self, inputs: Payload, passed: _Passed) -> None:
+        if not {"batch", "passed"} <= inputs.keys():
+            raise LocalProtocolError(
+                f"worker {self.rank} was given {sorted(inputs)}, no batch with its number; a "
+                "PipelinedStage is for Pipelined"
+            )
+        waiting = inputs["passed"].tolist()
+        if len(waiting) >= self._max_passed:
+            raise LocalProtocolError(
+                f"worker {self.rank} has {len(waiting) + 1} batches that wait for a gradient, "
+                f"but max_passed is {self._max_passed}; make it that of the algorithm"
+            )
+        self._passed = {n: each for n, each in self._passed.items() if n in waiting}
+        self._passed[int(inputs["batch"])] = passed
+
+    def _recall(self, number: int) -> _Passed:
+        if number not in self._passed:
+            raise LocalProtocolError(
+                f"worker {self.rank} was given a gradient of batch {number}, but remembers "
+                f"{[*self._passed]} only"
+            )
+        return self._passed.pop(number)
+
+    def start_over(self) -> None:
+        """Forget momentum, and the batches that wait for a gradient: they have none now."""
+        super().start_over()
+        self._passed = {}
 
     def _go_forward(self, params: Tensor, x: Tensor, y: Tensor) -> _Passed:
         weights = params.to(self._torch_device).detach()
@@ -86,7 +116,7 @@ class PipelinedStage(StageLearner):
         self._compute(passed)
         return passed
 
-    def _compute(self, passed: _Passed) -> None:
+    def _compute(self, passed: _Passed, buffers: dict[str, Tensor] | None = None) -> None:
         """Run the stage on weights of their own, so that an update changes no batch's."""
         passed.weights.requires_grad_()
         if not self.place.is_first:
@@ -99,7 +129,10 @@ class PipelinedStage(StageLearner):
             for name, p in self.model.module.named_parameters()
             if p.requires_grad
         }
-        passed.outputs = functional_call(self.model.module, named, (passed.x,))
+        module = self.model.module
+        passed.outputs = self.run(
+            lambda: functional_call(module, {**named, **(buffers or {})}, (passed.x,))
+        )
 
     def _go_back(
         self,
@@ -113,10 +146,12 @@ class PipelinedStage(StageLearner):
         if passed.outputs is None:
             present = self._dropout.get_state()
             self._dropout.set_state(passed.draws)
-            self._compute(passed)
+            # Statistics were measured before.
+            buffers = self.model.module.named_buffers()
+            self._compute(passed, {name: buffer.clone() for name, buffer in buffers})
             self._dropout.set_state(present)
-            self.model.params.copy_(request.params)  # statistics were measured before
         assert passed.outputs is not None
+        mean_loss = 0.0 if loss is None else self._mean_loss([loss.detach()])
         if loss is None:
             passed.outputs.backward(gradient)  # type: ignore[no-untyped-call]
         else:
@@ -125,10 +160,9 @@ class PipelinedStage(StageLearner):
         assert self.model.trained.grad is not None
         self.model.trained.grad.copy_(passed.weights.grad[: self.model.trained.numel()])
         self._optimizer.step()
+        self._num_steps += 1
         given = {} if passed.x.grad is None else {"gradient": passed.x.grad}
-        return self._result(
-            given, loss=0.0 if loss is None else self._mean_loss([loss.detach()])
-        )
+        return self._result(given, loss=mean_loss)
 
     def _result(
         self, outputs: Payload, *, num_samples: int = 0, loss: float = 0.0

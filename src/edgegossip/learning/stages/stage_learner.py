@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Payload, Train
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.loss import prepare_batch, to_model
@@ -47,10 +48,19 @@ class StageLearner(Learner):
 
     Args:
         place: Where the stage stands.
+
+    Raises:
+        ValueError: If its samples are to be chosen by their losses, which it does not know.
     """
 
     def __init__(self, *, place: Place, **arguments: Any) -> None:  # noqa: ANN401
         super().__init__(**arguments)
+        selection = self._accuracy_aware.selection
+        if selection.needs_losses or selection.needs_sample_losses:
+            raise ValueError(
+                f"{type(selection).__name__} chooses samples by their losses, which a stage "
+                "does not know; choose Random() or Cyclic()"
+            )
         self.place = place
 
     def batch(self, inputs: Payload, request: Train) -> tuple[Tensor, Tensor]:
@@ -69,19 +79,44 @@ class StageLearner(Learner):
         x = to_model(inputs["activations"], self._torch_device)
         return x, inputs["labels"].to(self._torch_device)
 
+    def run(self, forward: Callable[[], Tensor]) -> Tensor:
+        """Run a forward pass on what others may have sent.
+
+        Raises:
+            TrainingError: If the stage cannot take it, or gives what is not finite.
+        """
+        try:
+            outputs = forward()
+        except (RuntimeError, ValueError) as error:
+            raise TrainingError(
+                f"stage {self.place.number} on worker {self.rank} cannot take its inputs: "
+                f"{error}; cut the model elsewhere, or look at what the stage below sends"
+            ) from error
+        if not outputs.detach().isfinite().all():
+            raise TrainingError(
+                f"stage {self.place.number} on worker {self.rank} gives activations that are "
+                f"not finite in its step {self._num_steps + 1}; try a smaller learning rate"
+            )
+        return outputs
+
+    @property
+    def epoch_cost(self) -> float:
+        """What a pass over the shard costs in this stage, in samples of the whole model."""
+        return self.place.cost * super().epoch_cost
+
     def set_up(self) -> None:
         """Get ready with the own data, if there is any to train on."""
         if self.place.is_first:
             super().set_up()
 
-    def num_due(self, request: Train) -> int:
+    def num_due(self, request: Train) -> float:
         """Samples that `request` is about."""
         for name in ("activations", "gradient"):
             if name in request.inputs:
                 return len(request.inputs[name])
         self.batches.resize(request.batch_ratio)
-        return round(
-            self.batches.cost(request.work, request.keep_ratio, begins_pass=request.begins_pass)
+        return self.batches.cost(
+            request.work, request.keep_ratio, begins_pass=request.begins_pass
         )
 
     def _draw(self, request: Train) -> tuple[Tensor, Tensor]:

@@ -73,6 +73,8 @@ class SyntheticGradient(Teacher):
         num_classes: Labels that there are.
     """
 
+    has_loss = False
+
     def __init__(self, settings: SyntheticGradients, shape: Shape, num_classes: int) -> None:
         self._num_classes = num_classes if settings.is_conditioned else 0
         self._is_picture = len(shape) == 3
@@ -102,6 +104,8 @@ class SyntheticGradient(Teacher):
             if self._is_picture:
                 told = told[:, :, None, None].expand(-1, -1, *given.shape[2:])
             given = torch.cat([given, told], dim=1)
+        # A batch of one sample has no variance; running statistics take its place.
+        self.module.train(len(given) > 1)
         predicted: Tensor = self.module(given)
         return predicted.view(activations.shape)
 

@@ -21,7 +21,12 @@ class Teacher(ABC):
     Args:
         module: What it learns.
         lr: Learning rate of Adam for it.
+
+    Attributes:
+        has_loss: What `teach` gives is a loss, and no mere product with a gradient.
     """
+
+    has_loss: bool = True
 
     def __init__(self, module: nn.Module, lr: float) -> None:
         self.module = module
@@ -49,6 +54,11 @@ class Teacher(ABC):
             it predicts none.
         """
         return None
+
+    @property
+    def is_sound(self) -> bool:
+        """All that it has learnt is finite."""
+        return all(bool(x.isfinite().all()) for x in self.module.state_dict().values())
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes while it teaches."""
