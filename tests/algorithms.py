@@ -9,6 +9,7 @@ import pytest
 
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.asynchronous import Asynchronous
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.difference_push import DifferencePush
@@ -31,6 +32,9 @@ from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.rounds import Synchronous
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.compressor import Identity
@@ -167,7 +171,41 @@ TUNED: dict[str, BatchTune | EdgeGossip] = {
 }
 """Parameter servers whose workers get batches, or shares of their data, by speed."""
 
-ALL: dict[str, AnyAlgorithm | EdgeGossip | BatchTune] = {**ALGORITHMS, **BALANCED, **TUNED}
+_STAGE: dict[str, Any] = {"num_classes": 1, "max_batch": 1}
+_THREE: dict[str, Any] = {**_STAGE, "num_first": 3, "boundaries": ((7,), (7,))}
+"""Three workers hold the first of three stages."""
+_FIRST: dict[str, Any] = {"topology": complete(3), "num_rounds": NUM_ROUNDS}
+
+STAGES: dict[str, Stages] = {
+    "decoupled": Decoupled(inner=Gossip(**_FIRST, local_steps=2), **_THREE),
+    "decoupled-gosgd": Decoupled(
+        inner=GoSGD(**_FIRST, exchange_probability=0.5, local_steps=2),
+        **_THREE,
+        gradient_every=2,
+        max_waiting=2,
+    ),
+    "pipelined": Pipelined(inner=Gossip(**_FIRST, local_steps=4), **_THREE),
+    "pipelined-epochs": Pipelined(inner=EpochGossip(**_FIRST), **_THREE, in_flight=2),
+    "pipelined-diloco": Pipelined(
+        inner=DiLoCo(**_FIRST, local_steps=2, repair_rounds=2), **_THREE, in_flight=1
+    ),
+    "pipelined-balanced": Pipelined(
+        inner=EdgeGossip(inner=EpochGossip(**_FIRST), block_share=0.5), **_THREE
+    ),
+    "pipelined-alone": Pipelined(
+        inner=Alone(num_rounds=NUM_ROUNDS, local_steps=8), **_STAGE, boundaries=((7,),) * 4
+    ),
+}
+"""One model in stages; see `tests.worlds.StageTrainer`."""
+
+ALONE = Alone(num_rounds=NUM_ROUNDS, local_steps=2)
+
+ALL: dict[str, AnyAlgorithm | EdgeGossip | BatchTune | Stages] = {
+    **ALGORITHMS,
+    **BALANCED,
+    **TUNED,
+    **STAGES,
+}
 
 PEERS = {
     **{n: a for n, a in ALGORITHMS.items() if not isinstance(a, ParameterServer)},

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from tests.algorithms import NUM_WORKERS
-from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, loss_of, make_world
+from tests.worlds import (
+    NUM_PARAMS,
+    UNEVEN,
+    ManySamples,
+    StageTrainer,
+    loss_of,
+    make_world,
+    stages_in,
+)
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
@@ -141,13 +149,20 @@ def run_hosts(
     algorithm: Algorithm[Any], make_transport: Callable[[Rank], Transport]
 ) -> list[Host[Any]]:
     """Run a host for each worker, each in a thread, to the end."""
+    stages = stages_in(algorithm)
+
+    def make_trainer(rank: Rank) -> ManySamples:
+        if stages is not None:
+            return StageTrainer(stages, rank, 0.1, SIZE)
+        return ManySamples(rank, 0.1, SIZE)
+
     hosts = [
         Host(
             algorithm,
             rank,
             NUM_WORKERS,
             torch.zeros(NUM_PARAMS),
-            ManySamples(rank, 0.1, SIZE),
+            make_trainer(rank),
             make_transport(rank),
             settings=SETTINGS,
             evaluate=loss_of,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from tests.algorithms import NUM_WORKERS
 from torch import Tensor
 
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
@@ -18,6 +20,7 @@ from edgegossip.core.protocol import (
     Event,
     Message,
     Note,
+    Payload,
     Rank,
     Role,
     Seconds,
@@ -39,6 +42,10 @@ NUM_PARAMS = 7
 # Random, not round, numbers: sums of round numbers come out equal in any order.
 TARGETS = torch.randn(16, NUM_PARAMS, generator=generator(0, "targets"))
 INITIAL = torch.randn(16, NUM_PARAMS, generator=generator(0, "initial"))
+SHAPE = (NUM_PARAMS,)
+"""Of what stages hand on."""
+_TAGS_A_LIFE = 2000
+_SCALE = 2.0**20  # exact, and no larger than what is usual
 EVEN = tuple(Platform(throughput=1.0) for _ in range(NUM_WORKERS))
 UNEVEN = uneven(NUM_WORKERS, throughput=1.0)
 
@@ -81,6 +88,84 @@ class ManySamples(Trainer):
         self.ranks = tuple(state["ranks"])
 
 
+class StageTrainer(ManySamples):
+    """The trainer of worker `rank` in stages: checks whose gradient it gets.
+
+    Each batch has one sample and a tag of its own in its first entry. Stages hand it on, and so
+    do gradients; one with another tag than its batch fails the test.
+    """
+
+    def __init__(
+        self, algorithm: Stages, rank: Rank, lr: float, size: int | None, life: int = 0
+    ) -> None:
+        has_data = algorithm.stage(rank) == 0
+        super().__init__(rank, lr, (size or 1) if has_data else 0)
+        self.is_last = algorithm.above(rank) is None
+        self.is_pipelined = isinstance(algorithm, Pipelined)
+        self.most = algorithm.max_passed(algorithm.stage(rank))
+        self.tag = float(_TAGS_A_LIFE * (32 * rank + life))
+        self.passed: dict[int, float] = {}
+
+    def cost(self, request: Train) -> float:
+        if not request.inputs.keys() & {"batch", "activations"}:
+            return 1.0
+        return 1.0 if self.is_last else 2 / 3 if "gradient" in request.inputs else 1 / 3
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        inputs = request.inputs
+        if "fit_gradient" in inputs:
+            assert _tag_of(inputs["fit_activations"]) == _tag_of(inputs["fit_gradient"])
+        if "gradient" in inputs:
+            tag = self.passed.pop(int(inputs["batch"]))
+            assert _tag_of(inputs["gradient"]) == tag, "the gradient of another batch"
+            return self._step(request, {"gradient": _tagged(tag)})
+        tag = self._draw() if "activations" not in inputs else _tag_of(inputs["activations"])
+        up: Payload = {"activations": _tagged(tag), "labels": torch.zeros(1, dtype=torch.int64)}
+        if self.is_last:
+            return self._step(request, {"gradient": _tagged(tag)})
+        if not self.is_pipelined:
+            return self._step(request, {**up, "gradient": _tagged(tag)})
+        waiting = inputs["passed"].tolist()
+        assert {*waiting} <= self.passed.keys(), "a batch was forgotten"
+        assert len(waiting) < self.most
+        self.passed = {n: each for n, each in self.passed.items() if n in waiting}
+        self.passed[int(inputs["batch"])] = tag
+        num_samples = 1 if self.num_samples else 0
+        return TrainingResult(request.params, num_samples, 1, 0.0, up)
+
+    def _draw(self) -> float:
+        assert self.num_samples, "only the first stage has data"
+        self.tag += 1
+        return self.tag
+
+    def _step(self, request: Train, outputs: Payload) -> TrainingResult:
+        done = super().train(replace(request, work=Steps(1), inputs={}))
+        is_counted = self.num_samples and not self.is_pipelined
+        return TrainingResult(done.params, 1 if is_counted else 0, 1, 0.5, outputs)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {**super().state_dict(), "tag": self.tag, "passed": dict(self.passed)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.tag, self.passed = state["tag"], dict(state["passed"])
+
+
+def _tagged(tag: float) -> Tensor:
+    return torch.cat([torch.tensor([tag / _SCALE]), TARGETS[0, 1:]])[None]
+
+
+def _tag_of(batch: Tensor) -> float:
+    return float(batch[0, 0]) * _SCALE
+
+
+def stages_in(algorithm: object) -> Stages | None:
+    """The algorithm in stages that others are wrapped around, if there is one."""
+    while algorithm is not None and not isinstance(algorithm, Stages):
+        algorithm = getattr(algorithm, "inner", None)
+    return algorithm
+
+
 def loss_of(params: Tensor) -> tuple[float, float]:
     """Mean loss over the targets of `params`, [num_params], and no accuracy."""
     targets = TARGETS[:NUM_WORKERS, : params.numel()].to(params.dtype)
@@ -107,7 +192,11 @@ def make_world(
     """
     num_params = NUM_PARAMS if initial is None else initial.shape[1]
 
+    stages = stages_in(algorithm)
+
     def make_trainer(rank: Rank, incarnation: int) -> Trainer:
+        if stages is not None:
+            return StageTrainer(stages, rank, lr, size or 4, incarnation)
         if size is not None:
             return ManySamples(rank, lr, size)
         beyond = torch.zeros(max(0, num_params - NUM_PARAMS))

@@ -15,14 +15,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALGORITHMS, TUNED
+from tests.algorithms import ALGORITHMS, ALONE, STAGES, TUNED
 from tests.worlds import UNEVEN, Recorder, make_world
 
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.link import Link, Links
 
-KEPT = {**ALGORITHMS, **TUNED}
+KEPT = {
+    **ALGORITHMS,
+    **TUNED,
+    **STAGES,
+    "alone": ALONE,
+}
 FOLDER = Path(__file__).parent
 IS_REFRESHING = "EDGEGOSSIP_REFRESH_GOLDEN" in os.environ
 LINKS = Links(default=Link(latency=0.25, bandwidth=1000.0))

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALL, OVERSHOOTING, AnyAlgorithm
-from tests.worlds import TARGETS, Recorder, Watched, make_world
+from tests.algorithms import ALL, ALONE, OVERSHOOTING, AnyAlgorithm
+from tests.worlds import SHAPE, TARGETS, Recorder, Watched, make_world, stages_in
 
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.choco_gossip import ChocoGossip, ChocoState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
@@ -33,6 +34,9 @@ from edgegossip.algorithms.parameter_server.parameter_server import ParameterSer
 from edgegossip.algorithms.parameter_server.states import SERVER
 from edgegossip.algorithms.push_sum import PushSum
 from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.algorithms.stages.stage_state import StageState
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
@@ -58,6 +62,7 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 
+EACH = {**ALL, "alone": ALONE}
 ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
 SEEDS = range(8) if ONE_SEED is None else [int(ONE_SEED)]
 MANY_SEEDS = range(8, 1000)
@@ -85,7 +90,7 @@ def is_corrected(algorithm: Algorithm[Any]) -> bool:
 class World:
     """What one seed draws."""
 
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune
+    algorithm: Any
     platforms: tuple[Platform, ...]
     links: Links
     faults: Faults
@@ -99,6 +104,7 @@ class World:
         if checks is not None:
             inner = getattr(algorithm, "inner", algorithm)
             overshoots = isinstance(inner, OVERSHOOTING) or is_corrected(algorithm)
+            overshoots = overshoots or is_corrected(inner)
             checks.overshoot = FAR if overshoots else 0.0
             algorithm = Watched(algorithm, before=checks.before, after=checks.after)
         simulator = make_world(
@@ -112,16 +118,18 @@ class World:
             size=self.size,
         )
         if checks is not None:
-            checks.simulator = simulator
+            checks.simulator, checks.algorithm = simulator, self.algorithm
         return simulator
 
 
-def draw_world(algorithm: AnyAlgorithm | EdgeGossip | BatchTune, seed: int) -> World:
+def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
+    if isinstance(algorithm, Stages):
+        return draw_staged_world(algorithm, seed)
     if isinstance(algorithm, EdgeGossip | BatchTune):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
-        return replace(world, algorithm=replace(algorithm, inner=world.algorithm))  # type: ignore[arg-type]
+        return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
     draw = random.Random(seed)
     num_workers = draw.randint(2, 6)
     is_lossy = draw.random() < 0.5
@@ -151,12 +159,56 @@ def draw_world(algorithm: AnyAlgorithm | EdgeGossip | BatchTune, seed: int) -> W
     return replace(world, platforms=platforms)
 
 
+def draw_staged_world(algorithm: Stages, seed: int) -> World:
+    """The world of `seed`, in which as many as are left over hold further stages.
+
+    Where one of these crashes in `Pipelined`, it comes back: without it there is no run.
+    """
+    world = draw_world(algorithm.inner, seed)
+    draw = random.Random(f"{seed} stages")
+    num_above = draw.randint(1, 3)
+    topology = world.algorithm.traits.topology
+    num_first = draw.randint(1, 3) if topology is None else topology.num_workers
+    num_workers = num_first + num_above
+    is_lossy = bool(world.faults.drops)
+    above = tuple(Platform(throughput=10 ** draw.uniform(-0.5, 1)) for _ in range(num_workers))
+    faults = draw_faults(draw, num_workers, is_lossy)
+    faults = replace(faults, script=(*faults.script, *world.faults.drops))
+    varied: Any = algorithm
+    if isinstance(algorithm, Pipelined):
+        faults = with_stages_back(faults, num_first)
+        varied = replace(varied, in_flight=draw.choice([None, 1, 2, 6]))
+    else:
+        varied = replace(varied, max_waiting=draw.randint(1, 5))
+    return replace(
+        world,
+        algorithm=replace(
+            varied,
+            inner=world.algorithm,
+            num_first=num_first,
+            boundaries=(SHAPE,) * num_above,
+            forget_after=draw.uniform(0.5, 10) if is_lossy else None,
+        ),
+        platforms=(*world.platforms, *above)[:num_workers],
+        faults=faults,
+    )
+
+
+def with_stages_back(faults: Faults, num_first: int) -> Faults:
+    """Let all that hold a stage alone come back wherever they crash."""
+    crashes = [f for f in faults.script if isinstance(f, Crash) and f.rank >= num_first]
+    back = [Recover(at=f.at + 1.0, rank=f.rank) for f in crashes]
+    return replace(faults, script=(*faults.script, *back))
+
+
 def vary(
-    algorithm: AnyAlgorithm, draw: random.Random, num_workers: int, is_lossy: bool
-) -> AnyAlgorithm:
+    algorithm: AnyAlgorithm | Alone, draw: random.Random, num_workers: int, is_lossy: bool
+) -> AnyAlgorithm | Alone:
     """The algorithm for so many workers, with what the seed draws for it."""
     topology = draw_topology(draw, num_workers)
     num_rounds = draw.randint(1, 8)
+    if isinstance(algorithm, Alone):
+        return replace(algorithm, num_rounds=num_rounds)
     if isinstance(algorithm, ParameterServer):
         again = draw.uniform(0.1, 2) if is_lossy else None
         return replace(
@@ -244,6 +296,7 @@ class Checks(Recorder):
     """Looks at every worker after every event, and at every message."""
 
     simulator: Simulator[Any] = field(init=False)
+    algorithm: Algorithm[Any] = field(init=False)
     in_flight: list[Message] = field(default_factory=list)
     crashed: set[Rank] = field(default_factory=set)
     waking: set[Rank] = field(default_factory=set)  # recovered, not yet started
@@ -267,6 +320,8 @@ class Checks(Recorder):
     def after(self, state: WorkerState, event: Event, now: Seconds) -> None:
         assert state is self.simulator.states[state.rank]
         assert state.round >= self.round_before
+        if isinstance(state, StageState):
+            self.require_bounds(state)
         x = state.estimate
         low, high = LOWEST - self.overshoot, HIGHEST + self.overshoot
         assert bool((x >= low).all() and (x <= high).all())
@@ -275,6 +330,19 @@ class Checks(Recorder):
             assert not (inner.has_finished and inner.queue)
         if isinstance(inner, StandbyState) and inner.election.is_leading:
             self.require_majority(inner)
+
+    def require_bounds(self, state: StageState) -> None:
+        """Fail if a stage keeps more than it is to, whatever is lost or late."""
+        algorithm = stages_in(self.algorithm)
+        assert algorithm is not None
+        stage = algorithm.stage(state.rank)
+        most = algorithm.max_passed(stage)
+        assert len(state.pending) <= most
+        assert len(state.answers) <= most
+        assert len(state.origins) <= most + 1
+        if stage > 0:
+            num_below = algorithm.num_first if stage == 1 else 1
+            assert len(state.waiting) <= num_below * algorithm.max_passed(stage - 1)
 
     def require_majority(self, state: StandbyState) -> None:
         """Fail if a server serves that most have not voted for, or merges without them."""
@@ -296,7 +364,7 @@ class Checks(Recorder):
         """Of all workers, of the messages under way, and of what crashes and loss took."""
         online = [state for state in self.simulator.states if state.rank not in self.crashed]
         under_way = sum(map(weight_of, self.in_flight))
-        held = sum(self.weight_held_by(inside(state)) for state in online)
+        held = sum(self.weight_held_by(inside(state)) for state in online if inside(state))
         return held + under_way + self.lost_weight
 
     def weight_held_by(self, state: GoSGDState) -> float:
@@ -363,7 +431,8 @@ def check_world(world: World) -> None:
     algorithm = getattr(world.algorithm, "inner", world.algorithm)
     is_left = isinstance(algorithm, ParameterServer) and checks.crashed >= {*algorithm.workers}
     for rank, state in enumerate(simulator.states):
-        if rank not in checks.crashed and not is_left:
+        is_above = isinstance(state, StageState) and state.inner is None
+        if rank not in checks.crashed and not is_left and not is_above:
             assert state.round == algorithm.traits.num_rounds
 
 
@@ -398,31 +467,31 @@ def replayable(name: str, seed: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"{name} in world {seed}: {draw_world(ALL[name], seed)}")
+        error.add_note(f"{name} in world {seed}: {draw_world(EACH[name], seed)}")
         error.add_note(f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest tests/swarm -k {name}")
         raise
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 def test_no_world_breaks_it(name: str) -> None:
     for seed in SEEDS:
         with replayable(name, seed):
-            check_world(draw_world(ALL[name], seed))
+            check_world(draw_world(EACH[name], seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 def test_none_of_very_many_worlds_breaks_it(name: str) -> None:
     for seed in MANY_SEEDS:
         with replayable(name, seed):
-            check_world(draw_world(ALL[name], seed))
+            check_world(draw_world(EACH[name], seed))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EACH)
 def test_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
     for seed in SEEDS[:4]:
         with replayable(name, seed):
-            world = draw_world(ALL[name], seed)
+            world = draw_world(EACH[name], seed)
             whole, first, second = (world.simulator() for _ in range(3))
             whole.run()
             first.run(until=whole.now / 2)

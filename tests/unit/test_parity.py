@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALL, NUM_WORKERS, SYNCHRONOUS
+from tests.algorithms import ALL, ALONE, NUM_WORKERS, SYNCHRONOUS
 from tests.parity import Replay, run_hosts, simulate
 from tests.transports import OverZenoh
 
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.net.memory import MemoryNetwork
 
+EACH = {**ALL, "alone": ALONE}
 
-@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
+
+@pytest.mark.parametrize("algorithm", EACH.values(), ids=EACH)
 def test_hosts_end_with_the_simulators_bits(algorithm: Algorithm[Any]) -> None:
     recorder, states = simulate(algorithm)
     network = MemoryNetwork()

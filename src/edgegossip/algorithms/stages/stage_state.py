@@ -134,6 +134,7 @@ class StageState(WorkerState):
         num_trained: Pieces of training done.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
+        num_in_vain: How often in a row no answer has come in time.
     """
 
     inner: Any = None
@@ -149,6 +150,7 @@ class StageState(WorkerState):
     num_trained: int = 0
     lost: dict[Rank, None] = field(default_factory=dict)
     num_given_up: int = 0
+    num_in_vain: int = 0
 
     @property
     def estimate(self) -> Tensor:

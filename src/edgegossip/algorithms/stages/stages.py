@@ -54,6 +54,7 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 _NO_ANSWER = "no answer"
 _UP, _DOWN = "activations-", "done-"
 _MAX_BATCHES = 2**53
+_MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
 """Batches are counted from the time of the start on: nobody begins as many in a second."""
 _NOTED_EVERY = 10
@@ -73,8 +74,8 @@ class Stages(Algorithm[StageState]):
         max_batch: Samples of a batch at most; a pass may end with a batch of one more than the
             batch size.
         precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
-        forget_after: Seconds without any answer after which the batches above are given up.
-            None never gives up: right where links lose nothing.
+        forget_after: Seconds without any answer after which the batches above are given up; twice
+            as many after each time in vain. None never gives up: right where links lose nothing.
 
     Raises:
         ValueError: If a number is out of range, there is no boundary, or `inner` is for another
@@ -278,6 +279,7 @@ class Stages(Algorithm[StageState]):
             case Received(sender, message):
                 effects = self._receive(state, sender, message, now)
             case TimerFired(name) if name == _NO_ANSWER:
+                state.num_in_vain += 1
                 effects = self._give_up(state)
             case WorkerLost(rank) | WorkerJoined(rank):
                 effects = self._notice(state, event, rank, now)
@@ -380,6 +382,7 @@ class Stages(Algorithm[StageState]):
         if "gradient" in message.payload:
             precision = Precision(self.precision)
             gradient = precision.decode("gradient", message.payload, message.numbers)
+        state.num_in_vain = 0
         effects = self.take_answer(state, number, gradient)
         return [*effects, *self._watch(state, now)]
 
@@ -387,8 +390,11 @@ class Stages(Algorithm[StageState]):
         """Wait for the next answer from now on, if one is due."""
         if self.forget_after is None:
             return []
-        at = now + self.forget_after if state.pending else math.inf
-        return [SetTimer(_NO_ANSWER, at)]
+        if not state.pending:
+            return [SetTimer(_NO_ANSWER, math.inf)]
+        # Where an answer takes longer than that, all would be given up for ever.
+        wait = self.forget_after * 2.0 ** min(state.num_in_vain, _MOST_DOUBLINGS)
+        return [SetTimer(_NO_ANSWER, now + wait)]
 
     def _give_up(self, state: StageState) -> list[Effect]:
         state.num_given_up += len(state.pending)

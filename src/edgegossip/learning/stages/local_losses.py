@@ -22,8 +22,9 @@ class LocalLosses(TeacherFactory):
 
     for a batch of :math:`n`, with a linear classifier :math:`A`, a layer :math:`B` (a 3x3
     convolution for pictures, else a dense layer), and :math:`S` the matrix of cosine
-    similarities between the samples of the batch, each less its mean. For a picture, :math:`S` sees the standard deviation of each
-    channel. Pictures are pooled by averages to about `num_pooled` features.
+    similarities between the samples of the batch, each less its mean. For a picture,
+    :math:`S` sees the standard deviation of each channel. Pictures are pooled by averages to
+    about `num_pooled` features.
 
     Args:
         lr: Learning rate of Adam for :math:`A` and :math:`B`, above 0.
