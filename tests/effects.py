@@ -14,6 +14,10 @@ def only(kind: type[T], effects: list[Effect]) -> T:
     return found
 
 
+def of_type(effects: list[Effect], kind: type[T]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
 def kinds(effects: list[Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 

@@ -74,8 +74,9 @@ class Stages(Algorithm[StageState]):
         max_batch: Samples of a batch at most; a pass may end with a batch of one more than the
             batch size.
         precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
-        forget_after: Seconds without any answer after which the batches above are given up; twice
-            as many after each time in vain. None never gives up: right where links lose nothing.
+        forget_after: Seconds without any answer after which the batches above are given up;
+            twice as many after each time in vain. None never gives up: right where links lose
+            nothing.
 
     Raises:
         ValueError: If a number is out of range, there is no boundary, or `inner` is for another
