@@ -173,7 +173,12 @@ def draw_staged_world(algorithm: Stages, seed: int) -> World:
     is_lossy = bool(world.faults.drops)
     above = tuple(Platform(throughput=10 ** draw.uniform(-0.5, 1)) for _ in range(num_workers))
     faults = draw_faults(draw, num_workers, is_lossy)
-    faults = replace(faults, script=(*faults.script, *world.faults.drops))
+    # A batch goes up and down through all stages: with half of the messages, hardly any does.
+    script = [
+        replace(each, probability=each.probability / 3) if isinstance(each, Drop) else each
+        for each in faults.script
+    ]
+    faults = replace(faults, script=tuple(script))
     varied: Any = algorithm
     if isinstance(algorithm, Pipelined):
         faults = with_stages_back(faults, num_first)

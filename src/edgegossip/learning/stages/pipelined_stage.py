@@ -113,26 +113,32 @@ class PipelinedStage(StageLearner):
         if not self.place.is_first:
             x = x.detach()
         passed = _Passed(x, y, weights, draws, None)
-        self._compute(passed)
+        measured = self._compute(passed)
+        for name, buffer in self.model.module.named_buffers():
+            buffer.copy_(measured[name])
         return passed
 
-    def _compute(self, passed: _Passed, buffers: dict[str, Tensor] | None = None) -> None:
-        """Run the stage on weights of their own, so that an update changes no batch's."""
+    def _compute(self, passed: _Passed) -> dict[str, Tensor]:
+        """Run the stage on weights and statistics of their own; give the latter.
+
+        So an update changes no batch that is under way.
+        """
         passed.weights.requires_grad_()
         if not self.place.is_first:
             passed.x.requires_grad_()
-        own = self.model.params
+        own, module = self.model.params, self.model.module
         named = {
             name: passed.weights.as_strided(
                 p.shape, p.stride(), p.storage_offset() - own.storage_offset()
             )
-            for name, p in self.model.module.named_parameters()
+            for name, p in module.named_parameters()
             if p.requires_grad
         }
-        module = self.model.module
+        statistics = {name: buffer.clone() for name, buffer in module.named_buffers()}
         passed.outputs = self.run(
-            lambda: functional_call(module, {**named, **(buffers or {})}, (passed.x,))
+            lambda: functional_call(module, {**named, **statistics}, (passed.x,))
         )
+        return statistics
 
     def _go_back(
         self,
@@ -146,9 +152,7 @@ class PipelinedStage(StageLearner):
         if passed.outputs is None:
             present = self._dropout.get_state()
             self._dropout.set_state(passed.draws)
-            # Statistics were measured before.
-            buffers = self.model.module.named_buffers()
-            self._compute(passed, {name: buffer.clone() for name, buffer in buffers})
+            self._compute(passed)  # its statistics were measured before
             self._dropout.set_state(present)
         assert passed.outputs is not None
         mean_loss = 0.0 if loss is None else self._mean_loss([loss.detach()])

@@ -1,0 +1,136 @@
+"""A small model in three stages, and its trainers without a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from tests.small_runs import dataset
+from torch import Tensor, nn
+
+from edgegossip.algorithms.alone import Alone
+from edgegossip.core.protocol import Payload, Steps, Train
+from edgegossip.core.randomness import derive_seed
+from edgegossip.core.trainer import TrainingResult
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.learning.models.initialization import drawn_from
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.stages.decoupled_stage import DecoupledStage
+from edgegossip.learning.stages.local_losses import LocalLosses
+from edgegossip.learning.stages.pipelined_stage import PipelinedStage
+from edgegossip.learning.stages.stage_learner import Place
+from edgegossip.learning.task import Task
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+SHAPES: tuple[tuple[int, ...], ...] = ((4, 4, 4), (16,), ())
+BOUNDARIES = SHAPES[:2]
+NUM_STAGES = 3
+STAGE_SETTINGS: dict[str, Any] = {"boundaries": BOUNDARIES, "num_classes": 3, "max_batch": 9}
+LINKS = Links(default=Link(latency=0.01, bandwidth=1e6))
+
+
+def layers() -> list[nn.Module]:
+    """Dropout in the first stage, batch norm in all but the last."""
+    return [
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2)),
+        nn.Sequential(nn.Conv2d(4, 4, 3), nn.Flatten(), nn.BatchNorm1d(16), nn.ReLU()),
+        nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
+    ]
+
+
+def whole_model() -> nn.Module:
+    return nn.Sequential(*layers())
+
+
+def part(number: int) -> nn.Module:
+    """A stage, with the weights that it has in the whole model."""
+    with drawn_from(derive_seed(0, "parts")):
+        return layers()[number]
+
+
+def whole_of_parts() -> nn.Module:
+    return nn.Sequential(*(part(number) for number in range(NUM_STAGES)))
+
+
+def place(number: int) -> Place:
+    return Place(
+        number=number,
+        num_stages=NUM_STAGES,
+        shape=SHAPES[number],
+        num_classes=3,
+        cost=1 / NUM_STAGES,
+    )
+
+
+def staged_task(kind: Callable[..., Any], *, options: Any = None, **changes: Any) -> Task:  # noqa: ANN401
+    """The task whose stages are trained by trainers of `kind`, made with `options`."""
+    numbers = range(NUM_STAGES)
+    settings: dict[str, Any] = {
+        "dataset": dataset(),
+        "model": {f"stage-{k}": partial(part, k) for k in numbers},
+        "trainer": {
+            f"stage-{k}": partial(kind, place=place(k), **(options or {})) for k in numbers
+        },
+        "optimizer": SGD(lr=0.05, momentum=0.9),
+        "batch_size": 8,
+    }
+    return Task(**settings | changes)
+
+
+def staged_run(algorithm: Any, task: Task | None = None, **changes: Any) -> Experiment:  # noqa: ANN401
+    """A run of it on as many workers as it has, in the simulator."""
+    num_workers = 1 if isinstance(algorithm, Alone) else algorithm.num_workers
+    settings: dict[str, Any] = {
+        "task": task or staged_task(DecoupledStage, options={"teacher": LocalLosses()}),
+        "algorithm": algorithm,
+        "platforms": (Platform(throughput=400.0),) * num_workers,
+        "links": LINKS,
+        "seed": 3,
+        "evaluation_interval": 0.5,
+    }
+    return Experiment(**settings | changes)
+
+
+def arguments(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What the trainer of a stage is made of."""
+    settings: dict[str, Any] = {
+        "place": place(number),
+        "model": part(number),
+        "loss": torch.nn.functional.cross_entropy,
+        "optimizer": SGD(lr=0.1),
+        "dataset": dataset(),
+        "shard": torch.arange(24 if number == 0 else 0),
+        "batch_size": 8,
+    }
+    return settings | changes
+
+
+class Trained:
+    """A trainer and the parameters that it has come to."""
+
+    def __init__(self, trainer: DecoupledStage | PipelinedStage) -> None:
+        self.trainer = trainer
+        self.params: Tensor = trainer.model.params.clone()
+
+    def train(self, inputs: Payload | None = None) -> TrainingResult:
+        request = Train(self.params, Steps(1), inputs=inputs or {})
+        result = self.trainer.train(request)
+        self.params = result.params
+        return result
+
+
+def batch_of(number: int, num_samples: int = 8, seed: int = 0) -> dict[str, Tensor]:
+    """A batch for stage `number`, drawn at random."""
+    random = torch.Generator().manual_seed(seed)
+    shape = (num_samples, *SHAPES[number - 1])
+    labels = torch.arange(num_samples) % 3
+    return {"activations": torch.randn(shape, generator=random), "labels": labels}
+
+
+def numbered(number: int, *passed: int, **inputs: Tensor) -> dict[str, Tensor]:
+    """The inputs of a forward pass, with the batches that wait."""
+    waiting = torch.tensor(passed, dtype=torch.int64)
+    return {**inputs, "batch": torch.tensor(number), "passed": waiting}
