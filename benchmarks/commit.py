@@ -1,12 +1,17 @@
-"""How long a commit to a parameter server takes, beside two bare exchanges of as many bytes.
+"""How long a commit to a parameter server takes, beside bare scripts that move as many bytes.
 
     python -m benchmarks.commit           a table
     python -m benchmarks.commit --json    one JSON object
 
 A commit is a vector to the server and the model in return, over loopback: `ASP` with one worker
 whose training takes no time, in two processes with all that a run has (admission, account of
-messages, statuses). An exchange is a bare script over zenoh (`benchmarks/exchange.py`), where
-both send at once. The two take turns; milliseconds are medians over the turns.
+messages, statuses). Two bare scripts over zenoh stand beside it (`benchmarks/exchange.py`):
+
+- two exchanges: both ends send at once, twice;
+- ping-pong: vector there, sum, vector back, one after the other as in a commit.
+
+The three take turns. A turn's number is the median over its repetitions, without those in which
+the heap still grows; milliseconds and ratios are medians over the turns.
 """
 
 from __future__ import annotations
@@ -17,13 +22,16 @@ import multiprocessing
 import multiprocessing.synchronize
 import statistics
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from multiprocessing.connection import Connection
 
 import torch
 from benchmarks.exchange import BareZenoh, free_ports
-from torch import nn
+from torch import Tensor, nn
 
 from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.parameter_server.states import SERVER
 from edgegossip.core.protocol import Rank
 from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.machine.allocation import keep_freed_memory
@@ -31,9 +39,9 @@ from edgegossip.net.address import Address
 from edgegossip.net.zenoh_transport import ZenohTransport
 
 TURNS = 7
-NUM_COMMITS = 60
-NUM_UNTIMED = 10
-NUM_EXCHANGES = 60
+NUM_TIMED = 100
+NUM_UNTIMED = 100
+"""So long memory is taken from the system, in pages that are empty at first."""
 
 
 class Model(nn.Module):
@@ -44,8 +52,8 @@ class Model(nn.Module):
         self.vector = nn.Parameter(torch.zeros(int(megabytes * 1e6 / 4)))
 
 
-def commits(rank: Rank, megabytes: float, ports: list[int], turn: int) -> float:
-    """Take part in a run; returns the seconds of a commit, as the worker sees them."""
+def commits(rank: Rank, megabytes: float, ports: list[int], turn: int) -> list[float]:
+    """Take part in a run; returns when the worker's commits were answered."""
     endpoints = [f"tcp/127.0.0.1:{port}" for port in ports]
     transport = ZenohTransport(
         run=f"commit-{turn}",
@@ -53,7 +61,7 @@ def commits(rank: Rank, megabytes: float, ports: list[int], turn: int) -> float:
         num_workers=2,
         address=Address(listen=(endpoints[rank],), connect=tuple(endpoints[:rank])),
     )
-    algorithm = ASP(num_workers=1, num_rounds=NUM_COMMITS + NUM_UNTIMED)
+    algorithm = ASP(num_workers=1, num_rounds=NUM_UNTIMED + NUM_TIMED)
     loop = TrainingLoop(
         Model(megabytes), algorithm, rank, 2, transport, num_samples=1, name="commit"
     )
@@ -62,20 +70,35 @@ def commits(rank: Rank, megabytes: float, ports: list[int], turn: int) -> float:
         while not loop.is_over:
             loop.step(0.0, num_samples=1)
             times.append(time.perf_counter())
-    timed = times[NUM_UNTIMED:] or [0.0, 0.0]
-    return (timed[-1] - timed[0]) / max(1, len(timed) - 1)
+    return times
 
 
-def exchanges(system: BareZenoh, megabytes: float) -> float:
-    """Swap vectors; returns the seconds of one."""
-    vector = torch.zeros(int(megabytes * 1e6 / 4))
-    system.prepare(len(vector))
-    began = 0.0
-    for number in range(NUM_EXCHANGES + NUM_UNTIMED):
-        if number == NUM_UNTIMED:
-            began = time.perf_counter()
-        (vector + system.swap(vector)).div_(2)
-    return (time.perf_counter() - began) / NUM_EXCHANGES
+def exchanges(system: BareZenoh, vector: Tensor) -> list[float]:
+    """Swap vectors and average them; returns when each was."""
+    times = []
+    for _ in range(NUM_UNTIMED + NUM_TIMED):
+        vector = (vector + system.swap(vector)).div_(2)
+        times.append(time.perf_counter())
+    return times
+
+
+def ping_pongs(system: BareZenoh, rank: Rank, vector: Tensor) -> list[float]:
+    """Have vectors added up by rank 0; returns when each sum was there."""
+    times = []
+    for _ in range(NUM_UNTIMED + NUM_TIMED):
+        if rank == SERVER:
+            vector = vector + system.receive()
+            system.send(vector)
+        else:
+            system.send(vector)
+            vector = system.receive().clone()
+        times.append(time.perf_counter())
+    return times
+
+
+def seconds(times: Sequence[float]) -> float:
+    """The median time between two of the later `times`; 0 where there are none."""
+    return statistics.median([b - a for a, b in pairwise(times)][NUM_UNTIMED:] or [0.0])
 
 
 def work(
@@ -89,13 +112,17 @@ def work(
     torch.set_num_threads(1)
     keep_freed_memory()  # as a worker does
     bare = BareZenoh(rank, ports[:2])
-    found: dict[str, list[float]] = {"commit": [], "exchange": []}
+    vector = torch.zeros(int(megabytes * 1e6 / 4))
+    bare.prepare(len(vector))
+    found: dict[str, list[float]] = {"commit": [], "exchange": [], "ping_pong": []}
     for turn in range(TURNS):
         barrier.wait()
-        found["exchange"].append(exchanges(bare, megabytes))
+        found["exchange"].append(seconds(exchanges(bare, vector)))
+        barrier.wait()
+        found["ping_pong"].append(seconds(ping_pongs(bare, rank, vector)))
         barrier.wait()
         own = ports[2 + 2 * turn : 4 + 2 * turn]
-        found["commit"].append(commits(rank, megabytes, own, turn))
+        found["commit"].append(seconds(commits(rank, megabytes, own, turn)))
     bare.close()
     results.send(found)
 
@@ -126,27 +153,23 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = measure(options.megabytes)
-    middle = {name: 1e3 * statistics.median(seconds) for name, seconds in found.items()}
-    pairs = zip(found["commit"], found["exchange"], strict=True)
-    ratios = sorted(commit / (2 * exchange) for commit, exchange in pairs)
-    row = {
-        "megabytes": options.megabytes,
-        "commit_ms": middle["commit"],
-        "exchange_ms": middle["exchange"],
-        "commit_over_two_exchanges": statistics.median(ratios),
-        "least": ratios[0],
-        "most": ratios[-1],
-        "turns": TURNS,
-        "torch": torch.__version__,
+    bases = {
+        "two_exchanges": [2 * each for each in found["exchange"]],
+        "ping_pong": found["ping_pong"],
     }
+    row: dict[str, object] = {"megabytes": options.megabytes}
+    row |= {f"{name}_ms": 1e3 * statistics.median(found[name]) for name in found}
+    row |= {f"least_{name}_ms": 1e3 * min(found[name]) for name in found}
+    for name, base in bases.items():
+        ratios = sorted(a / b for a, b in zip(found["commit"], base, strict=True))
+        row[f"commit_over_{name}"] = statistics.median(ratios)
+        row[f"least_and_most_over_{name}"] = [ratios[0], ratios[-1]]
+    row |= {"turns": TURNS, "torch": torch.__version__}
     if options.json:
         print(json.dumps(row, indent=2))
         return
-    print(
-        f"{options.megabytes:g} MB: commit {row['commit_ms']:.2f} ms, "
-        f"exchange {row['exchange_ms']:.2f} ms, {row['commit_over_two_exchanges']:.2f} times "
-        f"two ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    )
+    for name, value in row.items():
+        print(f"{name:32}{value}")
 
 
 if __name__ == "__main__":

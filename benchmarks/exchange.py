@@ -147,9 +147,15 @@ class BareZenoh:
         self._buffer = np.empty(4 * size, np.uint8)
 
     def swap(self, vector: Tensor) -> Tensor:
+        self.send(vector)
+        return self.receive()
+
+    def send(self, vector: Tensor) -> None:
         raw = memoryview(vector.numpy()).cast("B")  # type: ignore[arg-type]
         for begin in range(0, len(raw), PIECE):
             self._publisher.put(bytes(raw[begin : begin + PIECE]))
+
+    def receive(self) -> Tensor:
         self._is_full.get()
         return torch.from_numpy(self._buffer.view(np.float32))
 

@@ -33,7 +33,7 @@ def of(value: float) -> Payload:
 
 
 def is_too_large(plausibility: Plausibility, sender: int, value: float) -> bool:
-    return plausibility.excess(sender, "params", of(value)) is not None
+    return plausibility.excess(sender, "params", {"x": value}) is not None
 
 
 def test_the_first_message_is_held_against_the_initial_parameters() -> None:
@@ -69,19 +69,21 @@ def test_others_vouch_for_each_other_where_all_are_larger_than_was_known() -> No
 
 def test_what_has_limits_of_its_own_or_is_no_float_is_not_compared() -> None:
     payload = {"seconds": torch.tensor(1e11).double(), "labels": torch.tensor([10**9])}
-    assert make().excess(1, "counts", payload) is None
+    wrong, sizes = SCHEMA["counts"].inspect(payload)
+    assert (wrong, sizes) == (None, {"seconds": None, "labels": None})
+    assert make().excess(1, "counts", sizes) is None
 
 
 def test_a_part_is_held_against_what_was_said_before_under_any_rank() -> None:
-    assert make().excess(1, "told", of(1e6)) is not None
-    assert make().excess(None, "told", of(1.0)) is None
+    assert make().excess(1, "told", {"x": 1e6}) is not None
+    assert make().excess(None, "told", {"x": 1.0}) is None
 
 
 def test_in_an_unknown_name_nobody_votes() -> None:
     plausibility = make()
     for _ in range(5):
-        assert plausibility.excess(None, "told", of(1e30)) is not None
-    assert plausibility.excess(2, "told", of(1e30)) is not None
+        assert plausibility.excess(None, "told", {"x": 1e30}) is not None
+    assert plausibility.excess(2, "told", {"x": 1e30}) is not None
     assert plausibility.suspect() is None
 
 

@@ -86,16 +86,7 @@ class TensorSpec:
 
     def allows(self, tensor: Tensor) -> bool:
         """Whether all entries of a `tensor` that fits are finite and within the limits."""
-        is_limited = self._is_limited
-        if not (is_limited or self.dtype.is_floating_point) or tensor.numel() == 0:
-            return True
-        # A sum is finite only if all its terms are, and takes least time (`isfinite().all()`
-        # takes fifty times as long); but finite terms may overflow.
-        if not is_limited and math.isfinite(tensor.sum().item()):
-            return True
-        low, high = (extreme.item() for extreme in tensor.aminmax())
-        is_finite = math.isfinite(low) and math.isfinite(high)
-        return is_finite and self.minimum <= low and high <= self.maximum
+        return self.inspect(tensor)[0]
 
     def magnitude(self, tensor: Tensor) -> float | None:
         """The largest absolute value of what a `tensor` that is allowed stands for.
@@ -105,16 +96,23 @@ class TensorSpec:
         >>> TensorSpec(torch.float32, (2,)).magnitude(torch.tensor([1.0, -3.0]))
         3.0
         """
-        if self.measure is not None:
-            return self.measure(tensor)
-        if self._is_limited or not self.dtype.is_floating_point or tensor.numel() == 0:
-            return None
-        low, high = (extreme.item() for extreme in tensor.aminmax())
-        return max(-low, high)
+        return self.inspect(tensor)[1]
 
-    @property
-    def _is_limited(self) -> bool:
-        return self.minimum > -math.inf or self.maximum < math.inf
+    def inspect(self, tensor: Tensor) -> tuple[bool, float | None]:
+        """Both `allows` and `magnitude`, which is meaningless without the first, in one pass.
+
+        >>> TensorSpec(torch.float32, (2,)).inspect(torch.tensor([1.0, -3.0]))
+        (True, 3.0)
+        """
+        is_limited, size = self.minimum > -math.inf or self.maximum < math.inf, None
+        if (is_limited or self.dtype.is_floating_point) and tensor.numel():
+            # A NaN is both extremes. (`isfinite().all()` takes fifteen times as long.)
+            low, high = (extreme.item() for extreme in tensor.aminmax())
+            is_finite = math.isfinite(low) and math.isfinite(high)
+            if not (is_finite and self.minimum <= low and high <= self.maximum):
+                return False, None
+            size = None if is_limited else max(-low, high)
+        return True, size if self.measure is None else self.measure(tensor)
 
     def __str__(self) -> str:
         lengths = ", ".join("any" if length is None else str(length) for length in self.shape)
@@ -193,15 +191,24 @@ class MessageSpec:
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> str | None:
         """Which value of a message without mismatch must not be; None if all may."""
+        return self.inspect(payload, numbers)[0]
+
+    def inspect(
+        self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
+    ) -> tuple[str | None, dict[str, float | None]]:
+        """The same, and the `TensorSpec.magnitude` of each tensor if all may be."""
+        sizes: dict[str, float | None] = {}
         for name, tensor in payload.items():
             spec = self.specs[name]
-            if not spec.allows(tensor):
+            is_allowed, sizes[name] = spec.inspect(tensor)
+            if not is_allowed:
                 limits = f"[{spec.minimum:g}, {spec.maximum:g}]"
-                return f"tensor {name!r} has values that are not finite or not in {limits}"
+                wrong = f"tensor {name!r} has values that are not finite or not in {limits}"
+                return wrong, {}
         for name, number in numbers.items():
             if not _is_within(number, self._limits[name]):
-                return f"number {name!r} is {number!r}, not within {self._limits[name]}"
-        return None
+                return f"number {name!r} is {number!r}, not within {self._limits[name]}", {}
+        return None, sizes
 
 
 def _is_within(number: float, limits: Limits) -> bool:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -29,6 +30,8 @@ from edgegossip.net.strikes import (
 _LOG = logging.getLogger("edgegossip.net")
 # Whoever invents ever new reasons shall fill neither memory nor log.
 _MAX_REASONS = 1000
+_Sizes: TypeAlias = Mapping[str, float | None]
+"""The largest absolute value of each tensor, by name; see `TensorSpec.magnitude`."""
 
 
 class Admission:
@@ -130,10 +133,11 @@ class Admission:
             raise _AdmissionError("of another run")
         if envelope.sender != sender:
             raise _AdmissionError(IN_ANOTHERS_NAME, f"worker {envelope.sender}")
-        self._check_message(message, own_round)
-        return envelope, self._check_values(sender, message)
+        sizes = self._check_message(message, own_round)
+        return envelope, self._check_values(sender, message, sizes)
 
-    def _check_message(self, message: Message, own_round: int) -> None:
+    def _check_message(self, message: Message, own_round: int) -> _Sizes:
+        """Hold a message against the schema; returns how large its values are."""
         kind = repr(message.kind[:40])
         spec = self._schema.get(message.kind)
         if spec is None:
@@ -144,18 +148,20 @@ class Admission:
             raise _AdmissionError(IMPOSSIBLE_ROUND, rounds)
         if mismatch := spec.mismatch(message.payload, message.numbers):
             raise _AdmissionError(OTHER_FORM, f"{kind}: {mismatch}")
-        if bad_values := spec.bad_values(message.payload, message.numbers):
+        bad_values, sizes = spec.inspect(message.payload, message.numbers)
+        if bad_values:
             raise _AdmissionError(BAD_VALUES, f"{kind}: {bad_values}")
+        return sizes
 
-    def _check_values(self, sender: Rank, message: Message) -> Message:
+    def _check_values(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
         """Hold values against what is usual; returns what may be passed to the algorithm."""
         if self._schema[message.kind].is_passed_on:
-            return self._check_parts(sender, message)
-        if excess := self._excess(sender, message.kind, message.payload):
+            return self._check_parts(sender, message, sizes)
+        if excess := self._excess(sender, message.kind, sizes):
             raise _AdmissionError(TOO_LARGE, excess)
         return message
 
-    def _check_parts(self, sender: Rank, message: Message) -> Message:
+    def _check_parts(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
         """The same for what several workers have written, each held to what is its own.
 
         One who passes on a part without a good seal has made it up, as honest workers do not
@@ -168,7 +174,8 @@ class Admission:
             is_own = origin == sender
             # Without seals anybody could vote in another's name.
             author = origin if is_own or self._seals is not None else None
-            excess = self._excess(author, message.kind, part)
+            own_sizes = {name: sizes[f"{origin}.{name}"] for name in part}
+            excess = self._excess(author, message.kind, own_sizes)
             if excess is None:
                 payload.update({f"{origin}.{name}": x for name, x in part.items()})
             elif is_own:
@@ -193,12 +200,10 @@ class Admission:
             self.refused(origin, "with a certificate that is good no more", seal.flaw)
         return seal.flaw is None and self._life_of(origin) in (0, seal.life)
 
-    def _excess(
-        self, author: Rank | None, kind: str, payload: Mapping[str, Tensor]
-    ) -> str | None:
+    def _excess(self, author: Rank | None, kind: str, sizes: _Sizes) -> str | None:
         if self._plausibility is None:
             return None
-        excess = self._plausibility.excess(author, kind, payload)
+        excess = self._plausibility.excess(author, kind, sizes)
         return excess and f"{kind!r}: {excess}"
 
 

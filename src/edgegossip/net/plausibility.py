@@ -72,18 +72,17 @@ class Plausibility:
         self._usual = max([self._least, *(size for _, size in self._own.values())])
 
     def excess(
-        self, sender: Rank | None, kind: str, payload: Mapping[str, Tensor]
+        self, sender: Rank | None, kind: str, sizes: Mapping[str, float | None]
     ) -> str | None:
         """What is too large in a message; None if nothing is.
 
         Args:
             sender: Who has written it; None if that is not known for sure.
             kind: Of the message.
-            payload: The tensors.
+            sizes: The largest absolute value of each tensor; see `TensorSpec.magnitude`.
         """
         excess = None
-        for name, tensor in payload.items():
-            size = self._specs[kind, name].magnitude(tensor)
+        for name, size in sizes.items():
             if size is None:
                 continue
             heard = self._heard.setdefault((kind, name), {})

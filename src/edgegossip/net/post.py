@@ -293,16 +293,17 @@ class Post:
         if not peer.is_known and (peer.is_lost or not peer.life):
             return False
         peer.sent += 1
-        self.plausibility.sent(message)
         peer.log.add(peer.sent, message)
         # It has left for a moment, or has not said yet what it lacks, and gets this after
         # what was sent before if it goes on with its life.
         is_held = receiver in self._relinked and peer.log.has(peer.sent)
-        if not peer.is_known or is_held:
-            if left is not None:
-                left()
-            return True
-        return self._post(receiver, message, peer.sent, left)
+        is_sent = True
+        if peer.is_known and not is_held:
+            is_sent = self._post(receiver, message, peer.sent, left)
+        elif left is not None:
+            left()
+        self.plausibility.sent(message)  # looks at all of it, while it is being sent
+        return is_sent
 
     def send_again(self) -> None:
         """Send what those who were resumed too do not have."""

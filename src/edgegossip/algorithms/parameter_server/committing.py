@@ -171,9 +171,12 @@ class Committing(Algorithm[State]):
         return state.layout or Layout(state.params.numel())
 
     def _learn(self, state: CommitterState, event: Trained) -> None:
-        # What came in meanwhile stays, but statistics are as they were measured.
-        moved = self._layout(state).with_statistics(state.params + event.delta, event.params)
-        state.params = moved if state.has_moved else event.params
+        if state.has_moved:
+            # What came in meanwhile stays, but statistics are as they were measured.
+            moved = state.params + event.delta
+            state.params = self._layout(state).with_statistics(moved, event.params)
+        else:
+            state.params = event.params
         state.has_moved = False
         state.num_steps += event.num_steps
         if event.num_steps:
