@@ -4,14 +4,16 @@
 
 Four hosts with speeds 1 : 0.8 : 0.33 : 0.25 and links of 100, 100, 50 and 20 Mbit/s train
 LeNet-5 on MNIST (from $EDGEGOSSIP_DATA) by EpochGossip, GoSGD and EdgeGossip, each host of a
-lab with an `edgegossip worker`. Just before and just after, all hosts train for some seconds
+lab with an `edgegossip worker`; with a server, a fifth host of 100 Mbit/s, also by BSP and
+ADSP, for `--seconds`. Just before and just after, all hosts train for some seconds
 without the network. The machine, which must have nothing else to do, becomes faster and slower
 all the same, so that something that never changes is timed on each of its cores all the while
 (`lab/pace.py`). The simulator is told the bandwidths, the mean of the speeds found
 before and after, how the cores' speed has changed during the run, and nothing else. "Drift" is
 by how much the two means differ where that change is accounted for.
 
-An epoch is a round, or, for GoSGD, as many samples as there are. Exits with 1 if something
+An epoch is a round, or, for GoSGD, BSP and ADSP, as many samples as there are. Bytes are those
+of an epoch, or, where there is a server, of a commit and its answer. Exits with 1 if something
 differs by more than it may.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -26,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from lab.calibrate import Calibration
@@ -43,39 +46,45 @@ from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.sim.link import Link, Links
+from edgegossip.sim.link import Links
 from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform
 
-ALGORITHMS = ("epoch-gossip", "gosgd", "edge-gossip")
-FASTEST = 0.6
-"""Cores of the fastest host: all together then use 1.43 of two."""
+GOSSIP = ("epoch-gossip", "gosgd", "edge-gossip")
+SERVERS = ("bsp", "adsp")
 MBITS = (100.0, 100.0, 50.0, 20.0)
-HOSTS = tuple(
-    HostSpec(cpu=FASTEST * speed, bandwidth=mbit * 1e6 / 8)
-    for speed, mbit in zip(UNEVEN_SPEEDS, MBITS, strict=True)
-)
-CORES = [core or 0 for core in share_out([host.cpu for host in HOSTS])]
+
+
+def hosts(fastest: float) -> tuple[HostSpec, ...]:
+    """Four of unequal speed, of which the fastest has so many cores."""
+    return tuple(
+        HostSpec(cpu=fastest * speed, bandwidth=mbit * 1e6 / 8)
+        for speed, mbit in zip(UNEVEN_SPEEDS, MBITS, strict=True)
+    )
+
+
+PEERS = hosts(fastest=0.6)
+"""All together use 1.43 of two cores."""
+SERVED = (HostSpec(cpu=0.35, bandwidth=100e6 / 8), *hosts(fastest=0.45))
+"""A server and its workers; as many cores."""
+SERVED_OPTIONS = {"window": 10.0, "min-interval": 0.25, "validation-share": 0.02}
+"""Ten windows and more in a run. The server looks at 1200 pictures seven times in each."""
 WINDOW = 1.0
 """Seconds over which the pace of a core is averaged."""
-ALLOWED = {"seconds an epoch": 0.10, "seconds to target": 0.10, "bytes an epoch": 0.01}
+ALLOWED = {
+    "seconds an epoch": 0.10,
+    "seconds a commit": 0.10,
+    "seconds to target": 0.10,
+    "bytes an epoch": 0.01,
+    "bytes a commit": 0.01,
+}
+"""By how much what is compared may differ."""
+Measured: TypeAlias = Mapping[str, float | None]
+"""What a run took, by the names of `ALLOWED`; None where it never came to the target.
+
+An epoch's seconds are those from the beginning to the end of the last whole one, on average."""
 
 
 # What is compared.
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a run took.
-
-    Attributes:
-        seconds_per_epoch: From the beginning to the end of the last whole epoch, on average.
-        seconds_to_target: Until the averaged model was that accurate; None if it never was.
-        bytes_per_epoch: Sent by all workers.
-    """
-
-    seconds_per_epoch: float
-    seconds_to_target: float | None
-    bytes_per_epoch: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +113,19 @@ def measure(folder: Path, target: float) -> Measured:
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     history = load_results(folder).history
     sends = [line for line in lines if line["type"] == "sent"]
+    num_commits = sum(line["kind"] == "commit" for line in sends)
     epochs, end = _whole_rounds(sends, lines[0]["num_workers"])
-    if not epochs:  # it has no rounds
+    if num_commits or not epochs:  # it has no rounds
         epochs, end = history[-1].epochs, history[-1].time
     num_bytes = sum(line["num_bytes"] for line in sends if line["time"] <= end)
-    return Measured(end / epochs, crossing(history, target), num_bytes / epochs)
+    found = {"seconds an epoch": end / epochs, "seconds to target": crossing(history, target)}
+    if num_commits:
+        each = {
+            "seconds a commit": end / num_commits,
+            "bytes a commit": num_bytes / num_commits,
+        }
+        return {**found, **each}
+    return {**found, "bytes an epoch": num_bytes / epochs}
 
 
 def _whole_rounds(sends: Sequence[dict[str, Any]], num_workers: int) -> tuple[float, float]:
@@ -139,10 +156,11 @@ def crossing(history: Sequence[Evaluation], target: float) -> float | None:
 
 
 def compare(algorithm: str, measured: Measured, simulated: Measured) -> list[Row]:
-    """The three numbers of a run, side by side."""
-    pairs = zip(asdict(measured).values(), asdict(simulated).values(), strict=True)
+    """The numbers of a run, side by side."""
     return [
-        Row(algorithm, quantity, *pair) for quantity, pair in zip(ALLOWED, pairs, strict=True)
+        Row(algorithm, quantity, measured[quantity], simulated[quantity])
+        for quantity in ALLOWED
+        if quantity in measured
     ]
 
 
@@ -158,27 +176,30 @@ def are_equal(one: Results, other: Results) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs have in common.
+    """What runs have in common.
 
     Attributes:
-        recipe: Name of a recipe that is a comparison of four workers.
-        num_epochs: Of EpochGossip; the others take the time that it may take.
+        arguments: Name of a recipe that is a comparison, and its options, on the command line.
+        hosts: One for each rank.
         out: Folder of everything.
+        num_epochs: Slow ones that algorithms without an end of their own get; None if the
+            recipe says how many seconds they get.
     """
 
-    recipe: str
-    num_epochs: int
+    arguments: tuple[str, ...]
+    hosts: tuple[HostSpec, ...]
     out: Path
+    num_epochs: int | None = None
 
-    @property
-    def arguments(self) -> list[str]:
-        """The recipe and its options, on the command line."""
-        return [self.recipe, "--num-epochs", str(self.num_epochs)]
+    @cached_property
+    def cores(self) -> list[int]:
+        """The core of each host."""
+        return [core or 0 for core in share_out([host.cpu for host in self.hosts])]
 
     @cached_property
     def experiments(self) -> Mapping[str, Experiment]:
         """What the recipe compares."""
-        chosen = parse_recipe("compare", RunOptions, self.arguments)[2]
+        chosen = parse_recipe("compare", RunOptions, [*self.arguments])[2]
         assert isinstance(chosen, Comparison)
         return chosen.experiments
 
@@ -188,9 +209,9 @@ def calibrate(setting: Setting, algorithm: str, pace: Pace) -> Calibration:
     go = setting.out / f"{algorithm}.go"
     go.unlink(missing_ok=True)
     module = [sys.executable, "-m", "lab.calibrate", *setting.arguments]
-    with Lab(HOSTS) as lab:
+    with Lab(setting.hosts) as lab:
         children = []
-        for rank in range(len(HOSTS)):
+        for rank in range(len(setting.hosts)):
             options = ["--rank", str(rank), "--only", algorithm, "--go", str(go)]
             children.append(lab.start(rank, [*module, *options], output=subprocess.PIPE))
         for child in children:
@@ -198,7 +219,7 @@ def calibrate(setting: Setting, algorithm: str, pace: Pace) -> Calibration:
         go.touch()
         began = time.time()
         found = [float(_read_until(child, None)) for child in children]
-        paces = [pace.mean(core, began, time.time()) for core in CORES]
+        paces = [pace.mean(core, began, time.time()) for core in setting.cores]
     go.unlink()
     return Calibration(found, paces)
 
@@ -229,7 +250,7 @@ def run_in_lab(
     out = setting.out / algorithm / "lab"
     module = [sys.executable, "-m", "edgegossip.cli.main", "worker", *setting.arguments]
     limit = [] if max_seconds is None else ["--max-seconds", str(max_seconds)]
-    with Lab(HOSTS) as lab:
+    with Lab(setting.hosts) as lab:
         endpoints = [f"tcp/{address}:7447" for address in lab.addresses]
         children = []
         for rank, endpoint in enumerate(endpoints):
@@ -242,13 +263,13 @@ def run_in_lab(
             with (folder / "log.txt").open("wb") as log:
                 children.append(lab.start(rank, command, output=log))
         codes = [child.wait() for child in children]
-        num_bytes = sum(lab.traffic(rank)[0] for rank in range(len(HOSTS)))
+        num_bytes = sum(lab.traffic(rank)[0] for rank in range(len(setting.hosts)))
     if any(codes):
         raise RuntimeError(f"workers ended with {codes}; see {out / WORKERS}/*/log.txt")
     first = out / WORKERS / "0"  # which writes its parameters when its run has ended
     seconds = json.loads((first / "summary.json").read_text())["seconds"]
     began = (first / "params.safetensors").stat().st_mtime - seconds
-    gathering = Gathering(setting.experiments[algorithm], out, setting.recipe)
+    gathering = Gathering(setting.experiments[algorithm], out, setting.arguments[0])
     with one_intra_op_thread():
         return gathering.finish(), num_bytes, began
 
@@ -262,28 +283,26 @@ def run_simulated(
     """Simulate an algorithm on platforms as fast as the hosts were found to be."""
     experiment = replace(
         setting.experiments[algorithm],
-        platforms=tuple(platforms),
-        links=_links(),
+        platforms=tuple(map(_connected, platforms, setting.hosts)),
+        links=Links(),
         max_seconds=max_seconds,
         evaluation_interval=0.5,
     )
     return run(experiment, out=setting.out / algorithm / "simulated")
 
 
-def _links() -> Links:
-    """What the slower of two cables hands over."""
-    bandwidths = [GOODPUT * (host.bandwidth or 0.0) for host in HOSTS]
-    pairs = [(a, b) for a in range(len(HOSTS)) for b in range(len(HOSTS)) if a != b]
-    slower = {(a, b): min(bandwidths[a], bandwidths[b]) for a, b in pairs}
-    return Links(overrides={pair: Link(bandwidth=each) for pair, each in slower.items()})
+def _connected(platform: Platform, host: HostSpec) -> Platform:
+    """A platform behind the cable of `host`."""
+    bandwidth = math.inf if host.bandwidth is None else GOODPUT * host.bandwidth
+    return replace(platform, uplink=bandwidth, downlink=bandwidth)
 
 
 def time_limit(
-    experiment: Experiment, num_epochs: int, throughputs: Sequence[float]
+    experiment: Experiment, num_epochs: int | None, throughputs: Sequence[float]
 ) -> float | None:
-    """Seconds that algorithms without an end of their own get: what slow epochs take."""
-    if experiment.max_seconds is None:
-        return None
+    """Seconds that an algorithm without an end of its own gets: what slow epochs take."""
+    if experiment.max_seconds is None or num_epochs is None:
+        return experiment.max_seconds
     shard = len(experiment.task.dataset.train) / len(throughputs)
     return round(num_epochs * shard / min(throughputs), 1)
 
@@ -297,7 +316,7 @@ def check(
     limit = time_limit(experiment, setting.num_epochs, before.throughputs)
     real, num_bytes, began = run_in_lab(setting, algorithm, limit)
     until = began + real.history[-1].time
-    traces = [pace.trace(core, began, until, WINDOW) for core in CORES]
+    traces = [pace.trace(core, began, until, WINDOW) for core in setting.cores]
     after = calibrate(setting, algorithm, pace)
     pairs = list(zip(before.samples_per_step, after.samples_per_step, strict=True))
     platforms = [
@@ -307,11 +326,11 @@ def check(
     folders = [setting.out / algorithm / name for name in ("lab", "simulated")]
     rows = compare(algorithm, *(measure(folder, target) for folder in folders))
     found = {
-        "is_synchronous": isinstance(experiment.algorithm, EpochGossip),
+        "has_one_result": isinstance(experiment.algorithm, EpochGossip),
         "before": asdict(before),
         "after": asdict(after),
         "drift": [b / a - 1 for a, b in pairs],
-        "paces": dict(zip(CORES, traces, strict=True)),
+        "paces": dict(zip(setting.cores, traces, strict=True)),
         "max_seconds": limit,
         "accuracy": [real.final_accuracy, simulated.final_accuracy],
         "sent_by_cards_over_messages": num_bytes / real.history[-1].bytes_sent,
@@ -341,9 +360,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--recipe", default="mnist-lenet5")
-    parser.add_argument("--num-epochs", type=int, default=6)
-    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
+    parser.add_argument("--num-epochs", type=int, default=6, help="where there is no server")
+    parser.add_argument("--seconds", type=float, default=150.0, help="where there is one")
+    parser.add_argument("--batch-size", type=int, default=64, help="where there is one")
+    all_names = [*GOSSIP, *SERVERS]
+    parser.add_argument("--only", nargs="+", choices=all_names, default=all_names)
     parser.add_argument("--target", type=float, default=0.97)
     parser.add_argument(
         "--out", type=Path, default=time.strftime("runs/fidelity/%Y%m%d-%H%M%S")
@@ -352,25 +373,34 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def setting(algorithm: str, options: argparse.Namespace) -> Setting:
+    """How an algorithm is run."""
+    out, epochs = Path(options.out), options.num_epochs
+    if algorithm in GOSSIP:
+        return Setting(("mnist-lenet5", "--num-epochs", str(epochs)), PEERS, out, epochs)
+    chosen = {**SERVED_OPTIONS, "batch-size": options.batch_size, "seconds": options.seconds}
+    flags = [text for name, value in chosen.items() for text in (f"--{name}", str(value))]
+    return Setting(("adsp/mnist-lenet5", *flags), SERVED, out)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if lacks := missing():
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
-    out = Path(options.out)
-    out.mkdir(parents=True)
-    setting = Setting(options.recipe, options.num_epochs, out)
+    Path(options.out).mkdir(parents=True)
     rows: list[Row] = []
     found: dict[str, Any] = {}
-    with follow(CORES) as pace:
-        for algorithm in options.only:
-            new, found[algorithm] = check(setting, algorithm, options.target, pace)
+    settings = {name: setting(name, options) for name in options.only}
+    with follow({core for each in settings.values() for core in each.cores}) as pace:
+        for algorithm, each in settings.items():
+            new, found[algorithm] = check(each, algorithm, options.target, pace)
             rows += new
             if not options.json:
                 show(new)
                 print(json.dumps(found[algorithm]), flush=True)
     is_kept = all(row.is_kept for row in rows) and all(
-        each["equal_params"] for each in found.values() if each["is_synchronous"]
+        each["equal_params"] for each in found.values() if each["has_one_result"]
     )
     if options.json:
         listed = [{**asdict(row), "error": row.error, "is_kept": row.is_kept} for row in rows]

@@ -20,6 +20,7 @@ from typing import Any
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
@@ -48,13 +49,13 @@ class Options:
         rank: Of the worker.
         only: The algorithm.
         go: Begins when this file exists.
-        seconds: How long to train.
+        train_seconds: How long to train.
     """
 
     rank: Rank
     only: str | None = None
     go: Path
-    seconds: Seconds = 15.0
+    train_seconds: Seconds = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,10 @@ class Calibration:
 
 def throughput(experiment: Experiment, options: Options) -> float:
     """Samples per second of one worker."""
-    task, num_workers = experiment.task, experiment.num_workers
-    shard = task.partition(task.dataset, num_workers, experiment.seed)[options.rank]
+    task, ranks = experiment.task, experiment.data_ranks
+    shards = task.partition(task.dataset, len(ranks), experiment.seed)
+    # A server has no data of its own.
+    shard = shards[ranks.index(options.rank) if options.rank in ranks else 0]
     if isinstance(experiment.algorithm, EpochGossip):
         shard = shard[:SHORT_EPOCH]
     split = ArraySplit(*task.dataset.train.batch(shard))
@@ -87,7 +90,7 @@ def throughput(experiment: Experiment, options: Options) -> float:
         task=replace(task, dataset=replace(task.dataset, train=split)),
         algorithm=_without_neighbors(experiment.algorithm),
         platforms=experiment.platforms[:1],
-        max_seconds=options.seconds,
+        max_seconds=options.train_seconds,
     )
     _wait(options)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,6 +104,8 @@ def throughput(experiment: Experiment, options: Options) -> float:
 def _without_neighbors(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
         return replace(algorithm, inner=_without_neighbors(algorithm.inner))
+    if isinstance(algorithm, ParameterServer):
+        return GoSGD(topology=complete(1), num_rounds=10**9)
     assert isinstance(algorithm, EpochGossip | GoSGD)
     return replace(algorithm, topology=complete(1), num_rounds=10**9)
 

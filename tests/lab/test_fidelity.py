@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import fidelity
-from benchmarks.fidelity import Measured, Row, Setting
+from benchmarks.fidelity import PEERS, SERVED, Row, Setting
 from lab.pace import follow, platform
 
 from edgegossip.experiments.results import Evaluation
@@ -35,7 +35,14 @@ def _evaluation(time: float, accuracy: float) -> Evaluation:
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    return Setting("quickstart", 3, tmp_path_factory.mktemp("fidelity"))
+    out = tmp_path_factory.mktemp("fidelity")
+    return Setting(("quickstart", "--num-epochs", "3"), PEERS, out, num_epochs=3)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    out = tmp_path_factory.mktemp("served")
+    return Setting(("adsp/quickstart", "--num-workers", "4"), SERVED, out)
 
 
 def test_accuracy_is_crossed_between_two_evaluations() -> None:
@@ -51,9 +58,9 @@ def test_rounds_count_when_the_last_worker_has_sent_them(setting: Setting) -> No
     found = fidelity.measure(results.folder, target=2.0)
     shard = len(setting.experiments["epoch-gossip"].task.dataset.train) / 4
     # The slowest trains all the time; sending takes next to none.
-    assert found.seconds_per_epoch == pytest.approx(shard / 250, rel=0.01)
-    assert found.bytes_per_epoch == results.history[-1].bytes_sent / 3
-    assert found.seconds_to_target is None
+    assert found["seconds an epoch"] == pytest.approx(shard / 250, rel=0.01)
+    assert found["bytes an epoch"] == results.history[-1].bytes_sent / 3
+    assert found["seconds to target"] is None
 
 
 def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Setting) -> None:
@@ -61,7 +68,23 @@ def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Settin
     assert results.folder is not None
     found = fidelity.measure(results.folder, target=2.0)
     num_train = len(setting.experiments["gosgd"].task.dataset.train)
-    assert found.seconds_per_epoch == pytest.approx(num_train / sum(THROUGHPUTS), rel=0.1)
+    assert found["seconds an epoch"] == pytest.approx(num_train / sum(THROUGHPUTS), rel=0.1)
+
+
+@pytest.mark.parametrize("algorithm", fidelity.SERVERS)
+def test_where_there_is_a_server_commits_count(algorithm: str, served: Setting) -> None:
+    platforms = tuple(Platform(throughput=each) for each in (1000.0, *THROUGHPUTS))
+    results = fidelity.run_simulated(served, algorithm, platforms, 8.0)
+    assert results.folder is not None
+    found = fidelity.measure(results.folder, target=2.0)
+    num_bytes, seconds = found["bytes a commit"], found["seconds a commit"]
+    assert num_bytes is not None
+    assert seconds is not None
+    params = sum(each.numel() for each in results.params.values())
+    assert num_bytes == pytest.approx(2 * 4 * params, rel=0.1)  # there and back
+    num_commits = 8.0 / seconds
+    assert results.history[-1].bytes_sent == pytest.approx(num_commits * num_bytes)
+    assert "bytes an epoch" not in found
 
 
 def test_equal_runs_are_found_equal_and_others_are_not(
@@ -82,7 +105,9 @@ def test_equal_runs_are_found_equal_and_others_are_not(
 
 
 def test_a_number_may_differ_as_much_as_is_allowed() -> None:
-    measured, simulated = Measured(10.0, 50.0, 1000.0), Measured(10.9, 44.0, 1011.0)
+    names = ("seconds an epoch", "seconds to target", "bytes an epoch")
+    measured = dict(zip(names, (10.0, 50.0, 1000.0), strict=True))
+    simulated = dict(zip(names, (10.9, 44.0, 1011.0), strict=True))
     rows = fidelity.compare("gosgd", measured, simulated)
     assert [row.is_kept for row in rows] == [True, False, False]
     assert rows[0].error == pytest.approx(0.09)

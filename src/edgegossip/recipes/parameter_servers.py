@@ -27,7 +27,7 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.learning.loss import Loss
 from edgegossip.learning.models import lenet5, lrn_cnn, mlp
-from edgegossip.learning.readers import cifar10, digits, har
+from edgegossip.learning.readers import cifar10, digits, har, mnist
 from edgegossip.recipes.recipe_settings import default_data_dir
 from edgegossip.recipes.tasks import make_task
 from edgegossip.sim.link import Link, Links
@@ -86,6 +86,9 @@ class ServerSettings:
 
 
 QUICKSTART = ServerSettings(batch_size=16, seconds=30.0)
+MNIST_LENET5 = ServerSettings(
+    num_workers=4, throughput=2000.0, batch_size=64, seconds=120.0, window=10.0
+)
 CIFAR10_LENET5 = ServerSettings(
     num_workers=18, seconds=600.0, batch_size=64, window=30.0, min_interval=2.0
 )
@@ -117,6 +120,18 @@ def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> 
 def quickstart(settings: ServerSettings = QUICKSTART) -> Comparison:
     """Seven parameter servers on handwritten digits (embedded), a small MLP: seconds."""
     return compare_servers(digits(), partial(mlp, hidden=(64,)), settings)
+
+
+def mnist_lenet5(
+    settings: ServerSettings = MNIST_LENET5, *, data_dir: Path = default_data_dir()
+) -> Comparison:
+    """MNIST, LeNet-5, a server and 4 workers of unequal speed, seven methods.
+
+    Args:
+        settings: What to change.
+        data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_servers(mnist(data_dir), lenet5, settings)
 
 
 def cifar10_lenet5(

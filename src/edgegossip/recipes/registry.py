@@ -79,6 +79,7 @@ RECIPES = _entries(
         "sparse-push/cifar10-resnet20": "push_sum_comparison",
         "sparse-push/cifar10-vgg11": "push_sum_comparison",
         "adsp/quickstart": "parameter_servers",
+        "adsp/mnist-lenet5": "parameter_servers",
         "adsp/cifar10-lenet5": "parameter_servers",
         "adsp/cifar10-cnn": "parameter_servers",
         "adsp/har-svm": "parameter_servers",
