@@ -181,6 +181,7 @@ class Setting:
     Attributes:
         arguments: Name of a recipe that is a comparison, and its options, on the command line.
         hosts: One for each rank.
+        target: Accuracy to which the time is taken.
         out: Folder of everything.
         num_epochs: Slow ones that algorithms without an end of their own get; None if the
             recipe says how many seconds they get.
@@ -188,6 +189,7 @@ class Setting:
 
     arguments: tuple[str, ...]
     hosts: tuple[HostSpec, ...]
+    target: float
     out: Path
     num_epochs: int | None = None
 
@@ -307,9 +309,7 @@ def time_limit(
     return round(num_epochs * shard / min(throughputs), 1)
 
 
-def check(
-    setting: Setting, algorithm: str, target: float, pace: Pace
-) -> tuple[list[Row], dict[str, Any]]:
+def check(setting: Setting, algorithm: str, pace: Pace) -> tuple[list[Row], dict[str, Any]]:
     """Run an algorithm both ways; returns what differs how much, and what was found besides."""
     experiment = setting.experiments[algorithm]
     before = calibrate(setting, algorithm, pace)
@@ -324,7 +324,7 @@ def check(
     ]
     simulated = run_simulated(setting, algorithm, platforms, limit)
     folders = [setting.out / algorithm / name for name in ("lab", "simulated")]
-    rows = compare(algorithm, *(measure(folder, target) for folder in folders))
+    rows = compare(algorithm, *(measure(folder, setting.target) for folder in folders))
     found = {
         "has_one_result": isinstance(experiment.algorithm, EpochGossip),
         "before": asdict(before),
@@ -362,7 +362,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--num-epochs", type=int, default=6, help="where there is no server")
     parser.add_argument("--seconds", type=float, default=150.0, help="where there is one")
-    parser.add_argument("--batch-size", type=int, default=64, help="where there is one")
+    parser.add_argument("--batch-size", type=int, default=256, help="where there is one")
+    parser.add_argument("--served-target", type=float, default=0.9, help="where there is one")
     all_names = [*GOSSIP, *SERVERS]
     parser.add_argument("--only", nargs="+", choices=all_names, default=all_names)
     parser.add_argument("--target", type=float, default=0.97)
@@ -377,10 +378,11 @@ def setting(algorithm: str, options: argparse.Namespace) -> Setting:
     """How an algorithm is run."""
     out, epochs = Path(options.out), options.num_epochs
     if algorithm in GOSSIP:
-        return Setting(("mnist-lenet5", "--num-epochs", str(epochs)), PEERS, out, epochs)
+        arguments = ("mnist-lenet5", "--num-epochs", str(epochs))
+        return Setting(arguments, PEERS, options.target, out, epochs)
     chosen = {**SERVED_OPTIONS, "batch-size": options.batch_size, "seconds": options.seconds}
     flags = [text for name, value in chosen.items() for text in (f"--{name}", str(value))]
-    return Setting(("adsp/mnist-lenet5", *flags), SERVED, out)
+    return Setting(("adsp/mnist-lenet5", *flags), SERVED, options.served_target, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -394,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = {name: setting(name, options) for name in options.only}
     with follow({core for each in settings.values() for core in each.cores}) as pace:
         for algorithm, each in settings.items():
-            new, found[algorithm] = check(each, algorithm, options.target, pace)
+            new, found[algorithm] = check(each, algorithm, pace)
             rows += new
             if not options.json:
                 show(new)

@@ -36,13 +36,13 @@ def _evaluation(time: float, accuracy: float) -> Evaluation:
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     out = tmp_path_factory.mktemp("fidelity")
-    return Setting(("quickstart", "--num-epochs", "3"), PEERS, out, num_epochs=3)
+    return Setting(("quickstart", "--num-epochs", "3"), PEERS, 0.9, out, num_epochs=3)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     out = tmp_path_factory.mktemp("served")
-    return Setting(("adsp/quickstart", "--num-workers", "4"), SERVED, out)
+    return Setting(("adsp/quickstart", "--num-workers", "4"), SERVED, 0.9, out)
 
 
 def test_accuracy_is_crossed_between_two_evaluations() -> None:

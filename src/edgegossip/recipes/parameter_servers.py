@@ -87,7 +87,7 @@ class ServerSettings:
 
 QUICKSTART = ServerSettings(batch_size=16, seconds=30.0)
 MNIST_LENET5 = ServerSettings(
-    num_workers=4, throughput=2000.0, batch_size=64, seconds=120.0, window=10.0
+    num_workers=4, throughput=2000.0, batch_size=64, lr=0.1, seconds=120.0, window=10.0
 )
 CIFAR10_LENET5 = ServerSettings(
     num_workers=18, seconds=600.0, batch_size=64, window=30.0, min_interval=2.0
