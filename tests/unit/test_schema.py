@@ -196,3 +196,13 @@ def test_max_numel_belongs_to_open_lengths() -> None:
     for shape, max_numel in (((None,), None), ((3,), 3)):
         with pytest.raises(ValueError, match="give max_numel where a length is None"):
             TensorSpec(torch.float32, shape, max_numel)
+
+
+def test_one_look_says_whether_values_may_be_and_how_large_they_are() -> None:
+    limited = TensorSpec(torch.int64, (1,), minimum=0)
+    spec = MessageSpec({"x": torch.zeros(2), "count": limited})
+    payload = {"x": torch.tensor([1.0, -3.0]), "count": torch.tensor([7])}
+    assert spec.inspect(payload) == (None, {"x": 3.0, "count": None})
+    wrong, sizes = spec.inspect({**payload, "x": torch.tensor([1.0, math.nan])})
+    assert wrong is not None
+    assert not sizes
