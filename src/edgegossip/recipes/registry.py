@@ -104,6 +104,7 @@ STUDIES = _entries(
         "sparse-push/time-varying": "compressed_push",
         "sparse-push/consensus": "consensus",
         "systems/table": "systems",
+        "synthetic-gradients/methods": "stage_methods",
         "adsp/tuning": "time_to_loss",
         "adsp/time-to-loss": "time_to_loss",
         "adsp/heterogeneity": "time_to_loss",
