@@ -80,9 +80,25 @@ STANDBYS: dict[str, ParameterServer] = {
 }
 """Their workers elect another server where theirs is lost."""
 
+
+def shared(algorithm: ParameterServer, num_servers: int = 2) -> ParameterServer:
+    """The same for as many ranks, of which so many are servers."""
+    num_workers = NUM_WORKERS - num_servers
+    return replace(algorithm, num_servers=num_servers, num_workers=num_workers)
+
+
+SEVERAL_SERVERS: dict[str, ParameterServer] = {
+    "bsp-servers": shared(PARAMETER_SERVERS["bsp"]),
+    "asp-servers": shared(PARAMETER_SERVERS["asp"], 3),
+    "adacomm-servers": shared(PARAMETER_SERVERS["adacomm"]),
+    "adsp-servers": shared(PARAMETER_SERVERS["adsp"]),
+}
+"""Their model is cut into slices, of which each server holds one."""
+
 ALGORITHMS: dict[str, AnyAlgorithm] = {
     **PARAMETER_SERVERS,
     **STANDBYS,
+    **SEVERAL_SERVERS,
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),

@@ -26,7 +26,14 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from tests.algorithms import ALL, NUM_WORKERS, PARAMETER_SERVERS, PEERS, STANDBYS
+from tests.algorithms import (
+    ALL,
+    NUM_WORKERS,
+    PARAMETER_SERVERS,
+    PEERS,
+    SEVERAL_SERVERS,
+    STANDBYS,
+)
 from tests.observers import Silent
 from tests.parity import Steady
 from tests.virtual import Process, VirtualNetwork, VirtualTime, Wire
@@ -249,6 +256,38 @@ def draw_standby_world(seed: int) -> World:
             "wire": calm,
         }
     return replace(world, **changes)
+
+
+def draw_sharing_world(seed: int) -> World:
+    """The world of `seed` in which servers share the model; in half, one of them is killed."""
+    name = [*SEVERAL_SERVERS][seed % len(SEVERAL_SERVERS)]
+    world = draw_world(seed, name)
+    draw = random.Random(f"{seed} sharing")
+    lasting: Any = longer(SEVERAL_SERVERS[name], 10)
+    servers = range(lasting.num_servers)
+    spared = tuple(
+        each
+        for each in world.disturbances
+        if each.kind != "stop all" and not {*servers}.intersection(each.ranks)
+    )
+    if draw.random() < 0.5:
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(3, 12),
+            ranks=(draw.choice(servers),),
+            seconds=draw.choice([0.05, 0.8, 4.0]),
+            with_disk=draw.random() < 0.5,
+        )
+        spared = (killed,)
+    return replace(
+        world,
+        algorithm=replace(lasting, resend_after=2.0),
+        disturbances=spared,
+        start_at=(0.0,) * world.num_workers,
+        wire=replace(world.wire, lost=0.0),
+        liar=None,
+        lie="",
+    )
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
@@ -742,6 +781,21 @@ def check_standby(world: World) -> Run:
     servers = [state for state in states if state.is_evaluated]
     if servers:
         require_commits(run, max(servers, key=lambda state: state.election.term).server)
+    return run
+
+
+def check_sharing(world: World) -> Run:
+    """Run the world; all come to the end, and servers agree on what their slices hold."""
+    run = Run(world)
+    run.to_the_end()
+    servers: Any = range(world.algorithm.num_servers)  # type: ignore[attr-defined]
+    for rank, process in run.processes.items():
+        if process.is_alive and process.reason != "finished":
+            raise ViolationError(f"rank {rank} ended with {process.reason!r}")
+    counts = [run.processes[rank].host.state.inner.num_commits for rank in servers]
+    if any(each != counts[0] for each in counts):
+        raise ViolationError(f"servers count different commits: {counts}")
+    require_little_memory(run)
     return run
 
 

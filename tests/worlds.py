@@ -172,6 +172,14 @@ def loss_of(params: Tensor) -> tuple[float, float]:
     return float((targets - params[:NUM_PARAMS]).square().sum(1).mean()) / 2, 0.0
 
 
+def joined(estimates: Mapping[Rank, Tensor]) -> Tensor:
+    """Stack estimates, [num_workers, num_params]; slices of one model are one row."""
+    rows = [*estimates.values()]
+    if sum(map(len, rows)) <= max(NUM_PARAMS, len(rows[0])):
+        return torch.cat(rows)[None]
+    return torch.stack(rows)
+
+
 def make_world(
     algorithm: Algorithm[Any],
     *,
@@ -223,7 +231,9 @@ def make_world(
 def final_params(simulator: Simulator[Any]) -> Tensor:
     """Run to the end and give all workers' parameters, [num_workers, num_params]."""
     assert simulator.run()
-    return torch.stack([state.estimate for state in simulator.states])
+    rows = [state.estimate for state in simulator.states]
+    # Slices are shorter than what workers have.
+    return torch.stack(rows) if len({*map(len, rows)}) == 1 else torch.cat(rows)
 
 
 def mix_only(algorithm: Algorithm[Any], initial: Tensor) -> Tensor:

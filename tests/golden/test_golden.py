@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.algorithms import ALGORITHMS, ALONE, STAGES, TUNED
-from tests.worlds import UNEVEN, Recorder, make_world
+from tests.worlds import UNEVEN, Recorder, joined, make_world
 
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.sim.fault import Crash, Faults, Recover
@@ -44,7 +43,7 @@ def trajectory(name: str) -> dict[str, Any]:
     is_over = False
     while not is_over:
         is_over = world.run(until=3.0 * (len(points) + 1))
-        estimates = torch.stack([*world.estimates().values()])
+        estimates = joined(world.estimates())
         point = {
             "rounds": [state.round for state in world.states],
             "mean": estimates.mean(0)[:3].tolist(),

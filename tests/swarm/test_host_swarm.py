@@ -18,9 +18,11 @@ from tests.host_swarm import (
     World,
     check,
     check_server,
+    check_sharing,
     check_standby,
     digest,
     draw_server_world,
+    draw_sharing_world,
     draw_standby_world,
     draw_world,
     longer,
@@ -88,6 +90,15 @@ def test_none_of_many_worlds_leaves_workers_without_a_server(seeds: range) -> No
     for seed in seeds:
         with replayable(seed):
             check_standby(draw_standby_world(seed))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + 6) for first in range(0, 24, 6)], ids=str
+)
+def test_no_world_sets_servers_that_share_a_model_apart(seeds: range) -> None:
+    for seed in seeds:
+        with replayable(seed):
+            check_sharing(draw_sharing_world(seed))
 
 
 def test_one_seed_gives_one_trace() -> None:

@@ -74,7 +74,8 @@ def simulate(
         evaluate=workload.evaluate,
     )
     assert simulator.run()
-    return torch.stack([*simulator.estimates().values()])
+    rows = [*simulator.estimates().values()]
+    return torch.stack(rows) if len({*map(len, rows)}) == 1 else torch.cat(rows)
 
 
 class PlainLoop:

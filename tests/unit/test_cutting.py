@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgegossip.core.protocol import Role
 from edgegossip.experiments.describe import describe
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.dropout import Dropout
@@ -269,7 +270,7 @@ def workload(*, at: tuple[int, ...] | None, seed: int = 0) -> Workload:
     data = Dataset("noise", samples(16), samples(8), num_classes=4, input_shape=PICTURE)
     task = Task(dataset=data, model=small if at is None else stage_models(small, at))
     num_stages = 1 if at is None else len(at) + 1
-    return Workload(task, range(num_stages), seed, lambda rank: f"stage-{rank}")
+    return Workload(task, range(num_stages), seed, lambda rank: Role(f"stage-{rank}"))
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -391,11 +391,24 @@ class Role:
         is_evaluated: Its parameters count in the averaged model that is reported, unless its
             state says that they do not at present. Ranks of one role name are averaged; where
             roles hold parts of a model, the task joins them.
+        slice_index: Which slice of the role's parameters its estimate is, from 0.
+        num_slices: How many contiguous slices these are cut into, level within one entry.
     """
 
     name: str
     has_data: bool = True
     is_evaluated: bool = True
+    slice_index: int = 0
+    num_slices: int = 1
+
+    def stretch(self, num_params: int) -> slice:
+        """Say which entries of a vector [num_params] its slice is.
+
+        >>> [Role("server", slice_index=i, num_slices=3).stretch(8) for i in range(3)]
+        [slice(0, 2, None), slice(2, 5, None), slice(5, 8, None)]
+        """
+        first, end = self.slice_index, self.slice_index + 1
+        return slice(first * num_params // self.num_slices, end * num_params // self.num_slices)
 
 
 WORKER = Role("worker")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
     Event,
@@ -30,7 +31,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec
+from edgegossip.core.schema import MessageSpec, TensorSpec
 
 _FINAL = "final average"
 
@@ -45,9 +46,11 @@ class FinalState(WorkerState):
         models: The final models by rank, the own one included.
         lost: Workers that cannot be reached, as keys.
         average: The mean of those that count once all have come.
+        num_params: Entries of a whole model.
     """
 
     inner: Any
+    num_params: int
     is_ending: bool = False
     models: dict[Rank, Tensor] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -103,17 +106,26 @@ class FinalAverage(Algorithm[FinalState]):
         return self.inner.warnings(setting)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        return {**self.inner.schema(params), _FINAL: MessageSpec({"params": params})}
+        # Where servers share the model, theirs are slices of it.
+        num_slices = max(self.role(rank).num_slices for rank in range(self.num_workers))
+        longest = -(-params.numel() // num_slices)
+        piece = TensorSpec(params.dtype, (None,), max_numel=longest)
+        final = MessageSpec({"params": params if num_slices == 1 else piece})
+        return {**self.inner.schema(params), _FINAL: final}
 
     def init(self, rank: Rank, params: Tensor) -> FinalState:
         inner = self.inner.init(rank, params)
-        return FinalState(rank=rank, params=inner.params, inner=inner)
+        num_params = params.numel()
+        return FinalState(rank=rank, params=inner.params, inner=inner, num_params=num_params)
 
     def handle(self, state: FinalState, event: Event, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
         match event:
             case Received(sender, Message(kind=kind) as message) if kind == _FINAL:
-                state.models[sender] = message.payload["params"]
+                role, params = self.role(sender), message.payload["params"]
+                stretch = role.stretch(state.num_params)
+                if role.num_slices == 1 or len(params) == stretch.stop - stretch.start:
+                    state.models[sender] = params
             case TimerFired(name) if name == _FINAL:
                 state.is_ending = True
             case Trained() if state.is_ending:
@@ -148,11 +160,27 @@ class FinalAverage(Algorithm[FinalState]):
             effects += self._send(state, range(self.num_workers))
         counted = [r for r in range(self.num_workers) if self.role(r).is_evaluated]
         if state.average is None and all(r in state.models or r in state.lost for r in counted):
-            models = [state.models[r] for r in counted if r in state.models]
-            own = state.models[state.rank]
-            state.average = torch.stack(models).mean(0) if models else own
+            state.average = self._average(state, counted)
             effects.append(Finish())
         return effects
+
+    def _average(self, state: FinalState, counted: list[Rank]) -> Tensor:
+        """Average what has come; where servers share the model, join their slices."""
+        slices: dict[int, list[Tensor]] = {}
+        for rank in counted:
+            if rank in state.models:
+                found = slices.setdefault(self.role(rank).slice_index, [])
+                found.append(state.models[rank])
+        if len(slices) == max((self.role(rank).num_slices for rank in counted), default=1):
+            means = [torch.stack(slices[i]).mean(0) for i in sorted(slices)]
+            return means[0] if len(means) == 1 else torch.cat(means)
+        own = state.models[state.rank]
+        if len(own) < state.num_params:
+            raise ServerLostError(
+                f"server {state.rank} has a slice of the model, and cannot reach those that "
+                "have the others; start them again, and run once more"
+            )
+        return own
 
     def _send(self, state: FinalState, ranks: Iterable[Rank]) -> list[Effect]:
         if not self.role(state.rank).is_evaluated:

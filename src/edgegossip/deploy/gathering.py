@@ -153,7 +153,7 @@ class Gathering:
         return [rank for rank in ranks if experiment.algorithm.role(rank).is_evaluated]
 
     def _num_params(self, rank: Rank) -> int:
-        return len(self._workload.initial_params(rank))
+        return self._workload.num_params(rank)
 
     def _evaluate_snapshots(self, index: int, snapshots: Mapping[Rank, Tensor]) -> Evaluation:
         return self._evaluate(

@@ -113,6 +113,11 @@ class TrainingLoop:
         torch_device: torch.device | str = "cpu",
     ) -> None:
         has_data = algorithm.role(rank).has_data
+        if algorithm.role(rank).num_slices > 1 and not final_average:
+            raise ValueError(
+                f"rank {rank} has a slice of the model alone, and no model to end with; give "
+                "all ranks final_average=True"
+            )
         check_range("num_samples", num_samples, "at least 1" if has_data else "at least 0")
         judge = None
         if evaluate is not None:

@@ -139,8 +139,7 @@ class Experiment:
 
     def workload(self) -> Workload:
         """The task made ready for this run."""
-        role = self.algorithm.role
-        return Workload(self.task, self.data_ranks, self.seed, lambda rank: role(rank).name)
+        return Workload(self.task, self.data_ranks, self.seed, self.algorithm.role)
 
     @property
     def data_ranks(self) -> list[Rank]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgegossip.core.errors import unknown_name
-from edgegossip.core.protocol import WORKER, Rank
+from edgegossip.core.protocol import WORKER, Rank, Role
 from edgegossip.core.randomness import derive_seed
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.trainer import Trainer
@@ -110,7 +110,7 @@ class Workload:
         task: What is learnt.
         ranks: The workers that have data, in order.
         seed: Of the run.
-        role: The name of each worker's role, where they hold parts of a model.
+        role: Each worker's role, where they hold parts or slices of a model.
 
     Attributes:
         shards: The training samples of each rank, [n] indices.
@@ -121,7 +121,7 @@ class Workload:
         task: Task,
         ranks: Sequence[Rank],
         seed: int,
-        role: Callable[[Rank], str] = lambda rank: WORKER.name,
+        role: Callable[[Rank], Role] = lambda rank: WORKER,
     ) -> None:
         self.task = task
         self._seed = seed
@@ -136,17 +136,22 @@ class Workload:
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
 
     def _part(self, rank: Rank) -> str:
-        return self.task.part(self._role(rank))
+        return self.task.part(self._role(rank).name)
 
     def initial_params(self, rank: Rank = 0) -> Tensor:
         """Give what worker `rank` starts from, [num_params] of its part."""
         return self._initial[self._part(rank)]
 
+    def num_params(self, rank: Rank) -> int:
+        """Say how long the estimate of worker `rank` is."""
+        stretch = self._role(rank).stretch(len(self.initial_params(rank)))
+        return int(stretch.stop - stretch.start)
+
     def make_trainer(self, rank: Rank, incarnation: int = 0) -> Trainer:
         """Make the trainer of worker `rank`."""
         make = self.task.trainer
         if isinstance(make, Mapping):
-            make = make.get(self._role(rank), Learner)
+            make = make.get(self._role(rank).name, Learner)
         return make(
             model=self._parts.models[self._part(rank)].module,
             loss=self.task.loss,
@@ -166,18 +171,30 @@ class Workload:
         )
 
     def is_whole(self, ranks: Iterable[Rank]) -> bool:
-        """Say whether these workers hold all parts of a model."""
-        return {self._part(rank) for rank in ranks} == {*self.task.models}
+        """Say whether these workers hold all parts of a model, and all slices of them."""
+        there: dict[str, set[int]] = {}
+        wanted: dict[str, int] = dict.fromkeys(self.task.models, 1)
+        for rank in ranks:
+            part, role = self._part(rank), self._role(rank)
+            there.setdefault(part, set()).add(role.slice_index)
+            wanted[part] = role.num_slices
+        return all(len(there.get(part, ())) == number for part, number in wanted.items())
 
     def average(self, estimates: Mapping[Rank, Tensor]) -> tuple[Tensor, float]:
         """Average what workers of one part have, and join the parts; see `Parts.average`."""
-        by_part: dict[str, list[Tensor]] = {}
+        by_part: dict[str, dict[int, list[Tensor]]] = {}
         for rank, estimate in estimates.items():
-            by_part.setdefault(self._part(rank), []).append(estimate)
-        return self._parts.average({part: torch.stack(all_) for part, all_ in by_part.items()})
+            slices = by_part.setdefault(self._part(rank), {})
+            slices.setdefault(self._role(rank).slice_index, []).append(estimate)
+        return self._parts.average({part: _stacked(each) for part, each in by_part.items()})
 
     def with_own(self, whole: Tensor, rank: Rank, estimate: Tensor) -> Tensor:
-        """Give the vector `whole` with what worker `rank` has in place of its part."""
+        """Give the vector `whole` with what worker `rank` has in place of its part.
+
+        One with a slice has nothing else than the whole has: nobody shares its slice.
+        """
+        if self._role(rank).num_slices > 1:
+            return whole
         return self._parts.replace(whole, self._part(rank), estimate)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
@@ -206,3 +223,10 @@ class Workload:
             torch_device=self.task.torch_device,
             split=split,
         )
+
+
+def _stacked(slices: Mapping[int, Sequence[Tensor]]) -> Tensor:
+    """Stack estimates, [num_workers, num_params]; of slices, one row of their means, joined."""
+    if len(slices) == 1:
+        return torch.stack([*slices[0]])
+    return torch.cat([torch.stack([*slices[i]]).mean(0) for i in sorted(slices)])[None]

@@ -50,6 +50,10 @@ class Footing:
         self._slack = 0.0
         self._credit = 0
 
+    def whole(self, estimate: Tensor) -> Tensor:
+        """Give `estimate`, or where that is a slice the last sound parameters, [num_params]."""
+        return estimate if estimate.shape == self.params.shape else self.params
+
     def check(self, event: Trained) -> None:
         """Account for training that came to its end.
 

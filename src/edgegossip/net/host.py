@@ -168,11 +168,12 @@ class Host(Generic[State]):
         peers = self.peers
         has_rejoined = peers.must_rejoin
         if has_rejoined:
-            # What it knows is too old; its parameters are better than the initial ones. Some
-            # may have begun with the life that it had until now, and wait for what it sends.
-            self.state = self._algorithm.init(self.rank, self.state.estimate)
-            self._alarms, self._pending = Alarms(), []
-            self._ending.has_finished = False
+            # What it knows is too old; its parameters are better than the initial ones, unless
+            # they are a slice of the model. Some may have begun with the life that it had until
+            # now, and wait for what it sends.
+            params = self.post.footing.whole(self.state.estimate)
+            self.state = self._algorithm.init(self.rank, params)
+            self._alarms, self._pending, self._ending.has_finished = Alarms(), [], False
             self._work.forget_questions()
             peers.live_anew(self._runtime.new_life())
         now, began_at = self._runtime.clock(), peers.began_at

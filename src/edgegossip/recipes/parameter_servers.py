@@ -43,7 +43,7 @@ class ServerSettings:
 
     Args:
         seconds: Virtual time of each run, above 0.
-        num_workers: Workers; the server comes besides.
+        num_workers: Workers; servers come besides.
         throughput: Training samples per second of the fastest worker, and of the server.
         heterogeneity: Mean of the workers' speeds over the slowest, at least 1.
         batch_size: Samples a step and worker.
@@ -58,6 +58,7 @@ class ServerSettings:
         validation_share: Of the training samples, held out for the search of ADSP and the
             steps of ADACOMM, in (0, 1).
         standby: Workers that can take the server's place; see `ParameterServer`.
+        num_servers: Ranks that share the model, at least 1; only 1 goes with `standby`.
         seed: Of everything random.
         torch_device: Where models live: cpu or cuda.
     """
@@ -77,11 +78,13 @@ class ServerSettings:
     tau: int = 40
     validation_share: float = 0.1
     standby: int = 0
+    num_servers: int = 1
     seed: int = 0
     torch_device: str = "cpu"
 
     def __post_init__(self) -> None:
         check_ranges(self, seconds="above 0", num_workers="at least 1")
+        check_ranges(self, num_servers="at least 1")
         check_ranges(self, heterogeneity="at least 1", validation_share="in (0, 1)")
 
 
@@ -181,7 +184,8 @@ def compare_servers(
     held_out = hold_out(dataset, settings.validation_share, seed=settings.seed)
     task = make_task(held_out, model, settings, batch_size=settings.batch_size, loss=loss)
     speeds = settings.num_workers, settings.throughput, settings.heterogeneity
-    platforms = Platform(throughput=settings.throughput), *heterogeneous(*speeds)
+    servers = [Platform(throughput=settings.throughput)] * settings.num_servers
+    platforms = *servers, *heterogeneous(*speeds)
     experiments = {
         name: Experiment(
             task=task,
@@ -202,6 +206,7 @@ def methods(settings: ServerSettings) -> dict[str, ParameterServer]:
         "num_workers": settings.num_workers,
         "num_rounds": UNTIL_CUT_OFF,
         "standby": settings.standby,
+        "num_servers": settings.num_servers,
     }
     window = settings.window
     timed = {**common, "window": window, "min_interval": settings.min_interval}

@@ -41,17 +41,16 @@ class Membership:
     ) -> list[Rank]:
         """List whose parameters count.
 
-        These are, of each role, those that are online and say so, else those that are online,
-        else all of it.
+        These are, of each role and slice, those that are online and say so, else those that
+        are online, else all of it.
         """
         roles = [role_of(rank) for rank in range(len(states))]
+        holds = [(role.name, role.slice_index) for role in roles]
         says_so = [state.is_evaluated for state in states]
         ranks = [rank for rank, role in enumerate(roles) if role.is_evaluated]
         for is_right in (self.is_online, [*map(and_, self.is_online, says_so)]):
-            is_there = {roles[rank].name for rank in ranks if is_right[rank]}
-            ranks = [
-                rank for rank in ranks if is_right[rank] or roles[rank].name not in is_there
-            ]
+            is_there = {holds[rank] for rank in ranks if is_right[rank]}
+            ranks = [rank for rank in ranks if is_right[rank] or holds[rank] not in is_there]
         return ranks
 
     def are_separated(

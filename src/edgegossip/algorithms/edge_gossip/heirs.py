@@ -16,7 +16,7 @@ def require_valid(
     on_failure: str = "reassign",
     spread: str = "exact",
     *,
-    standby: int = 0,
+    inner: object = None,
 ) -> None:
     """Raise `ValueError` if these settings of `EdgeGossip` do not go together.
 
@@ -25,10 +25,16 @@ def require_valid(
         ...
     ValueError: reachable names worker 7; ranks are 0..2
     """
+    standby, num_servers = getattr(inner, "standby", 0), getattr(inner, "num_servers", 1)
     if standby:
         raise ValueError(
             f"standby must be 0 within EdgeGossip, got {standby}: one that is elected trains "
             "on, and has no forecast to go by"
+        )
+    if num_servers > 1:
+        raise ValueError(
+            f"num_servers must be 1 within EdgeGossip, got {num_servers}: platforms tell their "
+            "forecasts with whole models, not with slices"
         )
     within = reachable or {}
     for name, ranks in (("spares", spares), ("reachable", chain(within, *within.values()))):

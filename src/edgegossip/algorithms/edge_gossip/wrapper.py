@@ -136,8 +136,8 @@ class EdgeGossip(Algorithm[BalancedState]):
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
-        ways, standby = (self.on_failure, self.spread), getattr(self.inner, "standby", 0)
-        require_valid(self.num_workers, self.spares, self.reachable, *ways, standby=standby)
+        ways, inner = (self.on_failure, self.spread), self.inner
+        require_valid(self.num_workers, self.spares, self.reachable, *ways, inner=inner)
 
     @property
     def traits(self) -> Traits:

@@ -196,4 +196,5 @@ class ADSP(ADSPPlus):
 
 def trials(state: Any) -> list[Tried]:  # noqa: ANN401 - of any algorithm
     """List the windows of a run's search; none for a state that is not `ADSP`'s server's."""
-    return state.search.tried if isinstance(state, SearchingServerState) else []
+    server = getattr(state, "inner", state)  # one of several has the slice of a model
+    return server.search.tried if isinstance(server, SearchingServerState) else []

@@ -89,6 +89,11 @@ class BatchTune(Algorithm[BatchTuneState]):
                 f"standby must be 0 within BatchTune, got {self.inner.standby}; a worker that "
                 "is elected would not know the others' speeds"
             )
+        if self.inner.num_servers > 1:
+            raise ValueError(
+                f"num_servers must be 1 within BatchTune, got {self.inner.num_servers}; batch "
+                "sizes are told by one server"
+            )
 
     @property
     def traits(self) -> Traits:

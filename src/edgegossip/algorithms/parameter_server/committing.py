@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgegossip.algorithms.parameter_server.halves import StandbyState
+from edgegossip.algorithms.parameter_server.several_servers import SharedState
 from edgegossip.algorithms.parameter_server.states import (
     PATIENCE,
     RESEND,
@@ -37,7 +38,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.ranges import check_ranges
 
-State: TypeAlias = ServerState | CommitterState | StandbyState
+State: TypeAlias = ServerState | CommitterState | StandbyState | SharedState
 
 
 @dataclass(frozen=True, kw_only=True)

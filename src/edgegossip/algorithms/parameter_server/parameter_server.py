@@ -25,6 +25,8 @@ from torch import Tensor
 
 from edgegossip.algorithms.parameter_server.committing import Committing, State
 from edgegossip.algorithms.parameter_server.halves import StandbyState
+from edgegossip.algorithms.parameter_server.merging import believed, change
+from edgegossip.algorithms.parameter_server.several_servers import several_servers
 from edgegossip.algorithms.parameter_server.standby import Standby
 from edgegossip.algorithms.parameter_server.states import (
     PATIENCE,
@@ -39,7 +41,6 @@ from edgegossip.core.protocol import (
     Evaluated,
     Event,
     Finish,
-    Layout,
     Message,
     Rank,
     Received,
@@ -78,7 +79,8 @@ class ParameterServer(Committing):
     could make a variance negative.
 
     Ranks 1 to `num_workers` are workers, rank 0 is the server: it has no data, and its model
-    is the one that is evaluated.
+    is the one that is evaluated. With `num_servers` above 1, the first ranks are servers, and
+    each has one slice of that model (see `SeveralServers`).
 
     A worker that comes back asks for the model (`pull`) and goes on in the round of the last
     of the others; nobody waits for what it has missed. A worker stops when the server is lost,
@@ -96,6 +98,7 @@ class ParameterServer(Committing):
             None leaves the task's.
         standby: How many of the workers that have committed last are kept up to date, so that
             one can be elected in the server's place (see `Standby`). 0 never elects.
+        num_servers: How many share the model, at least 1; only 1 goes with `standby`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -103,14 +106,20 @@ class ParameterServer(Committing):
 
     num_workers: int
     standby: int = 0
+    num_servers: int = 1
 
     def __post_init__(self) -> None:
+        if self.num_servers > 1 and self.standby:
+            raise ValueError(
+                f"num_servers must be 1 with standby={self.standby}, got {self.num_servers}; "
+                "nobody can be elected for a slice of the model - leave one of them out"
+            )
         if not 0 <= self.standby <= self.num_workers:
             raise ValueError(
                 f"standby must be within [0, num_workers], got {self.standby} of "
                 f"{self.num_workers}; it says how many workers are kept up to date"
             )
-        check_ranges(self, num_workers="at least 1")
+        check_ranges(self, num_workers="at least 1", num_servers="at least 1")
         super().__post_init__()
 
     # What an algorithm says.
@@ -156,9 +165,13 @@ class ParameterServer(Committing):
     @property
     def traits(self) -> Traits:
         join = complete if self.standby else star
-        return Traits(topology=join(self.num_workers + 1), num_rounds=self.num_rounds)
+        is_one = self.num_servers == 1
+        topology = join(self.num_workers + 1) if is_one else several_servers(self).topology
+        return Traits(topology=topology, num_rounds=self.num_rounds)
 
     def role(self, rank: Rank) -> Role:
+        if self.num_servers > 1:
+            return several_servers(self).role(rank)
         if self.standby:  # any may come to serve, and its state says whether it does
             return Role("worker", has_data=rank != SERVER)
         if rank == SERVER:
@@ -168,9 +181,11 @@ class ParameterServer(Committing):
     @property
     def workers(self) -> range:
         """The ranks that train."""
-        return range(1, self.num_workers + 1)
+        return range(self.num_servers, self.num_servers + self.num_workers)
 
     def init(self, rank: Rank, params: Tensor) -> State:
+        if self.num_servers > 1:
+            return several_servers(self).init(rank, params)
         if self.standby:
             return Standby(self).init(rank, params)
         return (self.init_server if rank == SERVER else self.init_worker)(rank, params)
@@ -187,6 +202,8 @@ class ParameterServer(Committing):
         return CommitterState(rank=rank, params=params, base=params, counts=counts)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        if self.num_servers > 1:
+            return several_servers(self).schema(params)
         messages = self.messages(params)
         return Standby(self).schema(messages) if self.standby else messages
 
@@ -230,8 +247,10 @@ class ParameterServer(Committing):
                 return Standby(self).handle(state, event, now)
             case ServerState():
                 return self.handle_as_server(state, event, now)
-            case _:
+            case CommitterState():
                 return self.work(state, event, now)
+            case _:
+                return several_servers(self).handle(state, event, now)
 
     # The server.
 
@@ -353,7 +372,7 @@ class ParameterServer(Committing):
     def _recover(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Take over the newest model that was shown, and begin to serve."""
         copies, state.copies, state.is_new = state.copies, {}, False
-        counts = self._believed(copies)
+        counts = believed(copies, self.workers)
         # Those that have none that is newer than an elected server's own show no model.
         if whole := [j for j in counts if "params" in copies[j].payload]:
             # Of elected servers, the one of the later term knows more.
@@ -369,24 +388,6 @@ class ParameterServer(Committing):
             effects.append(SetTimer(PATIENCE, math.inf))
         known = [j for j in state.waiting if self.is_merged(state, j)]
         return [*effects, *(self.answer(state, j) for j in known)]
-
-    def _believed(self, copies: Mapping[Rank, Message]) -> dict[Rank, dict[Rank, int]]:
-        """Count the commits in each copy, of a worker no more than it says it has sent.
-
-        Or than two others say: one that goes on from a checkpoint has forgotten some.
-        """
-        told = {
-            j: dict(zip(self.workers, copy.payload["counts"].tolist(), strict=True))
-            for j, copy in sorted(copies.items())
-        }
-        most: dict[Rank, int] = {}
-        for rank, own in copies.items():
-            others = sorted(counts[rank] for j, counts in told.items() if j != rank)
-            most[rank] = max([int(own.numbers["number"]), *others[-2:-1]])
-        return {
-            j: {rank: min(count, most.get(rank, count)) for rank, count in counts.items()}
-            for j, counts in told.items()
-        }
 
     def _skip(self, state: ServerState, rank: Rank) -> None:
         """Let a worker that was away go on in the round of the last of the others.
@@ -407,7 +408,7 @@ class ParameterServer(Committing):
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks`, in this order, to the model."""
         commits = [state.waiting[j] for j in ranks]
-        changes = (_change(commit, state.params) for commit in commits)
+        changes = (change(commit, state.params) for commit in commits)
         state.params = state.params.add(reduce(torch.add, changes), alpha=share)
         for rank, commit in zip(ranks, commits, strict=True):
             state.num_commits[rank] = int(commit.numbers["number"])
@@ -438,11 +439,3 @@ class ParameterServer(Committing):
         counts = torch.tensor([*state.num_commits.values()], dtype=torch.int64)
         payload = {"params": state.params, "counts": counts}
         return Message(kind, state.rounds[rank], payload, self.settings(state, rank))
-
-
-def _change(commit: Message, params: Tensor) -> Tensor:
-    """Give what a commit changes of `params`, both [num_params]; statistics are as measured."""
-    update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
-    if num_trained == update.numel():
-        return update
-    return Layout(num_trained).with_statistics(update, update - params)

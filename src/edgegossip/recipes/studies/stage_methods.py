@@ -32,22 +32,23 @@ LAST_LOOKS = 5
 HELD_OUT = 0.1
 """Of the training samples: what learning rates are judged by, and nobody trains on."""
 
-_COMMON = {"model": eight_layers, "num_test": 2_000}
 MNIST = Problem(
     name="mnist",
     dataset="mnist",
+    model=eight_layers,
     num_train=20_000,
     settings=Settings(num_epochs=4),
     scaled_down="A third of MNIST's pictures, a third of CIFAR-10's, tested on 2,000; half of "
     "the model's width.",
-    **_COMMON,
+    num_test=2_000,
 )
 CIFAR10 = Problem(
     name="cifar10",
     dataset="cifar10",
+    model=eight_layers,
     num_train=15_000,
     settings=Settings(num_epochs=8),
-    **_COMMON,
+    num_test=2_000,
 )
 DIGITS = Problem(
     name="digits", dataset="digits", model=eight_layers, settings=Settings(num_epochs=1)
@@ -156,8 +157,8 @@ def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> S
 
 
 NOTE = (
-    "Medians over the seeds; as many samples for all, virtual time on machines that are equally "
-    "fast. Accuracy is the mean of the last five looks, on test data. The learning rate is the "
+    "Medians over the seeds; as many samples for all, virtual time on equally fast machines."
+    " Accuracy is the mean of the last five looks, on test data. The learning rate is the "
     "best of three, on held-out data with another seed. The whole model is trained on one "
     "machine."
 )

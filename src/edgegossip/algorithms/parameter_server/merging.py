@@ -1,0 +1,36 @@
+"""What a server makes of commits, and of the models that it is shown after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Layout, Message, Rank
+
+
+def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
+    """Count the commits in each copy, of a worker no more than it says it has sent.
+
+    Or than two others say: one that goes on from a checkpoint has forgotten some.
+    """
+    told = {
+        j: dict(zip(workers, copy.payload["counts"].tolist(), strict=True))
+        for j, copy in sorted(copies.items())
+    }
+    most: dict[Rank, int] = {}
+    for rank, own in copies.items():
+        others = sorted(counts[rank] for j, counts in told.items() if j != rank)
+        most[rank] = max([int(own.numbers["number"]), *others[-2:-1]])
+    return {
+        j: {rank: min(count, most.get(rank, count)) for rank, count in counts.items()}
+        for j, counts in told.items()
+    }
+
+
+def change(commit: Message, params: Tensor) -> Tensor:
+    """Give what a commit changes of `params`, both [num_params]; statistics are as measured."""
+    update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
+    if num_trained == update.numel():
+        return update
+    return Layout(num_trained).with_statistics(update, update - params)

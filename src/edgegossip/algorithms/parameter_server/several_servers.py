@@ -1,0 +1,281 @@
+"""Several servers that share the model: each has a slice, and each worker talks to all of them.
+
+A worker is one of a single server, but that its commits go out in pieces, one to each server,
+and an answer counts once all its pieces are there. What servers agree on is in `Sharing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.parameter_server.leading import Leading
+from edgegossip.algorithms.parameter_server.sharing import WHAT, Sharing, SharingState
+from edgegossip.algorithms.parameter_server.states import (
+    PATIENCE,
+    SERVER,
+    CommitterState,
+)
+from edgegossip.core.errors import ServerLostError
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Message,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    Started,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.core.topology import Topology, from_edges
+
+if TYPE_CHECKING:
+    from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+
+_MOST = 2**52
+_LATEST = 1e12
+
+
+@dataclass(slots=True, kw_only=True)
+class SeveralServersState(WorkerState):
+    """State of a worker; `params` and `round` are those of `inner`.
+
+    Attributes:
+        inner: Of the worker of a single server.
+        life: When it began, if it has come back; pieces of a former life are older.
+        serial: Of the last commit that it has made.
+        epoch: In which it was asked for its model last; answers of earlier ones count no more.
+        parts: The newest piece of an answer of each server.
+        lost: Servers that cannot be reached, as keys.
+    """
+
+    inner: CommitterState
+    life: Seconds = 0.0
+    serial: int = 0
+    epoch: int = 0
+    parts: dict[Rank, Message] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+
+
+SharedState: TypeAlias = SharingState | SeveralServersState
+
+
+class SeveralServers:
+    """Gives each event to the half of a rank that it is for.
+
+    Args:
+        algorithm: With `num_servers` above 1.
+    """
+
+    def __init__(self, algorithm: ParameterServer) -> None:
+        self.algorithm = algorithm
+        self._sharing, self._leading = Sharing(algorithm), Leading(algorithm)
+        self._single = self._sharing.single
+        self._servers = range(algorithm.num_servers)
+
+    @property
+    def topology(self) -> Topology:
+        """Servers reach each other and all workers; workers reach the servers alone."""
+        num_ranks = len(self._servers) + self.algorithm.num_workers
+        edges = [(i, j) for i in self._servers for j in range(i + 1, num_ranks)]
+        return from_edges(num_ranks, edges)
+
+    def role(self, rank: Rank) -> Role:
+        return self._sharing.role(rank)
+
+    def init(self, rank: Rank, params: Tensor) -> SharedState:
+        if rank in self._servers:
+            return (self._sharing if rank else self._leading).init(rank, params)
+        inner = self._single.init_worker(self._sharing.inner(rank), params)
+        return SeveralServersState(rank=rank, params=params, inner=inner)
+
+    def handle(self, state: SharedState, event: Event, now: Seconds) -> list[Effect]:
+        if isinstance(state, SharingState):
+            return (self._sharing if state.rank else self._leading).handle(state, event, now)
+        effects = self._work(state, event, now)
+        state.params, state.round = state.inner.params, state.inner.round
+        return effects
+
+    # A worker.
+
+    def _work(self, state: SeveralServersState, event: Event, now: Seconds) -> list[Effect]:
+        passed: Event | None = event
+        match event:
+            case Started():
+                state.life = now if event.has_rejoined else 0.0
+            case Received(sender, Message(kind="again")) if sender in self._servers[1:]:
+                # It needs its own piece alone; rank 0 asks for what else there may be.
+                commit = state.inner.commit
+                pieces = [] if commit is None else self._cut(state, Send(SERVER, commit))
+                return [each for each in pieces if each.receiver == sender]
+            case Received(sender, message):
+                passed = self._hear(state, sender, message) if sender in self._servers else None
+            case WorkerLost(rank):
+                is_first = rank in self._servers and not state.lost
+                if rank in self._servers:
+                    state.lost[rank] = None
+                passed = WorkerLost(SERVER) if is_first else None
+            case WorkerJoined(rank):
+                state.lost.pop(rank, None)
+                is_last = rank in self._servers and not state.lost
+                passed = WorkerJoined(SERVER, event.has_restarted) if is_last else None
+            case TimerFired(name) if name == PATIENCE:
+                passed = None
+                self._give_up(state)
+        if passed is None:
+            return []
+        before = state.inner.commit
+        effects = self._single.work(state.inner, passed, now)
+        if state.inner.commit is not before:
+            state.serial += 1
+        return [
+            each
+            for effect in effects
+            for each in (self._cut(state, effect) if isinstance(effect, Send) else [effect])
+        ]
+
+    def _give_up(self, state: SeveralServersState) -> None:
+        if state.lost and state.round < self.algorithm.num_rounds:
+            raise ServerLostError(
+                f"worker {state.rank} has waited {self.algorithm.patience:g} s for the server, "
+                f"rank {min(state.lost)}, which is lost; start it again, and go on with "
+                "--resume"
+            )
+
+    def _hear(
+        self, state: SeveralServersState, sender: Rank, message: Message
+    ) -> Received | None:
+        """Give what the worker of a single server would hear, if there is anything to hear."""
+        match message.kind:
+            case "params":
+                joined = self._join(state, sender, message)
+                return None if joined is None else Received(SERVER, joined)
+            case "show" if sender == SERVER:
+                state.epoch = max(state.epoch, int(message.numbers["epoch"]))
+                return Received(SERVER, Message("show", message.round))
+        return Received(SERVER, message) if sender == SERVER else None
+
+    def _join(self, state: SeveralServersState, sender: Rank, part: Message) -> Message | None:
+        """Keep a piece of an answer; give the answer once all its pieces are there."""
+        stretch = self.role(sender).stretch(state.params.numel())
+        if part.payload["params"].numel() != stretch.stop - stretch.start:
+            return None
+        newest = _answer(state.parts[sender]) if sender in state.parts else (state.epoch, 0)
+        if _answer(part) < newest:
+            return None
+        state.parts[sender] = part
+        if len({_answer(each) for each in state.parts.values()}) > 1 or len(state.parts) < len(
+            self._servers
+        ):
+            return None
+        parts, state.parts = state.parts, {}
+        first = parts[SERVER]
+        params = torch.cat([parts[rank].payload["params"] for rank in self._servers])
+        numbers = {
+            name: number
+            for name, number in first.numbers.items()
+            if name not in ("epoch", "answer")
+        }
+        return replace(first, payload={**first.payload, "params": params}, numbers=numbers)
+
+    def _cut(self, state: SeveralServersState, effect: Send) -> list[Send]:
+        """Cut what is for the server into a piece for each; what has none goes to rank 0."""
+        message, numbers = effect.message, {**effect.message.numbers, "life": state.life}
+        match message.kind:
+            case "commit":
+                name, numbers["serial"] = "update", state.serial
+            case "copy":
+                name, numbers["serial"] = "params", state.epoch
+            case _:
+                return [effect]
+        pieces: list[Send] = []
+        for rank in self._servers:
+            stretch = self.role(rank).stretch(state.params.numel())
+            payload = {**message.payload, name: message.payload[name][stretch].clone()}
+            if "num_trained" in numbers:
+                trained = int(message.numbers["num_trained"])
+                numbers["num_trained"] = min(max(trained, stretch.start), stretch.stop)
+                numbers["num_trained"] -= stretch.start
+            pieces.append(Send(rank, replace(message, payload=payload, numbers={**numbers})))
+        return pieces
+
+    # Messages.
+
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
+        """Pieces instead of what they are of, and what servers say to each other."""
+        longest = -(-params.numel() // len(self._servers))
+        piece = TensorSpec(params.dtype, (None,), max_numel=longest)
+        messages = self._single.messages(params)
+        ahead = self.algorithm.num_rounds
+        epoch: dict[str, Limits] = {"epoch": range(_MOST)}
+        labels: dict[str, Limits] = {"life": (0.0, _LATEST), "serial": range(_MOST)}
+        commit, copy, answer = (messages[kind] for kind in ("commit", "copy", "params"))
+        trained = {"num_trained": range(longest + 1)}
+        order: dict[str, Limits] = {
+            **labels,
+            "number": range(2 * _MOST),
+            "round": range(_MOST),
+            **epoch,
+            "index": range(_MOST),
+            "what": range(len(WHAT)),
+            "worker": range(self.algorithm.num_workers + 1),
+            "at": (0.0, _LATEST),
+            "chain": range(2**32),
+            "num_looked": range(_MOST),
+        }
+        holds = TensorSpec(
+            torch.float64, (5, self.algorithm.num_workers), minimum=0, maximum=_MOST
+        )
+        held: dict[str, Limits] = {
+            **epoch,
+            "num_orders": range(_MOST),
+            "is_astray": range(2),
+            "told": range(_MOST),
+        }
+        return {
+            **messages,
+            "commit": replace(
+                commit,
+                tensors={"update": piece},
+                numbers={**commit.numbers, **trained, **labels},
+            ),
+            "copy": replace(
+                copy,
+                tensors={**copy.tensors, "params": piece},
+                numbers={**copy.numbers, **labels},
+            ),
+            "params": replace(
+                answer,
+                tensors={**answer.tensors, "params": piece},
+                numbers={**answer.numbers, **epoch, "answer": range(_MOST)},
+            ),
+            "show": replace(messages["show"], numbers=epoch),
+            "order": MessageSpec(
+                numbers=order, optional_numbers={"loss": (-1e300, 1e300)}, max_ahead=ahead
+            ),
+            "hail": MessageSpec(max_ahead=ahead),
+            "holds": MessageSpec({"holds": holds}, numbers=held, max_ahead=ahead),
+            "slice": MessageSpec(
+                {"params": piece}, numbers={**epoch, "look": range(_MOST)}, max_ahead=ahead
+            ),
+        }
+
+
+def _answer(part: Message) -> tuple[float, float]:
+    return part.numbers["epoch"], part.numbers["answer"]
+
+
+@cache
+def several_servers(algorithm: ParameterServer) -> SeveralServers:
+    """What the ranks of `algorithm` do, built once."""
+    return SeveralServers(algorithm)

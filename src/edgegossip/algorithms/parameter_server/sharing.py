@@ -1,0 +1,392 @@
+"""A server of several: it holds a slice of the model, and does what rank 0 says has happened.
+
+All servers run the same algorithm, each on its own slice. Nothing that a server decides depends
+on the entries of the model, so servers that are told the same events in the same order decide
+the same: who is merged in a round, when it is answered, and what it is told. Rank 0 puts events
+in order (`Leading`), and sends each as an *order*, which has no tensors; the pieces of commits
+and copies come from the workers themselves.
+
+An *epoch* is a stretch of orders from one beginning. Where a server has lost its slice, rank 0
+begins another one, and all servers do what a single server does that has restarted: they take
+the newest model that a worker shows, each its slice of it.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.parameter_server.states import (
+    PATIENCE,
+    RESEND,
+    SERVER,
+    ServerState,
+)
+from edgegossip.core.errors import ServerLostError
+from edgegossip.core.protocol import (
+    Effect,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Message,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+
+if TYPE_CHECKING:
+    from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+
+TIMERS = (RESEND, PATIENCE, "window")
+"""Timers of the algorithms that servers run."""
+WHAT = (
+    *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
+    *("lost", "lied", "joined", "restarted", *TIMERS),
+)
+"""What an order says has happened, by number."""
+PIECES = ("commit", "copy")
+"""Kinds of messages of which each server gets a piece."""
+LABELS = ("life", "serial")
+"""Numbers that a piece has beside those of the whole message."""
+_IDLE = "idle"
+"""A timer that only says that it has time: one without would take slow workers for silent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lead:
+    """State of rank 0 besides that of a server.
+
+    Attributes:
+        orders: Those that some server may not have carried out yet, by number.
+        held: What each other server has said last that it holds.
+        fresh: Workers, as keys, of whom a piece has come that no order speaks of yet; by kind.
+        ordered: The commit of each worker that was spoken of last.
+        put_off: What has happened while nobody trains: the run would go on for it for ever.
+        slices: Of evaluations, by number of the look and server.
+        num_looked: Looks of this epoch whose slices were all there.
+        num_asked: Evaluations that are under way.
+        num_stale: How many of them were for an earlier epoch.
+        heard: Epochs that the others know, while rank 0 knows of none.
+        is_timed: The timer for sending again is set.
+        num_sends: How often that was done, as far as waits grow with it.
+    """
+
+    orders: dict[int, Message] = field(default_factory=dict)
+    held: dict[Rank, Message] = field(default_factory=dict)
+    fresh: dict[str, dict[Rank, None]] = field(
+        default_factory=lambda: {kind: {} for kind in PIECES}
+    )
+    ordered: dict[Rank, tuple[float, float]] = field(default_factory=dict)
+    put_off: list[tuple[str, dict[str, float]]] = field(default_factory=list)
+    slices: dict[int, dict[Rank, Tensor]] = field(default_factory=dict)
+    num_looked: int = 0
+    num_asked: int = 0
+    num_stale: int = 0
+    heard: dict[Rank, int] = field(default_factory=dict)
+    is_timed: bool = False
+    num_sends: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class SharingState(WorkerState):
+    """State of a server that holds a slice; `params` are the slice once it knows it.
+
+    Attributes:
+        inner: Of the algorithm, as if it were the only server and its slice the model.
+        first: The slice of the model that the run began with.
+        num_params: Entries of the whole model.
+        epoch: The present one; 0 while it knows of none.
+        num_orders: Carried out in this epoch.
+        chain: A digest of these orders.
+        early: Orders that came before those which they follow, by number.
+        num_answers: Answers that were given in this epoch.
+        num_looks: Evaluations that were asked for in this epoch.
+        pieces: The newest piece of each worker, by kind; without its tensors once it was used.
+        looks: Slices to be evaluated that rank 0 may not have yet, by number of the look.
+        lost: Ranks that cannot be reached, as keys.
+        num_told: Reports to rank 0.
+        is_astray: It cannot carry out what it was told; rank 0 has to begin another epoch.
+        has_finished: The algorithm has.
+        lead: What rank 0 has besides.
+    """
+
+    inner: ServerState
+    first: Tensor
+    num_params: int
+    epoch: int = 1
+    num_orders: int = 0
+    chain: int = 0
+    early: dict[int, Message] = field(default_factory=dict)
+    num_answers: int = 0
+    num_looks: int = 0
+    pieces: dict[str, dict[Rank, Message]] = field(
+        default_factory=lambda: {kind: {} for kind in PIECES}
+    )
+    looks: dict[int, Tensor] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    num_told: int = 0
+    is_astray: bool = False
+    has_finished: bool = False
+    lead: Lead | None = None
+
+
+def label(piece: Message) -> tuple[float, float]:
+    """Tell pieces of one worker apart: the newer one is larger."""
+    return piece.numbers["life"], piece.numbers["serial"]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Does what any server of several does.
+
+    Args:
+        algorithm: With `num_servers` above 1.
+    """
+
+    algorithm: ParameterServer
+
+    @cached_property
+    def single(self) -> ParameterServer:
+        """The algorithm of one server: its rank is 0, workers have the ranks from 1 on."""
+        return replace(self.algorithm, num_servers=1)
+
+    @property
+    def num_servers(self) -> int:
+        return self.algorithm.num_servers
+
+    @property
+    def num_workers(self) -> int:
+        return self.algorithm.num_workers
+
+    def outer(self, worker: Rank) -> Rank:
+        """The rank in the run of one of `single`."""
+        return worker + self.num_servers - 1
+
+    def inner(self, rank: Rank) -> Rank:
+        """The rank in `single` of a worker; below 1 for a server."""
+        return rank - self.num_servers + 1
+
+    def role(self, rank: Rank) -> Role:
+        """As `Algorithm.role`."""
+        if rank >= self.num_servers:
+            return Role("worker", is_evaluated=False)
+        return Role("server", has_data=False, slice_index=rank, num_slices=self.num_servers)
+
+    def init(self, rank: Rank, params: Tensor) -> SharingState:
+        """Build the state of server `rank`; `params` are the whole vector."""
+        num_params = params.numel()
+        own = params[self.role(rank).stretch(num_params)].clone()
+        inner = self.single.init_server(SERVER, own)
+        return SharingState(
+            rank=rank, params=own, inner=inner, first=own, num_params=num_params
+        )
+
+    # A server that follows.
+
+    def handle(self, state: SharingState, event: Event, now: Seconds) -> list[Effect]:
+        """Account for an event as a server other than rank 0."""
+        match event:
+            case Started():
+                state.epoch = 0 if event.has_rejoined else state.epoch
+                report = self._report(state) if event.has_rejoined else []
+                return [*report, SetTimer(_IDLE, now + self.algorithm.patience)]
+            case TimerFired(name) if name == _IDLE:
+                again = SetTimer(_IDLE, now + self.algorithm.patience)
+                return [] if state.has_finished else [again]
+            case Received():
+                return self._hear(state, event.sender, event.message, now)
+            case TimerFired() if SERVER in state.lost and not state.has_finished:
+                raise ServerLostError(
+                    f"server {state.rank} has waited {self.algorithm.patience:g} s for rank "
+                    f"{SERVER}, which is lost; start it again, and go on with --resume"
+                )
+            case WorkerLost(rank):
+                state.lost[rank] = None
+                if rank == SERVER:
+                    return [SetTimer(PATIENCE, now + self.algorithm.patience)]
+                return self._report(state) if rank >= self.num_servers else []
+            case WorkerJoined(rank):
+                state.lost.pop(rank, None)
+                if rank == SERVER:
+                    return [SetTimer(PATIENCE, math.inf), *self._report(state, again=True)]
+                return self._report(state) if rank >= self.num_servers else []
+        return []
+
+    def _hear(
+        self, state: SharingState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        if message.kind in PIECES and sender >= self.num_servers:
+            return self._report(state) if self.keep(state, sender, message) else []
+        if sender != SERVER:
+            return []
+        if message.kind == "hail":
+            return self._report(state, again=True)
+        return self._obey(state, message, now) if message.kind == "order" else []
+
+    def keep(self, state: SharingState, sender: Rank, piece: Message) -> bool:
+        """Keep a piece unless it is of another size, or there is a newer one."""
+        kept, worker = state.pieces[piece.kind], self.inner(sender)
+        content = piece.payload["update" if piece.kind == "commit" else "params"]
+        if content.shape != state.first.shape or content.dtype != state.first.dtype:
+            return False
+        old = kept.get(worker)
+        if old is None or label(old) < label(piece):
+            kept[worker] = piece
+        elif label(old) > label(piece):
+            return False
+        elif not old.payload:  # it has been made use of, and may have to be once more
+            kept[worker] = piece
+        return True
+
+    def _obey(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
+        """Carry out an order, and those that have waited for it."""
+        numbers = order.numbers
+        if numbers["epoch"] < state.epoch:
+            return []
+        effects: list[Effect] = []
+        if numbers["epoch"] > state.epoch:
+            effects += self.begin_epoch(state, int(numbers["epoch"]))
+        if numbers["index"] < state.num_orders:
+            return self._report(state)  # it was sent again
+        state.early[int(numbers["index"])] = order
+        for look in [look for look in state.looks if look < numbers["num_looked"]]:
+            del state.looks[look]
+        while not state.is_astray and (ready := state.early.pop(state.num_orders, None)):
+            effects += self.carry_out(state, ready, now)
+        return [*effects, *self._report(state)]
+
+    def _report(self, state: SharingState, again: bool = False) -> list[Effect]:
+        """Tell rank 0 what is here, and `again` the slices that it may lack."""
+        if SERVER in state.lost:
+            return []
+        none = Message("", 0, {}, {"life": 0.0, "serial": 0})
+        rows = [
+            [label(state.pieces[kind].get(j, none))[i] for j in self.single.workers]
+            for kind in PIECES
+            for i in range(2)
+        ]
+        missed = [float(self.outer(j) in state.lost) for j in self.single.workers]
+        state.num_told += 1
+        numbers = {
+            "epoch": state.epoch,
+            "num_orders": state.num_orders,
+            "is_astray": int(state.is_astray),
+            "told": state.num_told,
+        }
+        holds = torch.tensor([*rows, missed], dtype=torch.float64)
+        report = Send(SERVER, Message("holds", state.round, {"holds": holds}, numbers))
+        looks = state.looks if again else {}
+        return [report, *(self._slice(state, number) for number in looks)]
+
+    def _slice(self, state: SharingState, number: int) -> Send:
+        numbers = {"epoch": state.epoch, "look": number}
+        payload = {"params": state.looks[number]}
+        return Send(SERVER, Message("slice", state.round, payload, numbers))
+
+    # What all servers do alike.
+
+    def begin_epoch(self, state: SharingState, epoch: int) -> list[Effect]:
+        """Know nothing of the model, as a server does that has restarted.
+
+        Pieces of commits that were used in the last epoch are to be sent again.
+        """
+        state.inner = self.single.init_server(SERVER, state.first)
+        state.epoch, state.num_orders, state.chain = epoch, 0, 0
+        state.num_answers, state.num_looks = 0, 0
+        state.early, state.looks, state.is_astray = {}, {}, False
+        commits = state.pieces["commit"]
+        state.pieces["commit"] = {j: piece for j, piece in commits.items() if piece.payload}
+        again = Message("again", state.round)
+        return [Send(j, again) for j in self.algorithm.workers if j not in state.lost]
+
+    def carry_out(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
+        """Tell the algorithm what has happened, if all is there that it needs."""
+        is_next = order.numbers["chain"] == state.chain
+        event = self._event(state, order.numbers) if is_next else None
+        if event is None:
+            # A newer piece has come meanwhile, or a server goes on from a checkpoint.
+            state.is_astray = True
+            return []
+        state.num_orders += 1
+        state.chain = next_chain(order)
+        at = order.numbers["at"]
+        effects = self.single.handle_as_server(state.inner, event, at)
+        if not state.inner.is_new:
+            state.params = state.inner.params
+        state.round = max(state.round, state.inner.round)
+        return [each for effect in effects for each in self._pass_on(state, effect)]
+
+    def _event(self, state: SharingState, numbers: Mapping[str, float]) -> Event | None:
+        what, worker = WHAT[int(numbers["what"])], int(numbers["worker"])
+        match what:
+            case "started" | "rejoined":
+                return Started(has_rejoined=what == "rejoined")
+            case "pull":
+                return Received(worker, Message("pull", 0))
+            case "evaluated":
+                return Evaluated(numbers.get("loss", math.nan), 0.0)
+            case "lost" | "lied":
+                return WorkerLost(worker, has_lied=what == "lied")
+            case "joined" | "restarted":
+                return WorkerJoined(worker, has_restarted=what == "restarted")
+            case "repeat":  # it is known, and asks for its answer
+                number = {"number": numbers["number"]}
+                return Received(worker, Message("commit", 0, numbers=number))
+            case "commit" | "copy":
+                piece = state.pieces[what].get(worker)
+                wanted = numbers["life"], numbers["serial"]
+                if piece is None or not piece.payload or label(piece) != wanted:
+                    return None
+                state.pieces[what][worker] = replace(piece, payload={})
+                own = {name: n for name, n in piece.numbers.items() if name not in LABELS}
+                # The same model may be shown twice, with another count.
+                own["number"], round = numbers["number"], int(numbers["round"])
+                return Received(worker, replace(piece, round=round, numbers=own))
+        return TimerFired(what)
+
+    def _pass_on(self, state: SharingState, effect: Effect) -> list[Effect]:
+        """Do what the algorithm wants: of a slice each server, all else rank 0 alone."""
+        is_leading = state.lead is not None
+        match effect:
+            case Send(worker, Message(kind="params") as answer):
+                numbers = {
+                    **answer.numbers,
+                    "epoch": state.epoch,
+                    "answer": state.num_answers,
+                }
+                state.num_answers += 1
+                return [Send(self.outer(worker), replace(answer, numbers=numbers))]
+            case Send(worker, message) if is_leading:
+                if message.kind == "show":
+                    message = replace(message, numbers={"epoch": state.epoch})
+                return [Send(self.outer(worker), message)]
+            case Evaluate(params):
+                number, state.num_looks = state.num_looks, state.num_looks + 1
+                state.looks[number] = params
+                return [] if is_leading else [self._slice(state, number)]
+            case Finish():
+                state.has_finished = True
+                return [effect]
+        return [effect] if is_leading else []
+
+
+def next_chain(order: Message) -> int:
+    """Digest an order and all before it."""
+    fields = sorted(item for item in order.numbers.items() if item[0] != "num_looked")
+    return zlib.crc32(repr(fields).encode())

@@ -1,0 +1,199 @@
+"""What servers that share the model promise: one result, level loads, slices that agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import PARAMETER_SERVERS
+from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Recorder, joined, make_world
+from torch import Tensor
+
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.parameter_server.adsp import trials
+from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.parameter_server.sharing import SharingState
+from edgegossip.core.errors import ServerLostError
+from edgegossip.core.protocol import Message, Rank, Seconds
+from edgegossip.core.trainer import Trainer
+from edgegossip.deploy.final_average import FinalAverage
+from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.sim.fault import Crash, Faults, Partition, Recover
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.simulator import Simulator
+
+NUM = 3
+LINKS = Links(default=Link(latency=0.25))
+
+each_method = pytest.mark.parametrize(
+    "algorithm", PARAMETER_SERVERS.values(), ids=PARAMETER_SERVERS
+)
+
+
+def run(
+    algorithm: ParameterServer,
+    size: int = NUM_PARAMS,
+    **options: Any,  # noqa: ANN401
+) -> tuple[Simulator[Any], list[SharingState]]:
+    """Run a world in which the i-th worker has the target i; give it and its servers."""
+    num_servers = algorithm.num_servers
+
+    def make_trainer(rank: Rank, incarnation: int) -> Trainer:
+        target = TARGETS[max(0, rank - num_servers)]
+        return QuadraticTrainer(target.repeat(-(-size // NUM_PARAMS))[:size], 0.1)
+
+    world = Simulator(
+        algorithm,
+        EVEN[:1] * (num_servers + algorithm.num_workers),
+        torch.zeros(size),
+        make_trainer,
+        links=options.pop("links", LINKS),
+        evaluate=lambda params: (float(params.square().mean()) + 1.0, 0.0),
+        **options,
+    )
+    assert world.run()
+    return world, [state for state in world.states if isinstance(state, SharingState)]
+
+
+def model(algorithm: ParameterServer, **options: Any) -> Tensor:  # noqa: ANN401
+    world, _ = run(algorithm, **options)
+    return torch.cat([*world.estimates().values()])
+
+
+def require_agreement(servers: list[SharingState]) -> None:
+    """Fail if servers count different commits, or have not carried out the same."""
+    first, *others = servers
+    for other in others:
+        assert other.inner.num_commits == first.inner.num_commits
+        assert other.inner.rounds == first.inner.rounds
+        assert (other.epoch, other.num_orders) == (first.epoch, first.num_orders)
+
+
+@pytest.mark.parametrize("num_servers", [2, 3])
+@pytest.mark.parametrize("name", ["bsp", "fixed-adacomm"])
+def test_so_many_servers_make_the_same_model_as_one(name: str, num_servers: int) -> None:
+    one = replace(PARAMETER_SERVERS[name], num_workers=NUM, num_rounds=9)
+    assert torch.equal(model(replace(one, num_servers=num_servers)), model(one))
+
+
+@each_method
+def test_servers_agree_on_every_commit(algorithm: ParameterServer) -> None:
+    several = replace(algorithm, num_workers=NUM, num_servers=2, num_rounds=12)
+    world, servers = run(several)
+    require_agreement(servers)
+    assert set(servers[0].inner.rounds.values()) == {12}
+    assert {state.round for state in world.states} == {12}
+
+
+@pytest.mark.parametrize("num_servers", [2, 3, 4])
+def test_bytes_of_servers_are_level(num_servers: int) -> None:
+    recorder = Traffic()
+    algorithm = BSP(num_workers=NUM, num_rounds=4, num_servers=num_servers)
+    run(algorithm, size=100_001, observer=recorder)
+    loads = [recorder.num_bytes[rank] for rank in range(num_servers)]
+    assert max(loads) < 1.05 * min(loads)
+
+
+class Traffic(Recorder):
+    """Counts the bytes that each rank sends or is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes: Counter[Rank] = Counter()
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        num_bytes: int,
+        uplink: tuple[Seconds, Seconds],
+    ) -> None:
+        self.num_bytes[rank] += num_bytes
+        self.num_bytes[receiver] += num_bytes
+
+
+@each_method
+@pytest.mark.parametrize("lost", [0, 1])
+def test_server_that_restarts_has_its_slice_of_the_same_model_again(
+    algorithm: ParameterServer, lost: Rank
+) -> None:
+    several = replace(algorithm, num_workers=NUM, num_servers=2, num_rounds=20)
+    back = Faults(
+        script=(Crash(at=9.3, rank=lost), Recover(at=9.9, rank=lost)), detection_time=0.2
+    )
+    _, servers = run(several, faults=back)
+    require_agreement(servers)
+    assert servers[0].epoch > 1
+    assert set(servers[0].inner.rounds.values()) == {20}
+    # It went on from a model that had learnt something: a new one would be far behind.
+    assert min(servers[0].inner.num_commits.values()) > 10
+
+
+@each_method
+def test_worker_that_is_lost_hangs_nobody(algorithm: ParameterServer) -> None:
+    several = replace(algorithm, num_workers=NUM, num_servers=2, num_rounds=12)
+    for at in (3.0, 3.3, 3.6, 3.9):
+        gone = Faults(script=(Crash(at=at, rank=3),), detection_time=0.3)
+        world, servers = run(several, faults=gone)
+        require_agreement(servers)
+        assert world.now < 200.0
+        assert {state.round for state in world.states if state.rank != 3} == {12}
+
+
+def test_worker_that_was_cut_off_from_all_servers_hangs_nobody() -> None:
+    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=12)
+    cut = Faults(script=(Partition(start=3.0, end=9.0, group=(4,)),), detection_time=0.3)
+    world, servers = run(algorithm, faults=cut)
+    require_agreement(servers)
+    assert {state.round for state in world.states} == {12}
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_workers_give_up_on_any_server_that_does_not_come_back(lost: Rank) -> None:
+    algorithm = ASP(num_workers=NUM, num_servers=2, num_rounds=500, patience=30.0)
+    gone = Faults(script=(Crash(at=5.0, rank=lost),), detection_time=0.5)
+    with pytest.raises(ServerLostError, match="waited 30 s for"):
+        run(algorithm, faults=gone)
+
+
+def test_one_server_measures_the_whole_model() -> None:
+    algorithm = replace(
+        PARAMETER_SERVERS["adsp"], num_workers=NUM, num_servers=2, num_rounds=30
+    )
+    world, servers = run(algorithm)
+    assert trials(world.states[0])
+    assert servers[0].lead is not None
+    assert servers[0].lead.num_looked > 7
+    # What was found is known to all.
+    assert len(trials(world.states[1])) == len(trials(world.states[0]))
+
+
+def test_what_workers_end_with_is_joined_from_all_slices() -> None:
+    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=5)
+    world = make_world(FinalAverage(inner=algorithm, num_workers=5), platforms=UNEVEN)
+    assert world.run()
+    final = torch.stack([state.estimate for state in world.states])
+    assert torch.equal(final, final[:1].expand(5, -1))
+    alone = make_world(algorithm, platforms=UNEVEN)
+    assert alone.run()
+    assert torch.equal(joined(alone.estimates())[0], final[0])
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_servers must be 1 with standby=1"):
+        BSP(num_workers=3, num_rounds=5, num_servers=2, standby=1)
+    several = BSP(num_workers=3, num_rounds=5, num_servers=2)
+    with pytest.raises(ValueError, match="within BatchTune"):
+        BatchTune(inner=several)
+    with pytest.raises(ValueError, match="within EdgeGossip"):
+        EdgeGossip(inner=several)
+    with pytest.raises(ValueError, match="num_servers must be at least 1"):
+        BSP(num_workers=3, num_rounds=5, num_servers=0)
