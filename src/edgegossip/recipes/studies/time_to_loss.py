@@ -126,7 +126,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
     },
     MNIST_FAR.name: {
         "bsp": Candidate(lr=0.15),
-        "ssp": Candidate(lr=0.15, value=40),
+        "ssp": Candidate(lr=0.45, value=40),
         "fixed-adacomm": Candidate(lr=0.15, value=20),
         "adsp": Candidate(lr=0.15, value=60),
     },
