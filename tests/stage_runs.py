@@ -100,7 +100,7 @@ def arguments(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
         "place": place(number),
         "model": part(number),
         "loss": torch.nn.functional.cross_entropy,
-        "optimizer": SGD(lr=0.1),
+        "optimizer": SGD(lr=0.1, momentum=0.0),
         "dataset": dataset(),
         "shard": torch.arange(24 if number == 0 else 0),
         "batch_size": 8,

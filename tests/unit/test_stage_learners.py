@@ -176,7 +176,7 @@ def test_a_forward_pass_moves_running_statistics_and_nothing_else() -> None:
 
 def test_a_gradient_is_that_of_the_weights_of_its_forward_pass() -> None:
     """Two batches in flight: the second was seen with weights that have changed since."""
-    stage = pipelined(2 - 1)
+    stage = pipelined(1)
     first, second = batch_of(1, seed=1), batch_of(1, seed=2)
     wanted = [torch.randn(8, 16, generator=torch.Generator().manual_seed(k)) for k in range(2)]
     stage.train(numbered(0, **first))
