@@ -82,6 +82,7 @@ class Decoupled(Stages):
         self, state: StageState, number: int, gradient: Tensor | None
     ) -> list[Effect]:
         kept = state.pending.pop(number)
+        state.was_answered()
         lesson: Payload = {**kept, "fit_gradient": gradient} if gradient is not None else {}
         if gradient is None or not kept or gradient.shape != kept["fit_activations"].shape:
             return []

@@ -167,6 +167,7 @@ class Pipelined(Stages):
         num_samples = len(state.pending.pop(number)["labels"])
         if gradient is None or len(gradient) != num_samples:
             return self._drop(state, number, num_samples)
+        state.was_answered()
         state.answers.append({"batch": torch.tensor(number), "gradient": gradient})
         return []
 

@@ -134,7 +134,7 @@ class StageState(WorkerState):
         num_trained: Pieces of training done.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
-        num_in_vain: How often in a row no answer has come in time.
+        num_in_vain: How often no answer has come in time, less the answers that have.
     """
 
     inner: Any = None
@@ -151,6 +151,10 @@ class StageState(WorkerState):
     lost: dict[Rank, None] = field(default_factory=dict)
     num_given_up: int = 0
     num_in_vain: int = 0
+
+    def was_answered(self) -> None:
+        """Account for a batch that was not in vain."""
+        self.num_in_vain = max(0, self.num_in_vain - 1)
 
     @property
     def estimate(self) -> Tensor:

@@ -75,7 +75,7 @@ class Stages(Algorithm[StageState]):
             batch size.
         precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
         forget_after: Seconds without any answer after which the batches above are given up;
-            twice as many after each time in vain. None never gives up: right where links lose
+            twice as many after each time in vain, half after each answer. None never gives up: right where links lose
             nothing.
 
     Raises:
@@ -383,7 +383,6 @@ class Stages(Algorithm[StageState]):
         if "gradient" in message.payload:
             precision = Precision(self.precision)
             gradient = precision.decode("gradient", message.payload, message.numbers)
-        state.num_in_vain = 0
         effects = self.take_answer(state, number, gradient)
         return [*effects, *self._watch(state, now)]
 
