@@ -10,7 +10,7 @@ import torch
 from tests.small_runs import dataset
 from torch import Tensor, nn
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core.protocol import Payload, Steps, Train
 from edgegossip.core.randomness import derive_seed
 from edgegossip.core.trainer import TrainingResult
@@ -82,7 +82,7 @@ def staged_task(kind: Callable[..., Any], *, options: Any = None, **changes: Any
 
 def staged_run(algorithm: Any, task: Task | None = None, **changes: Any) -> Experiment:  # noqa: ANN401
     """A run of it on as many workers as it has, in the simulator."""
-    num_workers = 1 if isinstance(algorithm, Alone) else algorithm.num_workers
+    num_workers = algorithm.num_workers if isinstance(algorithm, Stages) else 1
     settings: dict[str, Any] = {
         "task": task or staged_task(DecoupledStage, options={"teacher": LocalLosses()}),
         "algorithm": algorithm,

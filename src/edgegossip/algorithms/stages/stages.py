@@ -75,8 +75,8 @@ class Stages(Algorithm[StageState]):
             batch size.
         precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
         forget_after: Seconds without any answer after which the batches above are given up;
-            twice as many after each time in vain, half after each answer. None never gives up: right where links lose
-            nothing.
+            twice as many after each time in vain, half after each answer. None never gives up:
+            right where links lose nothing.
 
     Raises:
         ValueError: If a number is out of range, there is no boundary, or `inner` is for another
