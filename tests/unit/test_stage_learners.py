@@ -356,3 +356,29 @@ def test_a_teacher_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**changes)
+
+
+# Pictures are laid out as kernels like them best, and so rounded, wherever they come from.
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_how_a_message_lays_out_its_pictures_changes_no_bit(
+    layout: torch.memory_format,
+) -> None:
+    stages = [decoupled(0, TEACHERS["synthetic"]), pipelined(0)]
+    gradient = torch.randn(8, 4, 4, 4, generator=torch.Generator().manual_seed(1))
+    seen: list[torch.Tensor] = []
+    for laid_out in (torch.contiguous_format, layout):
+        stages = [decoupled(0, TEACHERS["synthetic"]), pipelined(0)]
+        given = {
+            n: x.contiguous(memory_format=laid_out) if x.ndim == 4 else x
+            for n, x in lesson(0).items()
+        }
+        stages[0].train(given)
+        stages[0].train(given)
+        stages[1].train(numbered(0))
+        back = gradient.contiguous(memory_format=laid_out)
+        stages[1].train({"batch": torch.tensor(0), "gradient": back})
+        seen += [each.params for each in stages]
+    assert torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[1], seen[3])

@@ -675,3 +675,11 @@ def test_values_far_beyond_what_is_usual_are_measured() -> None:
 def test_a_precision_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must be one of \['float32', 'bfloat16', 'int8'\]"):
         Precision("float64")
+
+
+def test_what_was_given_up_and_comes_late_takes_no_place_of_what_waits() -> None:
+    worker = Worker(decoupled(max_waiting=2), MIDDLE)
+    worker.start()
+    for number in (1, 8, 9, 2):
+        worker.hear(FIRST, up(number))
+    assert [int(message.numbers["batch"]) for _, message in worker.state.waiting] == [8, 9]

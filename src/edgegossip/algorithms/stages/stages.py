@@ -360,10 +360,12 @@ class Stages(Algorithm[StageState]):
         labels, activations = (message.payload[name] for name in ("labels", "activations"))
         if not len(labels) or len(labels) != len(activations):
             return []
-        own = [index for index, each in enumerate(state.waiting) if each[0] == sender]
-        if len(own) >= self.max_passed(self.stage(sender)):
-            del state.waiting[own[0]]  # it was given up, or there would be no other
         state.waiting.append((sender, message))
+        own = [each for each in state.waiting if each[0] == sender]
+        if len(own) > self.max_passed(self.stage(sender)):
+            # The oldest was given up, or there would be no other; it may have come late.
+            oldest = min(own, key=lambda each: each[1].numbers["batch"])
+            state.waiting = [each for each in state.waiting if each is not oldest]
         state.round = max(state.round, message.round)
         return []
 

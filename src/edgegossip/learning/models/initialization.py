@@ -27,7 +27,7 @@ def initialize_like_he(model: nn.Module) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-_GLOBAL_GENERATOR = threading.Lock()
+_GLOBAL_GENERATOR = threading.RLock()  # a model may be made of parts that do so too
 
 
 @contextmanager
