@@ -12,7 +12,6 @@ from edgegossip.core.protocol import Payload, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import TrainingResult
-from edgegossip.learning.loss import to_model
 from edgegossip.learning.stages.stage_learner import StageLearner
 from edgegossip.learning.stages.teacher import Teacher, TeacherFactory
 
@@ -92,7 +91,7 @@ class DecoupledStage(StageLearner):
         if self._teacher is None or "fit_gradient" not in inputs:
             return None
         lesson = (inputs[f"fit_{name}"] for name in ("activations", "labels", "gradient"))
-        return self._teacher.fit(*(to_model(tensor, self._torch_device) for tensor in lesson))
+        return self._teacher.fit(*(self.own(tensor) for tensor in lesson))
 
     def _replayed(self, batch: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], bool]:
         if not self._replay or self.place.is_first:
@@ -124,5 +123,5 @@ class DecoupledStage(StageLearner):
         super().load_state_dict(state)
         if self._teacher is not None:
             self._teacher.load_state_dict(state["teacher"])
-        self._kept = [(to_model(x, self._torch_device), y) for x, y in state["kept"]]
+        self._kept = [(self.own(x), y) for x, y in state["kept"]]
         self._draws.set_state(state["draws"])

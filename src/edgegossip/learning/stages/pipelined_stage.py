@@ -12,7 +12,6 @@ from torch.func import functional_call
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Payload, Train
 from edgegossip.core.trainer import TrainingResult
-from edgegossip.learning.loss import to_model
 from edgegossip.learning.stages.stage_learner import StageLearner
 
 
@@ -65,7 +64,7 @@ class PipelinedStage(StageLearner):
         inputs = request.inputs
         if "gradient" in inputs:
             passed = self._recall(int(inputs["batch"]))
-            gradient = to_model(inputs["gradient"], self._torch_device)
+            gradient = self.own(inputs["gradient"])
             return self._go_back(request, progress, passed, gradient=gradient)
         x, y = self.batch(inputs, request)
         passed = self._go_forward(request.params, x, y)
@@ -195,6 +194,6 @@ class PipelinedStage(StageLearner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._passed = {
-            number: _Passed(to_model(x, self._torch_device), y, weights, draws, None)
+            number: _Passed(self.own(x), y, self.own(weights), draws, None)
             for number, (x, y, weights, draws) in state["passed"].items()
         }

@@ -79,6 +79,13 @@ class StageLearner(Learner):
         x = to_model(inputs["activations"], self._torch_device)
         return x, inputs["labels"].to(self._torch_device)
 
+    def own(self, tensor: Tensor) -> Tensor:
+        """Copy what has come from elsewhere, perhaps from a file.
+
+        Sums are rounded by how a tensor is laid out and where in memory it begins.
+        """
+        return to_model(tensor, self._torch_device).clone()
+
     def run(self, forward: Callable[[], Tensor]) -> Tensor:
         """Run a forward pass on what others may have sent.
 
