@@ -3,6 +3,7 @@
 from . import contract as contract
 from .algorithms.adpsgd import ADPSGD as ADPSGD
 from .algorithms.all_reduce import AllReduce as AllReduce
+from .algorithms.alone import Alone as Alone
 from .algorithms.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.difference_push import DifferencePush as DifferencePush
 from .algorithms.diloco import DiLoCo as DiLoCo
@@ -29,6 +30,8 @@ from .algorithms.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush as SkewCompensatedSparsePush,
 )
 from .algorithms.sparse_push import SparsePush as SparsePush
+from .algorithms.stages.decoupled import Decoupled as Decoupled
+from .algorithms.stages.pipelined import Pipelined as Pipelined
 from .algorithms.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
@@ -147,6 +150,7 @@ from .learning.schedule import (
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )
+from .learning.stages.both import Both as Both
 from .learning.stages.cutting import (
     blocks as blocks,
     boundaries as boundaries,
@@ -154,6 +158,10 @@ from .learning.stages.cutting import (
     stage_models as stage_models,
     whole_names as whole_names,
 )
+from .learning.stages.decoupled_stage import DecoupledStage as DecoupledStage
+from .learning.stages.greedy import Greedy as Greedy
+from .learning.stages.local_losses import LocalLosses as LocalLosses
+from .learning.stages.pipelined_stage import PipelinedStage as PipelinedStage
 from .learning.stages.planning import (
     BlockCost as BlockCost,
     CutPlan as CutPlan,
@@ -161,6 +169,8 @@ from .learning.stages.planning import (
     measured_costs as measured_costs,
     plan_cut as plan_cut,
 )
+from .learning.stages.staged import Staged as Staged, staged as staged
+from .learning.stages.synthetic_gradients import SyntheticGradients as SyntheticGradients
 from .learning.task import Task as Task
 from .machine.contention import Contention as Contention
 from .machine.monitor import Monitor as Monitor
