@@ -93,8 +93,11 @@ class Worker:
         (send,) = of_type(self.effects, Send)
         return send.message
 
-    def train(self, now: Seconds = 1.0, **outputs: Tensor) -> list[Effect]:
+    def train(
+        self, outputs: Payload | None = None, now: Seconds = 1.0, **more: Tensor
+    ) -> list[Effect]:
         """Be done with what it trains on."""
+        outputs = {**(outputs or {}), **more}
         num_samples = 2 if self.rank == FIRST else 0
         return self.tell(
             trained_event(PARAMS + now, PARAMS, outputs=outputs, num_samples=num_samples), now
@@ -231,7 +234,7 @@ def test_what_nobody_would_take_is_an_error_where_it_is_made(
     worker = Worker(algorithm, FIRST)
     worker.start()
     with pytest.raises(LocalProtocolError, match=message):
-        worker.train(**outputs)
+        worker.train(outputs)
 
 
 # Decoupled.
@@ -240,12 +243,12 @@ def test_what_nobody_would_take_is_an_error_where_it_is_made(
 def test_a_decoupled_stage_goes_on_at_once_and_learns_from_what_comes_back() -> None:
     worker = Worker(decoupled(), FIRST)
     worker.start()
-    worker.train(**batch())
+    worker.train(batch())
     assert worker.sent.kind == "activations-0"
     number = int(worker.sent.numbers["batch"])
     assert worker.request.inputs == {}  # it does not wait
     worker.hear(MIDDLE, down(number, gradient()))
-    worker.train(**batch(2.0))
+    worker.train(batch(2.0))
     lesson = worker.request.inputs
     assert torch.equal(lesson["fit_activations"], batch()["activations"])
     assert torch.equal(lesson["fit_gradient"], gradient())
@@ -254,9 +257,9 @@ def test_a_decoupled_stage_goes_on_at_once_and_learns_from_what_comes_back() -> 
 def test_a_decoupled_stage_waits_for_room_above_and_for_nothing_else() -> None:
     worker = Worker(decoupled(max_waiting=2), FIRST)
     worker.start()
-    worker.train(**batch())
+    worker.train(batch())
     first = int(worker.sent.numbers["batch"])
-    worker.train(**batch())
+    worker.train(batch())
     assert not of_type(worker.effects, Train)
     worker.hear(MIDDLE, down(first))
     assert worker.request.inputs == {}
@@ -265,15 +268,15 @@ def test_a_decoupled_stage_waits_for_room_above_and_for_nothing_else() -> None:
 def test_a_decoupled_stage_whose_next_one_is_lost_goes_on_alone_and_sends_nothing() -> None:
     worker = Worker(decoupled(max_waiting=1), FIRST)
     worker.start()
-    worker.train(**batch())
+    worker.train(batch())
     assert not of_type(worker.effects, Train)
     worker.tell(WorkerLost(MIDDLE))
     for _ in range(3):
-        worker.train(**batch())
+        worker.train(batch())
         assert worker.request.inputs == {}
         assert not of_type(worker.effects, Send)
     worker.tell(WorkerJoined(MIDDLE, has_restarted=True))
-    worker.train(**batch())
+    worker.train(batch())
     assert worker.sent.kind == "activations-0"
 
 
@@ -283,7 +286,7 @@ def test_a_gradient_is_asked_for_now_and_then_or_never() -> None:
         worker.start()
         wanted = []
         for _ in range(4):
-            worker.train(**batch())
+            worker.train(batch())
             wanted.append(worker.sent.numbers["wants_gradient"])
         assert wanted == expected
 
@@ -295,9 +298,9 @@ def test_in_flight_are_no_more_batches_than_may_be() -> None:
     worker = Worker(pipelined(in_flight=3), FIRST)
     worker.start()
     for _ in range(2):
-        worker.train(**batch())
+        worker.train(batch())
         assert worker.request
-    worker.train(**batch())
+    worker.train(batch())
     assert not of_type(worker.effects, Train)
     assert len(worker.state.pending) == 3
 
@@ -307,10 +310,10 @@ def test_a_gradient_that_is_there_goes_before_the_next_batch() -> None:
     worker.start()
     for number in range(3):
         worker.hear(FIRST, up(number))
-    worker.train(**batch())
+    worker.train(batch())
     number = int(worker.sent.numbers["batch"])
     worker.hear(LAST, down(number, gradient(), boundary=1))
-    worker.train(**batch())
+    worker.train(batch())
     assert int(worker.request.inputs["batch"]) == number
     assert torch.equal(worker.request.inputs["gradient"], gradient())
     worker.train(gradient=gradient(0.25))
@@ -322,8 +325,8 @@ def test_a_gradient_that_is_there_goes_before_the_next_batch() -> None:
 def test_a_pipelined_stage_whose_next_one_is_lost_waits_and_begins_its_batches_anew() -> None:
     worker = Worker(pipelined(in_flight=2), FIRST)
     worker.start()
-    worker.train(**batch())
-    worker.train(**batch())
+    worker.train(batch())
+    worker.train(batch())
     assert worker.state.piece is not None
     assert worker.state.piece.num_begun == 2
     worker.tell(WorkerLost(MIDDLE), now=5.0)
@@ -338,9 +341,9 @@ def test_a_pipelined_stage_whose_next_one_is_lost_waits_and_begins_its_batches_a
 def test_a_stage_that_is_away_too_long_ends_the_run_of_those_who_wait_for_it() -> None:
     worker = Worker(pipelined(), FIRST)
     worker.start()
-    worker.train(**batch())
+    worker.train(batch())
     worker.tell(WorkerLost(MIDDLE))
-    worker.train(**batch())
+    worker.train(batch())
     with pytest.raises(ServerLostError, match=r"has waited 600 s for worker 1, .* --resume"):
         worker.tell(TimerFired("patience"), now=600.0)
 
@@ -357,7 +360,7 @@ def test_a_middle_stage_that_gives_up_says_so_to_those_below() -> None:
     worker = Worker(pipelined(in_flight=3), MIDDLE)
     worker.start()
     worker.hear(FIRST, up(7))
-    worker.train(**batch())
+    worker.train(batch())
     worker.tell(WorkerLost(LAST))
     assert worker.sent.numbers == {"batch": 7}
     assert worker.sent.payload == {}
@@ -370,12 +373,12 @@ def test_a_batch_that_is_dropped_is_begun_again_in_passes_too() -> None:
     worker = Worker(pipelined(inner=inner), FIRST)
     worker.tell(Started(num_samples=2, epoch_cost=2.0))
     assert worker.request.begins_pass
-    worker.train(**batch())
+    worker.train(batch())
     number = int(worker.sent.numbers["batch"])
     assert not of_type(worker.effects, Train)
     worker.hear(MIDDLE, down(number))
     assert worker.request.work == Epochs(1e-12)  # one batch
-    worker.train(**batch())
+    worker.train(batch())
     number = int(worker.sent.numbers["batch"])
     worker.hear(MIDDLE, down(number, gradient()))
     worker.train(gradient=gradient())
@@ -385,10 +388,10 @@ def test_a_batch_that_is_dropped_is_begun_again_in_passes_too() -> None:
 def test_a_gradient_of_another_length_counts_as_none() -> None:
     worker = Worker(pipelined(), FIRST)
     worker.start()
-    worker.train(**batch())
+    worker.train(batch())
     number = int(worker.sent.numbers["batch"])
-    worker.train(**batch())
-    worker.train(**batch())
+    worker.train(batch())
+    worker.train(batch())
     worker.hear(MIDDLE, down(number, gradient(num_samples=3)))
     assert "gradient" not in worker.request.inputs
 
@@ -446,10 +449,10 @@ def test_stages_say_nothing_to_an_inner_algorithm_that_is_not_meant(algorithm: S
 def test_an_answer_to_an_earlier_life_is_none_to_this_one(algorithm: Stages) -> None:
     first, second = Worker(algorithm, FIRST), Worker(algorithm, FIRST)
     first.start(0.0)
-    first.train(**batch())
+    first.train(batch())
     old = int(first.sent.numbers["batch"])
     second.tell(Started(has_rejoined=True, num_samples=40, epoch_cost=40.0), 3.0)
-    second.train(4.0, **batch(9.0))
+    second.train(batch(9.0), 4.0)
     before = dict(second.state.pending)
     second.hear(MIDDLE, down(old, gradient()))
     assert second.state.pending.keys() == before.keys()
@@ -485,11 +488,11 @@ def test_one_sender_takes_no_room_of_another() -> None:
 def test_batches_without_an_answer_are_given_up_later_each_time(algorithm: Stages) -> None:
     worker = Worker(replace(algorithm, forget_after=2.0), FIRST)
     worker.start()
-    worker.train(1.0, **batch())
+    worker.train(batch(), 1.0)
     assert SetTimer("no answer", 3.0) in worker.effects
     worker.tell(TimerFired("no answer"), 3.0)
     assert not worker.state.pending
-    worker.train(4.0, **batch())
+    worker.train(batch(), 4.0)
     assert SetTimer("no answer", 8.0) in worker.effects
     number = int(worker.sent.numbers["batch"])
     worker.hear(MIDDLE, down(number, gradient()), 5.0)
@@ -503,7 +506,7 @@ def test_training_that_goes_back_drops_what_was_made_of_it(algorithm: Stages) ->
     worker.start()
     worker.hear(FIRST, up(0))
     worker.hear(FIRST, up(1))
-    worker.train(**batch())
+    worker.train(batch())
     number = next(iter(worker.state.pending))
     worker.hear(LAST, down(number, gradient(), boundary=1))
     effects = worker.tell(trained_event(PARAMS, PARAMS, has_gone_back=True, num_steps=0), 2.0)
@@ -521,7 +524,7 @@ def test_what_a_liar_has_sent_is_forgotten_at_every_point() -> None:
         worker.hear(1, up(number))
         worker.hear(0, up(number))
     for _ in range(3):
-        worker.train(**batch())
+        worker.train(batch())
     first, second, _ = worker.state.pending
     worker.hear(3, down(first, gradient(), boundary=1))
     worker.tell(WorkerLost(1, has_lied=True))
@@ -651,7 +654,7 @@ def test_all_that_is_sent_fits_whatever_its_size(name: str, size: float) -> None
     schema = algorithm.schema(PARAMS)
     worker = Worker(algorithm, FIRST)
     worker.start()
-    worker.train(**batch(-size))
+    worker.train(batch(-size))
     spec = schema[worker.sent.kind]
     sent = worker.sent
     assert spec.mismatch(sent.payload, sent.numbers) is None

@@ -152,6 +152,17 @@ class StageState(WorkerState):
     num_given_up: int = 0
     num_in_vain: int = 0
 
+    def forget(self, liar: Rank) -> None:
+        """Make no more use of what `liar` has sent."""
+        self.waiting = [each for each in self.waiting if each[0] != liar]
+        numbers = {number for number, (sender, _) in self.origins.items() if sender == liar}
+        for number in numbers:
+            del self.origins[number]
+            self.pending.pop(number, None)
+        self.answers = [
+            each for each in self.answers if int(each.get("batch", -1)) not in numbers
+        ]
+
     def was_answered(self) -> None:
         """Account for a batch that was not in vain."""
         self.num_in_vain = max(0, self.num_in_vain - 1)

@@ -18,13 +18,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from edgegossip.algorithms.stages.stage_state import Piece, StageState
-from edgegossip.algorithms.stages.wire import Precision, Shape
+from edgegossip.algorithms.stages.wire import (
+    Precision,
+    Shape,
+    check_batch,
+    is_of_stages,
+    kind_down,
+    kind_up,
+)
 from edgegossip.core.algorithm import Algorithm, Setting, Traits
-from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import (
     WORKER,
     Assigned,
@@ -49,11 +54,9 @@ from edgegossip.core.protocol import (
     WorkerLost,
 )
 from edgegossip.core.ranges import check_ranges
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.core.schema import MessageSpec
 
 _NO_ANSWER = "no answer"
-_UP, _DOWN = "activations-", "done-"
-_MAX_BATCHES = 2**53
 _MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
 """Batches are counted from the time of the start on: nobody begins as many in a second."""
@@ -158,27 +161,11 @@ class Stages(Algorithm[StageState]):
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """Activations up and answers down, of each boundary; the inner algorithm's besides."""
-        precision, batch = Precision(self.precision), {"batch": range(_MAX_BATCHES)}
-        labels = TensorSpec(torch.int64, (None,), self.max_batch, 0, self.num_classes - 1)
-        ahead = self.inner.traits.num_rounds
+        precision, ahead = Precision(self.precision), self.inner.traits.num_rounds
         specs = dict(self.inner.schema(params))
         for number, shape in enumerate(self.boundaries):
-            values = precision.spec(shape, self.max_batch)
-            specs[_up(number)] = MessageSpec(
-                {"activations": values, "labels": labels},
-                numbers={
-                    **batch,
-                    "wants_gradient": range(2),
-                    **precision.limits("activations"),
-                },
-                max_ahead=ahead,
-            )
-            specs[_down(number)] = MessageSpec(
-                optional={"gradient": values},
-                numbers=batch,
-                optional_numbers=precision.limits("gradient"),
-                max_ahead=ahead,
-            )
+            up, down = precision.messages(shape, self.max_batch, self.num_classes, ahead)
+            specs |= {kind_up(number): up, kind_down(number): down}
         return specs
 
     def send_up(
@@ -192,41 +179,15 @@ class Stages(Algorithm[StageState]):
         receiver = self.above(state.rank)
         if receiver is None:
             return []
-        self._check(self.stage(state.rank), outputs)
+        stage = self.stage(state.rank)
+        check_batch(stage, outputs, self.boundaries[stage], self.max_batch, self.num_classes)
         if receiver in state.lost:
             return []
         values, unit = Precision(self.precision).encode("activations", outputs["activations"])
         payload = {**values, "labels": outputs["labels"]}
         numbers = {"batch": number, "wants_gradient": int(wants_gradient), **unit}
-        kind = _up(self.stage(state.rank))
+        kind = kind_up(self.stage(state.rank))
         return [Send(receiver, Message(kind, state.round, payload, numbers))]
-
-    def _check(self, stage: int, outputs: Payload) -> None:
-        """Fail where the receiver would refuse what a trainer has given, and wait."""
-        name = f"the trainer of stage {stage}"
-        if not {"activations", "labels"} <= outputs.keys():
-            raise LocalProtocolError(
-                f"{name} gives {sorted(outputs)}, not activations and labels; use one of "
-                "learning.stages"
-            )
-        activations, labels = outputs["activations"], outputs["labels"]
-        if activations.shape[1:] != self.boundaries[stage]:
-            raise LocalProtocolError(
-                f"{name} gives activations of shape {tuple(activations.shape[1:])}, but "
-                f"boundaries say {self.boundaries[stage]}; give the shape at which the model "
-                "is cut"
-            )
-        if not 1 <= len(labels) <= self.max_batch:
-            raise LocalProtocolError(
-                f"{name} gives a batch of {len(labels)} samples, but max_batch is "
-                f"{self.max_batch}; make it one more than the batch size"
-            )
-        low, high = (int(extreme) for extreme in labels.aminmax())
-        if low < 0 or high >= self.num_classes:
-            raise LocalProtocolError(
-                f"{name} gives labels from {low} to {high}, but num_classes is "
-                f"{self.num_classes}; labels are from 0 to one less"
-            )
 
     def answer(
         self, state: StageState, number: int, gradient: Tensor | None = None
@@ -239,7 +200,7 @@ class Stages(Algorithm[StageState]):
         numbers: Mapping[str, float] = {}
         if gradient is not None and asked["wants_gradient"]:
             payload, numbers = Precision(self.precision).encode("gradient", gradient)
-        kind = _down(self.stage(state.rank) - 1)
+        kind = kind_down(self.stage(state.rank) - 1)
         numbers = {"batch": asked["batch"], **numbers}
         return [Send(sender, Message(kind, state.round, payload, numbers))]
 
@@ -348,11 +309,11 @@ class Stages(Algorithm[StageState]):
         self, state: StageState, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
         stage, kind = self.stage(state.rank), message.kind
-        if kind == _up(stage - 1) and self.above(sender) == state.rank:
+        if kind == kind_up(stage - 1) and self.above(sender) == state.rank:
             return self._take_batch(state, sender, message)
-        if kind == _down(stage) and sender == self.above(state.rank):
+        if kind == kind_down(stage) and sender == self.above(state.rank):
             return self._take_answer(state, message, now)
-        if kind.startswith((_UP, _DOWN)) or sender >= self.num_first:
+        if is_of_stages(kind) or sender >= self.num_first:
             return []  # nobody is to say this
         return self._drive(state, Received(sender, message), now)
 
@@ -409,7 +370,7 @@ class Stages(Algorithm[StageState]):
         if isinstance(event, WorkerLost):
             state.lost[rank] = None
             if event.has_lied:
-                self._forget(state, rank)
+                state.forget(rank)
         else:
             state.lost.pop(rank, None)
         effects: list[Effect] = []
@@ -418,17 +379,6 @@ class Stages(Algorithm[StageState]):
         if rank < self.num_first and state.inner is not None:
             effects += self._drive(state, event, now)
         return effects
-
-    def _forget(self, state: StageState, liar: Rank) -> None:
-        """Make no more use of what `liar` has sent."""
-        state.waiting = [each for each in state.waiting if each[0] != liar]
-        numbers = {number for number, (sender, _) in state.origins.items() if sender == liar}
-        for number in numbers:
-            del state.origins[number]
-            state.pending.pop(number, None)
-        state.answers = [
-            each for each in state.answers if int(each.get("batch", -1)) not in numbers
-        ]
 
     def _note(self, state: StageState, event: Trained) -> list[Effect]:
         """Put queues on record now and then, and what the trainer has measured."""
@@ -444,14 +394,6 @@ class Stages(Algorithm[StageState]):
         }
         measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
         return [Note("stage", {**numbers, **measured})]
-
-
-def _up(boundary: int) -> str:
-    return f"{_UP}{boundary}"
-
-
-def _down(boundary: int) -> str:
-    return f"{_DOWN}{boundary}"
 
 
 def one_batch(state: StageState, inputs: Payload) -> Train:

@@ -10,14 +10,17 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Payload
-from edgegossip.core.schema import Limits, TensorSpec
+from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 Numbers: TypeAlias = Mapping[str, float]
 LARGEST = 1e6
 """Larger activations and gradients are sent as this: a network refuses them."""
 _INT8 = 127
+_MAX_BATCHES = 2**53
+_UP, _DOWN = "activations-", "done-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,76 @@ class Precision:
         largest = 1.01 * LARGEST
         return TensorSpec(dtype, (None, *shape), numel, -largest, largest, _magnitude)
 
+    def messages(
+        self, shape: Shape, max_batch: int, num_classes: int, max_ahead: int | None
+    ) -> tuple[MessageSpec, MessageSpec]:
+        """Describe what goes up over a boundary, and what comes down."""
+        values, batch = self.spec(shape, max_batch), {"batch": range(_MAX_BATCHES)}
+        labels = TensorSpec(torch.int64, (None,), max_batch, 0, num_classes - 1)
+        up = MessageSpec(
+            {"activations": values, "labels": labels},
+            numbers={**batch, "wants_gradient": range(2), **self.limits("activations")},
+            max_ahead=max_ahead,
+        )
+        down = MessageSpec(
+            optional={"gradient": values},
+            numbers=batch,
+            optional_numbers=self.limits("gradient"),
+            max_ahead=max_ahead,
+        )
+        return up, down
+
     def limits(self, name: str) -> dict[str, Limits]:
         """Limits of the numbers that travel with it."""
         return {f"{name}_unit": (0.0, LARGEST / _INT8)} if self.name == "int8" else {}
+
+
+def check_batch(
+    stage: int, outputs: Payload, shape: Shape, max_batch: int, num_classes: int
+) -> None:
+    """Fail where the receiver would refuse what a trainer has given, and the sender wait.
+
+    Raises:
+        LocalProtocolError: If `outputs` are no batch of this `shape`, size and labels.
+    """
+    name = f"the trainer of stage {stage}"
+    if not {"activations", "labels"} <= outputs.keys():
+        raise LocalProtocolError(
+            f"{name} gives {sorted(outputs)}, not activations and labels; use one of "
+            "learning.stages"
+        )
+    activations, labels = outputs["activations"], outputs["labels"]
+    if activations.shape[1:] != shape:
+        raise LocalProtocolError(
+            f"{name} gives activations of shape {tuple(activations.shape[1:])}, but "
+            f"boundaries say {shape}; give the shape at which the model is cut"
+        )
+    if not 1 <= len(labels) <= max_batch:
+        raise LocalProtocolError(
+            f"{name} gives a batch of {len(labels)} samples, but max_batch is {max_batch}; "
+            "make it one more than the batch size"
+        )
+    low, high = (int(extreme) for extreme in labels.aminmax())
+    if low < 0 or high >= num_classes:
+        raise LocalProtocolError(
+            f"{name} gives labels from {low} to {high}, but num_classes is {num_classes}; "
+            "labels are from 0 to one less"
+        )
+
+
+def kind_up(boundary: int) -> str:
+    """The kind of the messages that go up over a boundary."""
+    return f"{_UP}{boundary}"
+
+
+def kind_down(boundary: int) -> str:
+    """The kind of their answers."""
+    return f"{_DOWN}{boundary}"
+
+
+def is_of_stages(kind: str) -> bool:
+    """Whether messages of this kind go from stage to stage."""
+    return kind.startswith((_UP, _DOWN))
 
 
 def _magnitude(tensor: Tensor) -> float:
