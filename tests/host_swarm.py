@@ -32,12 +32,13 @@ from tests.algorithms import (
     PARAMETER_SERVERS,
     PEERS,
     SEVERAL_SERVERS,
+    STAGES,
     STANDBYS,
 )
 from tests.observers import Silent
 from tests.parity import Steady
 from tests.virtual import Process, VirtualNetwork, VirtualTime, Wire
-from tests.worlds import NUM_PARAMS, ManySamples, loss_of
+from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_in
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
@@ -46,6 +47,7 @@ from edgegossip.algorithms.parameter_server.halves import StandbyState
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import SERVER, CommitterState, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core import topology as topologies
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
@@ -290,6 +292,14 @@ def draw_sharing_world(seed: int) -> World:
     )
 
 
+def draw_staged_world(seed: int) -> World:
+    """The world of `seed` in which one model is trained in stages; anything may be lost."""
+    name = [*STAGES][seed % len(STAGES)]
+    world = draw_world(seed, "bsp")  # as many ranks
+    algorithm = replace(STAGES[name], forget_after=2.0)
+    return replace(world, name=name, algorithm=algorithm, liar=None, lie="")
+
+
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
         return replace(algorithm, inner=longer(algorithm.inner, factor))
@@ -378,6 +388,20 @@ class Timed(ManySamples):
         super().__init__(rank, 0.1, SIZE)
         self._rank = rank
         self._time, self._step_seconds = time, step_seconds
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        self._time.sleep(self.cost(request) * self._step_seconds)
+        return super().train(request, progress)
+
+
+class TimedStage(StageTrainer):
+    """Training of a stage that takes virtual time; fails on the gradient of another batch."""
+
+    def __init__(
+        self, run: Run, rank: Rank, step_seconds: Seconds, stages: Stages, life: int
+    ) -> None:
+        super().__init__(stages, rank, 0.1, SIZE, life)
+        self._time, self._step_seconds = run.time, step_seconds
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         self._time.sleep(self.cost(request) * self._step_seconds)
@@ -545,7 +569,14 @@ class Run:
             plain, tensors = self.disks[rank]
             checkpoint = assemble(plain, {name: x.clone() for name, x in tensors.items()})
         algorithm = self.ledger or world.algorithm
-        make_trainer = Timed if self.ledger is None else Tally
+        stages, step_seconds = stages_in(algorithm), world.step_seconds[rank]
+        trainer: ManySamples
+        if stages is not None:
+            life = sum(each == rank for _, each in self.starts)
+            trainer = TimedStage(self, rank, step_seconds, stages, life)
+        else:
+            make_trainer = Timed if self.ledger is None else Tally
+            trainer = make_trainer(rank, self.time, step_seconds)
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
         host = Host(
@@ -553,7 +584,7 @@ class Run:
             rank,
             world.num_workers,
             torch.zeros(NUM_PARAMS),
-            make_trainer(rank, self.time, world.step_seconds[rank]),
+            trainer,
             self.network.transport(process),
             settings=HostSettings(
                 run=b"virtual!",
@@ -678,6 +709,33 @@ def check(world: World) -> Run:
         require_progress(run)
         require_joining(run)
     require_sums(run)
+    require_little_memory(run)
+    return run
+
+
+def check_staged(world: World) -> Run:
+    """Run the world of a model in stages.
+
+    Who has data comes to the end, unless it waits for a stage that does not come back; nobody
+    keeps more batches than it is to.
+    """
+    run, stages = Run(world), stages_in(world.algorithm)
+    assert stages is not None
+    if not run.to_the_end():
+        raise ViolationError("it does not come to an end")
+    for rank, process in run.processes.items():
+        if not process.is_alive:
+            continue
+        state, total = process.host.state, stages.traits.num_rounds
+        if process.reason not in ("finished", "time limit") and not isinstance(
+            process.reason, ServerLostError
+        ):
+            raise ViolationError(f"worker {rank} ended with {process.reason!r}")
+        if process.reason == "finished" and state.inner is not None and state.round != total:
+            raise ViolationError(f"worker {rank} ended in round {state.round} of {total}")
+        most = stages.max_passed(stages.stage(rank))
+        if max(len(state.pending), len(state.answers), len(state.origins) - 1) > most:
+            raise ViolationError(f"worker {rank} keeps too much")
     require_little_memory(run)
     return run
 

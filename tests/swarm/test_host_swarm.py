@@ -19,10 +19,12 @@ from tests.host_swarm import (
     check,
     check_server,
     check_sharing,
+    check_staged,
     check_standby,
     digest,
     draw_server_world,
     draw_sharing_world,
+    draw_staged_world,
     draw_standby_world,
     draw_world,
     longer,
@@ -80,6 +82,15 @@ def test_no_world_leaves_workers_without_a_server(seeds: range) -> None:
     for seed in seeds:
         with replayable(seed):
             check_standby(draw_standby_world(seed))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(first, first + 7) for first in range(0, 28, 7)], ids=str
+)
+def test_no_world_breaks_the_hosts_of_stages(seeds: range) -> None:
+    for seed in seeds:
+        with replayable(seed):
+            check_staged(draw_staged_world(seed))
 
 
 @pytest.mark.slow
