@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from edgegossip.core.protocol import (
+    Effect,
     Epochs,
     Message,
+    Note,
     Payload,
     Rank,
     Steps,
@@ -19,6 +21,7 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 
+_NOTED_EVERY = 10
 _SMALLEST = 1e-12
 """Share of a pass, which is rounded up to a batch."""
 
@@ -135,6 +138,9 @@ class StageState(WorkerState):
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
         num_in_vain: How often no answer has come in time, less the answers that have.
+        ended: Workers below that send no more, as keys.
+        has_ended: This one does not.
+        num_told: How often it has said so.
     """
 
     inner: Any = None
@@ -151,6 +157,9 @@ class StageState(WorkerState):
     lost: dict[Rank, None] = field(default_factory=dict)
     num_given_up: int = 0
     num_in_vain: int = 0
+    ended: dict[Rank, None] = field(default_factory=dict)
+    has_ended: bool = False
+    num_told: int = 0
 
     def forget(self, liar: Rank) -> None:
         """Make no more use of what `liar` has sent."""
@@ -162,6 +171,21 @@ class StageState(WorkerState):
         self.answers = [
             each for each in self.answers if int(each.get("batch", -1)) not in numbers
         ]
+
+    def note(self, stage: int, event: Trained) -> list[Effect]:
+        """Put queues on record now and then, and what the trainer has measured."""
+        if self.num_trained % _NOTED_EVERY != 1:
+            return []
+        numbers = {
+            "stage": stage,
+            "num_trained": self.num_trained,
+            "waiting": len(self.waiting),
+            "pending": len(self.pending),
+            "given_up": self.num_given_up,
+            "loss": event.loss,
+        }
+        measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
+        return [Note("stage", {**numbers, **measured})]
 
     def was_answered(self) -> None:
         """Account for a batch that was not in vain."""

@@ -27,6 +27,7 @@ from edgegossip.algorithms.stages.wire import (
     check_batch,
     is_of_stages,
     kind_down,
+    kind_end,
     kind_up,
 )
 from edgegossip.core.algorithm import Algorithm, Setting, Traits
@@ -37,7 +38,6 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Message,
-    Note,
     Payload,
     Rank,
     Received,
@@ -56,11 +56,12 @@ from edgegossip.core.protocol import (
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec
 
-_NO_ANSWER = "no answer"
+_NO_ANSWER, _END, _LEFT_ALONE = "no answer", "end", "left alone"
+_PATIENCE: Seconds = 600.0
+_MOST_TOLD = 20
 _MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
 """Batches are counted from the time of the start on: nobody begins as many in a second."""
-_NOTED_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +167,7 @@ class Stages(Algorithm[StageState]):
         for number, shape in enumerate(self.boundaries):
             up, down = precision.messages(shape, self.max_batch, self.num_classes, ahead)
             specs |= {kind_up(number): up, kind_down(number): down}
+            specs[kind_end(number)] = MessageSpec(max_ahead=ahead)
         return specs
 
     def send_up(
@@ -243,6 +245,10 @@ class Stages(Algorithm[StageState]):
             case TimerFired(name) if name == _NO_ANSWER:
                 state.num_in_vain += 1
                 effects = self._give_up(state)
+            case TimerFired(name) if name == _LEFT_ALONE:
+                effects = self._end_if_done(state, now, has_waited=True)
+            case TimerFired(name) if name == _END:
+                effects = self._end(state, now)
             case WorkerLost(rank) | WorkerJoined(rank):
                 effects = self._notice(state, event, rank, now)
             case _:
@@ -267,7 +273,7 @@ class Stages(Algorithm[StageState]):
         if event.has_gone_back:
             return self._go_back(state, event, now)
         state.num_trained += 1
-        effects = [*self.learn(state, event, now), *self._note(state, event)]
+        effects = [*self.learn(state, event, now), *state.note(self.stage(state.rank), event)]
         if state.pending:
             effects += self._watch(state, now)
         if state.piece is not None and state.piece.is_done:
@@ -290,7 +296,7 @@ class Stages(Algorithm[StageState]):
     def _drive(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
         """Hand `event` to the first stage's own algorithm; what it asks to train is a piece."""
         if state.inner is None:
-            return [Finish()] if isinstance(event, Started) else []
+            return []
         if isinstance(event, Started | Assigned):
             state.num_samples = event.num_samples
         effects: list[Effect] = []
@@ -300,10 +306,37 @@ class Stages(Algorithm[StageState]):
                 state.params = effect.params
             else:
                 effects.append(effect)
+            if isinstance(effect, Finish):
+                effects += self._end(state, now)
         state.round = state.inner.round
         if state.piece is None:
             state.params = state.inner.params
         return effects
+
+    def _end_if_done(
+        self, state: StageState, now: Seconds, *, has_waited: bool = False
+    ) -> list[Effect]:
+        """Finish when nobody below is left that has not: one that finishes early may leave."""
+        below = [r for r in range(self.num_workers) if self.above(r) == state.rank]
+        if state.has_ended or not all(r in state.ended or r in state.lost for r in below):
+            return []
+        if not state.ended and not has_waited:  # they may be on their way
+            return [SetTimer(_LEFT_ALONE, now + _PATIENCE)]
+        return [Finish(), *self._end(state, now)]
+
+    def _end(self, state: StageState, now: Seconds) -> list[Effect]:
+        """Tell the stage above that this worker sends no more; again where that may be lost."""
+        state.has_ended = True
+        above = self.above(state.rank)
+        if above is None:
+            return []
+        state.num_told += 1
+        end: list[Effect] = [
+            Send(above, Message(kind_end(self.stage(state.rank)), state.round))
+        ]
+        if self.forget_after is not None and state.num_told < _MOST_TOLD:
+            end.append(SetTimer(_END, now + self.forget_after))
+        return end
 
     def _receive(
         self, state: StageState, sender: Rank, message: Message, now: Seconds
@@ -313,6 +346,9 @@ class Stages(Algorithm[StageState]):
             return self._take_batch(state, sender, message)
         if kind == kind_down(stage) and sender == self.above(state.rank):
             return self._take_answer(state, message, now)
+        if kind == kind_end(stage - 1) and self.above(sender) == state.rank:
+            state.ended[sender] = None
+            return self._end_if_done(state, now)
         if is_of_stages(kind) or sender >= self.num_first:
             return []  # nobody is to say this
         return self._drive(state, Received(sender, message), now)
@@ -376,24 +412,13 @@ class Stages(Algorithm[StageState]):
         effects: list[Effect] = []
         if rank == self.above(state.rank):
             effects = self._give_up(state)  # what is under way to it, or back, is lost
+            if state.has_ended and isinstance(event, WorkerJoined):
+                effects += self._end(state, now)
+        if self.above(rank) == state.rank:
+            effects += self._end_if_done(state, now)
         if rank < self.num_first and state.inner is not None:
             effects += self._drive(state, event, now)
         return effects
-
-    def _note(self, state: StageState, event: Trained) -> list[Effect]:
-        """Put queues on record now and then, and what the trainer has measured."""
-        if state.num_trained % _NOTED_EVERY != 1:
-            return []
-        numbers = {
-            "stage": self.stage(state.rank),
-            "num_trained": state.num_trained,
-            "waiting": len(state.waiting),
-            "pending": len(state.pending),
-            "given_up": state.num_given_up,
-            "loss": event.loss,
-        }
-        measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
-        return [Note("stage", {**numbers, **measured})]
 
 
 def one_batch(state: StageState, inputs: Payload) -> Train:

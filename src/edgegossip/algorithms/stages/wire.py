@@ -20,7 +20,7 @@ LARGEST = 1e6
 """Larger activations and gradients are sent as this: a network refuses them."""
 _INT8 = 127
 _MAX_BATCHES = 2**53
-_UP, _DOWN = "activations-", "done-"
+_UP, _DOWN, _END = "activations-", "done-", "end-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,14 @@ def kind_down(boundary: int) -> str:
     return f"{_DOWN}{boundary}"
 
 
+def kind_end(boundary: int) -> str:
+    """The kind of the message that no more will go up from a worker."""
+    return f"{_END}{boundary}"
+
+
 def is_of_stages(kind: str) -> bool:
     """Whether messages of this kind go from stage to stage."""
-    return kind.startswith((_UP, _DOWN))
+    return kind.startswith((_UP, _DOWN, _END))
 
 
 def _magnitude(tensor: Tensor) -> float:
