@@ -686,3 +686,52 @@ def test_what_was_given_up_and_comes_late_takes_no_place_of_what_waits() -> None
     for number in (1, 8, 9, 2):
         worker.hear(FIRST, up(number))
     assert [int(message.numbers["batch"]) for _, message in worker.state.waiting] == [8, 9]
+
+
+# The end.
+
+
+@each_algorithm
+def test_a_stage_finishes_when_all_below_have_or_are_lost(algorithm: Stages) -> None:
+    inner = Gossip(topology=complete(2), num_rounds=3)
+    worker = Worker(replace(algorithm, inner=inner, num_first=2), 2)
+    assert worker.start() == []  # one that finishes at once may leave a run on real machines
+    assert worker.hear(0, Message("end-0", 3)) == []
+    assert worker.hear(3, Message("end-0", 3)) == []
+    worker.tell(WorkerLost(1))
+    assert worker.effects[0] == Finish()
+    assert worker.sent.kind == "end-1"
+
+
+@each_algorithm
+def test_a_stage_that_is_left_alone_finishes_after_a_while(algorithm: Stages) -> None:
+    worker = Worker(algorithm, LAST)
+    worker.start()
+    worker.tell(WorkerLost(MIDDLE), 5.0)
+    assert SetTimer("left alone", 605.0) in worker.effects
+    assert worker.tell(TimerFired("left alone"), 605.0) == [Finish()]
+    back = Worker(algorithm, LAST)
+    back.tell(WorkerLost(MIDDLE), 5.0)
+    back.tell(WorkerJoined(MIDDLE), 6.0)
+    assert back.tell(TimerFired("left alone"), 605.0) == []
+
+
+@each_algorithm
+def test_the_end_is_told_again_where_it_may_be_lost(algorithm: Stages) -> None:
+    short = replace(algorithm, inner=Alone(num_rounds=1), forget_after=2.0)
+    worker = Worker(short, FIRST)
+    worker.start()
+    worker.train(batch())
+    if "activations" in worker.sent.payload and isinstance(algorithm, Pipelined):
+        worker.hear(MIDDLE, down(int(worker.sent.numbers["batch"]), gradient()))
+        worker.train(gradient=gradient())
+    kinds = [send.message.kind for send in of_type(worker.effects, Send)]
+    assert kinds[-1] == "end-0"
+    assert Finish() in worker.effects
+    worker.tell(TimerFired("end"), 9.0)
+    assert worker.sent.kind == "end-0"
+    worker.tell(WorkerJoined(MIDDLE), 10.0)
+    assert worker.sent.kind == "end-0"
+    for now in range(40):
+        worker.tell(TimerFired("end"), 11.0 + now)
+    assert not of_type(worker.effects, SetTimer)

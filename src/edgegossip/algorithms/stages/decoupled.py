@@ -30,13 +30,13 @@ class Decoupled(Stages):
     stage above is lost, a stage goes on by itself and sends nothing.
 
     Args:
-        inner: See `Stages`.
-        boundaries: See `Stages`.
-        num_classes: See `Stages`.
-        num_first: See `Stages`.
-        max_batch: See `Stages`.
-        precision: See `Stages`.
-        forget_after: See `Stages`.
+        inner: See `StageLinks`.
+        boundaries: See `StageLinks`.
+        num_classes: See `StageLinks`.
+        num_first: See `StageLinks`.
+        max_batch: See `StageLinks`.
+        precision: See `StageLinks`.
+        forget_after: See `StageLinks`.
         max_waiting: Batches of a worker that the stage above has not answered, at most.
         gradient_every: Every how many batches the gradient comes back, at least 1; None where
             nobody learns from it, as with local losses.

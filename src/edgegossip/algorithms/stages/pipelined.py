@@ -47,13 +47,13 @@ class Pipelined(Stages):
     A stage above that is lost stops those below; they give up after `patience`.
 
     Args:
-        inner: See `Stages`.
-        boundaries: See `Stages`.
-        num_classes: See `Stages`.
-        num_first: See `Stages`.
-        max_batch: See `Stages`.
-        precision: See `Stages`.
-        forget_after: See `Stages`.
+        inner: See `StageLinks`.
+        boundaries: See `StageLinks`.
+        num_classes: See `StageLinks`.
+        num_first: See `StageLinks`.
+        max_batch: See `StageLinks`.
+        precision: See `StageLinks`.
+        forget_after: See `StageLinks`.
         in_flight: Batches of a first-stage worker that are under way, at least 1; None for as
             many as there are stages.
         patience: Seconds for which a stage waits for the one above when it is lost.

@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from edgegossip.algorithms.stages.stage_links import StageLinks
 from edgegossip.algorithms.stages.stage_state import Piece, StageState
 from edgegossip.algorithms.stages.wire import (
     Precision,
-    Shape,
-    check_batch,
     is_of_stages,
     kind_down,
     kind_end,
     kind_up,
 )
-from edgegossip.core.algorithm import Algorithm, Setting, Traits
 from edgegossip.core.protocol import (
-    WORKER,
     Assigned,
     Effect,
     Event,
@@ -41,7 +36,6 @@ from edgegossip.core.protocol import (
     Payload,
     Rank,
     Received,
-    Role,
     Seconds,
     Send,
     SetTimer,
@@ -53,8 +47,6 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.ranges import check_ranges
-from edgegossip.core.schema import MessageSpec
 
 _NO_ANSWER, _END, _LEFT_ALONE = "no answer", "end", "left alone"
 _PATIENCE: Seconds = 600.0
@@ -65,146 +57,8 @@ _NUMBERS_A_SECOND = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stages(Algorithm[StageState]):
-    """Base of the algorithms that train one model in stages.
-
-    Args:
-        inner: Trains the workers of the first stage and keeps them together: any algorithm for
-            `num_first` workers; `Alone` for one.
-        boundaries: Shape of a sample's activations between each stage and the next, as
-            `learning.stages.cutting.boundaries` gives them; one fewer than there are stages.
-        num_classes: Labels are from 0 to one less.
-        num_first: Workers that hold the first stage, at least 1.
-        max_batch: Samples of a batch at most; a pass may end with a batch of one more than the
-            batch size.
-        precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
-        forget_after: Seconds without any answer after which the batches above are given up;
-            twice as many after each time in vain, half after each answer. None never gives up:
-            right where links lose nothing.
-
-    Raises:
-        ValueError: If a number is out of range, there is no boundary, or `inner` is for another
-            number of workers or has a server.
-    """
-
-    inner: Algorithm[Any]
-    boundaries: tuple[Shape, ...]
-    num_classes: int
-    num_first: int = 1
-    max_batch: int = 64
-    precision: str = "float32"
-    forget_after: Seconds | None = None
-
-    def __post_init__(self) -> None:
-        if not self.boundaries:
-            raise ValueError("boundaries must name at least one shape; cut the model first")
-        check_ranges(self, num_classes="at least 1", num_first="at least 1")
-        check_ranges(self, max_batch="at least 1", forget_after="above 0 or None")
-        Precision(self.precision)
-        if flat := [shape for shape in self.boundaries if not shape or min(shape) < 1]:
-            raise ValueError(
-                f"boundaries must be shapes of lengths of at least 1, got {flat[0]}"
-            )
-        others = {self.inner.role(rank) for rank in range(self.num_first)} - {WORKER}
-        if others:
-            raise ValueError(
-                f"inner has workers that are {min(each.name for each in others)!r}; it must be "
-                "an algorithm whose workers all train, such as Alone or Gossip"
-            )
-        topology = self.inner.traits.topology
-        if topology is not None and topology.num_workers != self.num_first:
-            raise ValueError(
-                f"inner is for {topology.num_workers} workers, but num_first is "
-                f"{self.num_first}; it keeps together the workers of the first stage alone"
-            )
-
-    # Who is who.
-
-    @property
-    def num_stages(self) -> int:
-        """The stages of the model."""
-        return len(self.boundaries) + 1
-
-    @property
-    def num_workers(self) -> int:
-        """The ranks of a run."""
-        return self.num_first + self.num_stages - 1
-
-    def stage(self, rank: Rank) -> int:
-        """Say which stage `rank` holds, from 0."""
-        return max(0, rank - self.num_first + 1)
-
-    def above(self, rank: Rank) -> Rank | None:
-        """Say who holds the next stage; None for the last."""
-        rank = self.num_first + self.stage(rank)
-        return rank if rank < self.num_workers else None
-
-    @property
-    def traits(self) -> Traits:
-        """The inner algorithm's, less its graph, which is that of the first stage alone."""
-        return replace(self.inner.traits, topology=None)
-
-    def role(self, rank: Rank) -> Role:
-        stage = self.stage(rank)
-        return Role(f"stage-{stage}", has_data=stage == 0)
-
-    def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's, and what lost messages would do."""
-        found = self.inner.warnings(setting)
-        if setting.drops_messages and self.forget_after is None:
-            found.append(
-                "the network loses messages, and a stage waits for each answer for good; set "
-                "forget_after"
-            )
-        return found
-
-    # Messages.
-
-    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Activations up and answers down, of each boundary; the inner algorithm's besides."""
-        precision, ahead = Precision(self.precision), self.inner.traits.num_rounds
-        specs = dict(self.inner.schema(params))
-        for number, shape in enumerate(self.boundaries):
-            up, down = precision.messages(shape, self.max_batch, self.num_classes, ahead)
-            specs |= {kind_up(number): up, kind_down(number): down}
-            specs[kind_end(number)] = MessageSpec(max_ahead=ahead)
-        return specs
-
-    def send_up(
-        self, state: StageState, number: int, outputs: Payload, *, wants_gradient: bool
-    ) -> list[Effect]:
-        """Send the batch `number` to the next stage, if it can be reached.
-
-        Raises:
-            LocalProtocolError: If the trainer has given something that nobody would take.
-        """
-        receiver = self.above(state.rank)
-        if receiver is None:
-            return []
-        stage = self.stage(state.rank)
-        check_batch(stage, outputs, self.boundaries[stage], self.max_batch, self.num_classes)
-        if receiver in state.lost:
-            return []
-        values, unit = Precision(self.precision).encode("activations", outputs["activations"])
-        payload = {**values, "labels": outputs["labels"]}
-        numbers = {"batch": number, "wants_gradient": int(wants_gradient), **unit}
-        kind = kind_up(self.stage(state.rank))
-        return [Send(receiver, Message(kind, state.round, payload, numbers))]
-
-    def answer(
-        self, state: StageState, number: int, gradient: Tensor | None = None
-    ) -> list[Effect]:
-        """Tell who sent the batch `number` that it is done, and what its gradient is."""
-        if number not in state.origins:
-            return []
-        sender, asked = state.origins.pop(number)
-        payload: Payload = {}
-        numbers: Mapping[str, float] = {}
-        if gradient is not None and asked["wants_gradient"]:
-            payload, numbers = Precision(self.precision).encode("gradient", gradient)
-        kind = kind_down(self.stage(state.rank) - 1)
-        numbers = {"batch": asked["batch"], **numbers}
-        return [Send(sender, Message(kind, state.round, payload, numbers))]
+class Stages(StageLinks):
+    """Base of the algorithms that train one model in stages; see `StageLinks` for arguments."""
 
     # What an algorithm says.
 
