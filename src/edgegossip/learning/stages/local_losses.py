@@ -103,6 +103,7 @@ def similarities(features: Tensor) -> Tensor:
         features: [n, d], or [n, channels, height, width], of which the standard deviation of
             each channel counts.
 
+    >>> import torch
     >>> similarities(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).round()
     tensor([[ 1., -1.],
             [-1.,  1.]])
