@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Epochs, Layout, Payload, Rank, Seconds, Train, Trained
+from edgegossip.core.protocol import (
+    Epochs,
+    Layout,
+    Payload,
+    Rank,
+    Seconds,
+    Steps,
+    Train,
+    Trained,
+)
 
 
 class Trainer(Protocol):
@@ -56,6 +65,13 @@ class Trainer(Protocol):
             request: What is to be done.
             progress: How much of the run is over, in [0, 1]: what learning rates go by.
         """
+
+    def trial(self, params: Tensor, num_steps: int) -> Train | None:
+        """Give a request by which it can be timed, of at most `num_steps` steps.
+
+        None for one that cannot train without what other workers send.
+        """
+        return Train(params, Steps(num_steps))
 
     def start_over(self) -> None:
         """Forget momentum: training failed, and goes on from quite other parameters."""

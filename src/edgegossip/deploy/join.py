@@ -126,10 +126,11 @@ def join(
 def seconds_per_sample(
     experiment: Experiment, rank: Rank, seconds: Seconds = 1.0, threads: int = 1
 ) -> Seconds | None:
-    """Train for about so long, to be forgotten, and say what a sample took; None without data.
+    """Train for about so long, to be forgotten, and say what a sample took.
 
-    It is what the first forecast goes by: later ones go by what training really took. A spare,
-    which has no data until another worker of its role fails, trains on the other's.
+    None for one that has no data, or cannot train by itself. It is what the first forecast goes
+    by: later ones go by what training really took. A spare, which has no data until another
+    worker of its role fails, trains on the other's.
     """
     role = experiment.algorithm.role
     alike = [r for r in experiment.data_ranks if role(r).name == role(rank).name]
@@ -138,7 +139,10 @@ def seconds_per_sample(
     rank = rank if rank in alike else alike[0]
     task = replace(experiment.task, accuracy_aware=PLAIN)
     workload = replace(experiment, task=task).workload()
-    training = TimedTraining(workload.make_trainer(rank), workload.initial_params(rank))
+    trainer, params = workload.make_trainer(rank), workload.initial_params(rank)
+    if trainer.trial(params, num_steps=1) is None:
+        return None
+    training = TimedTraining(trainer, params)
     with intra_op_threads(threads):
         training.run(0.01)  # the first step also makes what the others use
         start, end, cost = training.run(seconds)

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Seconds, Steps, Train
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Seconds
 from edgegossip.core.trainer import Trainer
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.loads import KINDS, SIZES, Load
@@ -82,7 +83,12 @@ class TimedTraining:
         start = now = self._clock()
         cost = 0.0
         while now < start + seconds:
-            request, began = Train(self._params, Steps(self._num_steps)), now
+            request, began = self._trainer.trial(self._params, self._num_steps), now
+            if request is None:
+                raise TrainingError(
+                    "this worker trains on what others send, so it cannot be timed by itself; "
+                    "profile one that has data"
+                )
             cost += self._trainer.cost(request)
             self._params = self._trainer.train(request).params
             now = self._clock()

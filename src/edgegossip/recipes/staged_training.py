@@ -164,7 +164,7 @@ def stage_run(
         inner=alone,
         boundaries=parts.boundaries,
         num_classes=parts.num_classes,
-        max_batch=settings.batch_size,
+        max_batch=settings.batch_size + 1,  # a pass may end with one sample more
         precision=settings.precision,
     )
     return Experiment(task=parts.task, algorithm=algorithm, platforms=platforms, **common)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.core.protocol import Payload, Train
+from edgegossip.core.protocol import Payload, Steps, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import TrainingResult
@@ -106,6 +106,10 @@ class DecoupledStage(StageLearner):
         self._kept = []
         if self._teacher is not None and not self._teacher.is_sound:
             self._make_teacher()
+
+    def trial(self, params: Tensor, num_steps: int) -> Train | None:
+        """Give a step of the first stage, which waits for nobody."""
+        return Train(params, Steps(1)) if self.place.is_first else None
 
     def cost(self, request: Train) -> float:
         """A forward and a backward pass, in samples of the whole model."""

@@ -116,6 +116,10 @@ class StageLearner(Learner):
         if self.place.is_first:
             super().set_up()
 
+    def trial(self, params: Tensor, num_steps: int) -> Train | None:
+        """None: it trains on what other stages send."""
+        return None
+
     def num_due(self, request: Train) -> float:
         """Samples that `request` is about."""
         for name in ("activations", "gradient"):

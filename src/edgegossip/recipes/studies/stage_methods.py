@@ -73,7 +73,7 @@ class StageContest(Contest):
         for name in self.methods:
             for lr in RATES:
                 work = partial(self._run, data_dir, name, lr, TUNING_SEED)
-                yield self.cell(f"{self.group}/tuning/{slug(name)}/lr-{lr:g}", work)
+                yield self.cell(f"{self.group}/tuning-lr-{lr:g}/{slug(name)}", work)
             for seed in self.seeds:
                 work = partial(self._result, data_dir, name, seed)
                 yield self.cell(f"{self.group}/seed{seed}/{slug(name)}", work)
