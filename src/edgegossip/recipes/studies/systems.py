@@ -125,7 +125,7 @@ class SystemContest(Contest):
 
 
 def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
-    """Nine systems, tuned alike, on links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
+    """Nine systems, tuned alike, links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
 
     Args:
         settings: What to change.

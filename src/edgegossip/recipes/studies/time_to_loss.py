@@ -139,7 +139,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
-    """Three learning rates and three values of each method's own setting, on validation data.
+    """Three learning rates and three values of each method's setting, on validation data.
 
     Args:
         settings: What to change.
