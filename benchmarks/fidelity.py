@@ -41,10 +41,12 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cli.commands import RunOptions
 from edgegossip.cli.recipe import parse_recipe
 from edgegossip.deploy.gathering import WORKERS, Gathering
+from edgegossip.experiments.describe import versions
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import run
+from edgegossip.experiments.study import machine
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform
@@ -406,7 +408,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.json:
         listed = [{**asdict(row), "error": row.error, "is_kept": row.is_kept} for row in rows]
-        print(json.dumps({"rows": listed, "runs": found, "is_kept": is_kept}, indent=2))
+        told = {"rows": listed, "runs": found, "is_kept": is_kept}
+        how = {"options": vars(options), "versions": versions(), "machine": machine()}
+        print(json.dumps({**told, **how}, indent=2, default=str))
     return not is_kept
 
 

@@ -264,6 +264,22 @@ def test_what_it_learns_does_not_depend_on_the_size_of_a_batch() -> None:
         torch.testing.assert_close(other.module.state_dict()[name], tensor)
 
 
+@pytest.mark.parametrize("factor", [2.0**-20, 2.0**10])
+def test_small_gradients_are_learnt_as_well_as_large_ones(factor: float) -> None:
+    x, y = seen((16,))
+    gradient = torch.randn(12, 16, generator=generator(0, "target"))
+    found = []
+    for each in (1.0, factor):
+        teacher = SyntheticGradients(width=32).make((16,), 3, 0)
+        cosines = [teacher.fit(x, y, each * gradient) for _ in range(5)]
+        outputs = x.clone().requires_grad_()
+        teacher.teach(outputs, y).backward()  # type: ignore[no-untyped-call]
+        assert outputs.grad is not None
+        found.append((cosines, outputs.grad / each))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    torch.testing.assert_close(found[0][1], found[1][1])
+
+
 def test_without_labels_it_sees_activations_alone() -> None:
     teacher = SyntheticGradients(num_hidden=0, is_conditioned=False).make((16,), 3, 0)
     assert [tuple(p.shape) for p in teacher.module.parameters()] == [(16, 16), (16,)]

@@ -85,6 +85,7 @@ RECIPES = _entries(
         "adsp/har-svm": "parameter_servers",
         "synthetic-gradients/quickstart": "staged_training",
         "synthetic-gradients/eight-layers": "staged_training",
+        "synthetic-gradients/cloud-edge": "cloud_edge",
     },
 )
 STUDIES = _entries(

@@ -12,6 +12,7 @@ from edgegossip.learning.readers import har
 from edgegossip.recipes.baselines import compare_baselines
 from edgegossip.recipes.recipe_settings import Settings, default_data_dir
 from edgegossip.sim.link import Link
+from edgegossip.sim.platform import Platform
 from edgegossip.sim.traces import phones
 
 HAR_CNN = Settings(
@@ -35,13 +36,7 @@ def har_cnn(
         phone_trace: AI-Benchmark scores of phones (see `sim.traces.phones`); by default
             raw_ai_benchmark_list.json.gz in `data_dir`.
     """
-    trace = phone_trace or data_dir / "raw_ai_benchmark_list.json.gz"
-    try:
-        platforms = phones(trace, settings.num_workers, settings.throughput, settings.seed)
-    except DataError as error:
-        raise DataError(
-            f"{error}; name it by --phone-trace, or its folder by --data-dir or EDGEGOSSIP_DATA"
-        ) from error
+    platforms = phone_platforms(settings, data_dir, phone_trace)
     return compare_baselines(
         har(data_dir),
         sensor_cnn,
@@ -50,3 +45,16 @@ def har_cnn(
         partition=BySubject(),
         link=PHONE_LINK,
     )
+
+
+def phone_platforms(
+    settings: Settings, data_dir: Path, phone_trace: Path | None
+) -> tuple[Platform, ...]:
+    """Make phones of the speeds in a trace; see `har_cnn`."""
+    trace = phone_trace or data_dir / "raw_ai_benchmark_list.json.gz"
+    try:
+        return phones(trace, settings.num_workers, settings.throughput, settings.seed)
+    except DataError as error:
+        raise DataError(
+            f"{error}; name it by --phone-trace, or its folder by --data-dir or EDGEGOSSIP_DATA"
+        ) from error

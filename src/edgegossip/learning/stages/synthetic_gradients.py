@@ -12,18 +12,24 @@ from torch import Tensor, nn
 from edgegossip.core.ranges import check_ranges
 from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory, one_hot
 
+_NEW = 0.01
+"""Weight of the newest target in the running average of their squares."""
+_TINY = 1e-12
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticGradients(TeacherFactory):
     r"""Predict the gradient :math:`\delta_k` of the loss at the outputs :math:`h_k`.
 
     .. math::
-        \hat\delta_k = M_k(h_k, y), \qquad
-        \min_{\phi_k} \; \| M_k(h_k, y) - \delta_k \|^2
+        \hat\delta_k = s\, M_k(h_k, y), \qquad
+        \min_{\phi_k} \; \| M_k(h_k, y) - \delta_k / s \|^2
 
     The target :math:`\delta_k` is what the next stage finds at its inputs, from its own
     prediction (*bootstrapped*) or, the last, from the true loss. It is that of each sample's
     loss: of the mean loss, which is smaller by the batch size, :math:`M_k` would learn nothing.
+    :math:`s` is the root mean square of the targets, a running average: gradients are much
+    smaller than 1, and the steps of Adam are of one size whatever they are.
 
     :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units, and
     a linear output that begins at zero: before it has learnt anything, the stages below stand
@@ -45,7 +51,8 @@ class SyntheticGradients(TeacherFactory):
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
         arXiv:1608.05343, section 2 and appendix; used across cloud and edge by Chen, Zhao, Li
-        & Zhao, HotEdge 2019.
+        & Zhao, HotEdge 2019. Departures: :math:`s`, without which Adam has to be given a rate
+        a hundred times smaller; sizes, and padding that keeps the activations' shape.
     """
 
     lr: float = 1e-3
@@ -80,19 +87,31 @@ class SyntheticGradient(Teacher):
         self._is_picture = len(shape) == 3
         make = _convolutions if self._is_picture else _dense
         super().__init__(make(settings, shape, self._num_classes), settings.lr)
+        # Of the targets; kept with the module.
+        self.module.register_buffer("mean_square", torch.zeros(()))
 
     def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
-            predicted = self._predict(outputs, labels) / len(outputs)
+            predicted = self._predict(outputs, labels) * (self._scale / len(outputs))
         return (outputs * predicted).sum()
 
     def fit(self, activations: Tensor, labels: Tensor, gradient: Tensor) -> float:
         target = gradient * len(gradient)
+        self._follow(target)
+        target = target / self._scale
         predicted = self._predict(activations, labels)
         F.mse_loss(predicted, target).backward()  # type: ignore[no-untyped-call]
         super().step()
         flat, wanted = predicted.detach().flatten(), target.flatten()
         return float(F.cosine_similarity(flat, wanted, dim=0))
+
+    @property
+    def _scale(self) -> Tensor:
+        return self.module.get_buffer("mean_square").sqrt().clamp_min(_TINY)
+
+    def _follow(self, target: Tensor) -> None:
+        known = self.module.get_buffer("mean_square")
+        known.lerp_(target.square().mean(), _NEW if known else 1.0)
 
     def step(self) -> None:
         """It learns from gradients that come back alone."""

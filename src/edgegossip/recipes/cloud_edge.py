@@ -1,0 +1,87 @@
+"""Phones that keep their data hold the lower stage of a model, a cloud holds the upper one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.core.topology import complete
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.learning.models import sensor_cnn
+from edgegossip.learning.partition import BySubject
+from edgegossip.learning.readers import har
+from edgegossip.learning.stages.decoupled_stage import DecoupledStage
+from edgegossip.learning.stages.greedy import Greedy
+from edgegossip.learning.stages.pipelined_stage import PipelinedStage
+from edgegossip.learning.stages.staged import Staged, staged
+from edgegossip.recipes.recipe_settings import Settings, default_data_dir
+from edgegossip.recipes.sensors import HAR_CNN, PHONE_LINK, phone_platforms
+from edgegossip.recipes.tasks import make_task
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import Platform
+
+AT = (6,)
+"""Behind the second of three convolutions: 2,048 numbers of a window."""
+CLOUD_SPEED = 20.0
+"""Throughput of the cloud over the fastest phone's."""
+DEFAULTS = replace(HAR_CNN, num_epochs=15)
+
+
+def cloud_edge(
+    settings: Settings = DEFAULTS,
+    *,
+    data_dir: Path = default_data_dir(),
+    phone_trace: Path | None = None,
+    precision: str = "int8",
+) -> Comparison:
+    """Activities of 21 people: phones train the lower stage, a cloud the upper one.
+
+    Args:
+        settings: What to change; `throughput` is that of the fastest phone of the trace.
+        data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
+        phone_trace: See `har-cnn`.
+        precision: In which activations and gradients travel: float32, bfloat16 or int8.
+    """
+    phones = phone_platforms(settings, data_dir, phone_trace)
+    dataset = har(data_dir)
+    task = make_task(
+        dataset,
+        sensor_cnn,
+        settings,
+        batch_size=settings.batch_size,
+        partition=BySubject(),
+    )
+    cloud = Platform(name="cloud", throughput=CLOUD_SPEED * settings.throughput)
+    gossip = EpochGossip(
+        topology=complete(settings.num_workers), num_rounds=settings.num_epochs
+    )
+    common: dict[str, Any] = {"links": Links(default=PHONE_LINK), "seed": settings.seed}
+
+    def with_cloud(kind: Callable[..., Any], parts: Staged) -> Experiment:
+        algorithm = kind(
+            inner=gossip,
+            num_first=settings.num_workers,
+            boundaries=parts.boundaries,
+            num_classes=parts.num_classes,
+            max_batch=settings.batch_size + 1,
+            precision=precision,
+        )
+        return Experiment(
+            task=parts.task, algorithm=algorithm, platforms=(*phones, cloud), **common
+        )
+
+    pipelined = partial(PipelinedStage, max_passed=settings.num_workers)
+    experiments = {
+        "epoch-gossip": Experiment(task=task, algorithm=gossip, platforms=phones, **common),
+        "greedy": with_cloud(
+            partial(Decoupled, gradient_every=None), staged(task, AT, DecoupledStage, Greedy())
+        ),
+        "splitfed": with_cloud(partial(Pipelined, in_flight=1), staged(task, AT, pipelined)),
+    }
+    return Comparison(experiments=experiments, baseline="epoch-gossip")
