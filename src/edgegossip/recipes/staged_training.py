@@ -14,6 +14,7 @@ from torch import nn
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_ranges
 from edgegossip.experiments.experiment import Comparison, Experiment
@@ -115,6 +116,8 @@ def eight_layers(
         dataset: mnist or cifar10.
         data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
     """
+    if dataset not in DATASETS:
+        raise UsageError(unknown_name("dataset", dataset, DATASETS))
     return compare_stages(DATASETS[dataset](data_dir), eight_layer_model, settings)
 
 
