@@ -704,6 +704,19 @@ def test_a_stage_finishes_when_all_below_have_or_are_lost(algorithm: Stages) -> 
 
 
 @each_algorithm
+def test_a_stage_finishes_when_it_has_trained_on_all_that_came(algorithm: Stages) -> None:
+    worker = Worker(algorithm, LAST)
+    worker.start()
+    worker.hear(MIDDLE, up(0, boundary=1))
+    worker.hear(MIDDLE, up(1, boundary=1))
+    assert worker.hear(MIDDLE, Message("end-1", 3)) == []
+    worker.train(gradient=gradient())
+    assert Finish() not in worker.effects
+    worker.train(gradient=gradient())
+    assert Finish() in worker.effects
+
+
+@each_algorithm
 def test_a_stage_that_is_left_alone_finishes_after_a_while(algorithm: Stages) -> None:
     worker = Worker(algorithm, LAST)
     worker.start()

@@ -133,7 +133,7 @@ class Stages(StageLinks):
         if state.piece is not None and state.piece.is_done:
             piece, state.piece = state.piece, None
             effects += self._drive(state, piece.trained(state.params), now)
-        return effects
+        return [*effects, *self._end_if_done(state, now)] if state.ended else effects
 
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         """Drop what was made of parameters that were no good."""
@@ -174,6 +174,8 @@ class Stages(StageLinks):
         below = [r for r in range(self.num_workers) if self.above(r) == state.rank]
         if state.has_ended or not all(r in state.ended or r in state.lost for r in below):
             return []
+        if state.waiting or state.is_training or state.origins:
+            return []  # what they have sent comes first
         if not state.ended and not has_waited:  # they may be on their way
             return [SetTimer(_LEFT_ALONE, now + _PATIENCE)]
         return [Finish(), *self._end(state, now)]
