@@ -408,9 +408,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.json:
         listed = [{**asdict(row), "error": row.error, "is_kept": row.is_kept} for row in rows]
-        told = {"rows": listed, "runs": found, "is_kept": is_kept}
-        how = {"options": vars(options), "versions": versions(), "machine": machine()}
-        print(json.dumps({**told, **how}, indent=2, default=str))
+        told = {"rows": listed, "runs": found, "is_kept": is_kept, "options": vars(options)}
+        told |= {"versions": versions(), "machine": machine()}
+        print(json.dumps(told, indent=2, default=str))
     return not is_kept
 
 

@@ -410,6 +410,11 @@ class Role:
         first, end = self.slice_index, self.slice_index + 1
         return slice(first * num_params // self.num_slices, end * num_params // self.num_slices)
 
+    def num_held(self, num_params: int) -> int:
+        """Count the entries of its slice of a vector [num_params]."""
+        stretch = self.stretch(num_params)
+        return int(stretch.stop - stretch.start)
+
 
 WORKER = Role("worker")
 

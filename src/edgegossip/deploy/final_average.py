@@ -123,8 +123,7 @@ class FinalAverage(Algorithm[FinalState]):
         match event:
             case Received(sender, Message(kind=kind) as message) if kind == _FINAL:
                 role, params = self.role(sender), message.payload["params"]
-                stretch = role.stretch(state.num_params)
-                if role.num_slices == 1 or len(params) == stretch.stop - stretch.start:
+                if role.num_slices == 1 or len(params) == role.num_held(state.num_params):
                     state.models[sender] = params
             case TimerFired(name) if name == _FINAL:
                 state.is_ending = True

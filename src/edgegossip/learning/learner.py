@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -206,11 +206,7 @@ class Learner(Trainer):
         num_samples = 0
         losses = []
         before = torch.get_rng_state()
-        self.batches.resize(request.batch_ratio)
-        batches = self.batches.take(
-            request.work, request.keep_ratio, begins_pass=request.begins_pass
-        )
-        for batch in batches:
+        for batch in self._take(request):
             self._leave_off_if_cancelled()
             losses.append(self._step(batch))
             num_samples += len(batch)
@@ -249,11 +245,22 @@ class Learner(Trainer):
         if self._is_cancelled:
             raise TrainingError(f"worker {self.rank} was told to leave off")
 
-    def _step(self, batch: Batch) -> Tensor:
+    def _take(self, request: Train) -> Iterator[Batch]:
+        """Cut the work that is asked for into batches."""
+        self.batches.resize(request.batch_ratio)
+        return self.batches.take(
+            request.work, request.keep_ratio, begins_pass=request.begins_pass
+        )
+
+    def _samples(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Read a batch, augmented and prepared for the model."""
         x, y = self._dataset.train.batch(self.shard[batch.positions])
         if self._augmentation is not None:
             x = self._augmentation(x, self._random)
-        x, y = prepare_batch(self._dataset, x, y, self._torch_device)
+        return prepare_batch(self._dataset, x, y, self._torch_device)
+
+    def _step(self, batch: Batch) -> Tensor:
+        x, y = self._samples(batch)
         self.model.zero_grad()
         loss = self.batches.loss(batch, self._loss, self.model.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -272,7 +279,7 @@ class Learner(Trainer):
             elif request.momentum is not None:
                 raise LocalProtocolError(
                     f"worker {self.rank} was asked for momentum {request.momentum:g}, but "
-                    f" {type(self._optimizer).__name__} has no such setting; use SGD, or "
+                    f"{type(self._optimizer).__name__} has no such setting; use SGD, or "
                     "leave the algorithm's momentum at None"
                 )
 

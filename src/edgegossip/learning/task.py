@@ -144,8 +144,7 @@ class Workload:
 
     def num_params(self, rank: Rank) -> int:
         """Say how long the estimate of worker `rank` is."""
-        stretch = self._role(rank).stretch(len(self.initial_params(rank)))
-        return int(stretch.stop - stretch.start)
+        return self._role(rank).num_held(len(self.initial_params(rank)))
 
     def make_trainer(self, rank: Rank, incarnation: int = 0) -> Trainer:
         """Make the trainer of worker `rank`."""

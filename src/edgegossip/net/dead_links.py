@@ -9,6 +9,7 @@ from collections.abc import Collection
 import zenoh
 
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.known_links import KnownLinks
 
 _FIRST = 0x10000
 _NUM_DIGITS = len(f"{_FIRST:x}")
@@ -43,20 +44,17 @@ class DeadLinks:
     def __init__(self, patience: Seconds) -> None:
         self._patience = patience
         self._num_found = 0
-        # The ranks linked with, by session and addresses. Replaced, never changed: zenoh's
-        # threads write it, others look.
-        self._links: dict[tuple[str, str, str], Rank] = {}
+        self._links = KnownLinks(_rank)
         self._mute_since: dict[Rank, Seconds] = {}
 
     def follow(self, session: zenoh.Session) -> None:
         """Begin; until `session` is closed, or another is followed."""
-        self._links, self._mute_since = {}, {}
-        linked = zenoh.handlers.Callback(self._linked, indirect=False)
-        session.info.declare_link_events_listener(linked, history=True)
+        self._mute_since = {}
+        self._links.follow(session)
 
     def find(self, absent: Collection[Rank]) -> Rank | None:
         """Look among those that give no sign of life for one that is linked for too long."""
-        mute, now = {*self._links.values()}.intersection(absent), time.monotonic()
+        mute, now = {*self._links.known.values()}.intersection(absent), time.monotonic()
         self._mute_since = {rank: self._mute_since.get(rank, now) for rank in mute}
         patience = self._patience * 2 ** min(self._num_found, _MAX_DOUBLINGS)
         found = [rank for rank, since in self._mute_since.items() if now - since > patience]
@@ -65,11 +63,8 @@ class DeadLinks:
         self._num_found += 1
         return min(found)
 
-    def _linked(self, event: zenoh.LinkEvent) -> None:
-        zid, links = str(event.link.zid), dict(self._links)
-        key = (zid, str(event.link.src), str(event.link.dst))
-        if event.kind != zenoh.SampleKind.PUT:
-            links.pop(key, None)
-        elif len(zid) == len(new_session_id(0)):
-            links[key] = int(zid[:_NUM_DIGITS], 16) - _FIRST
-        self._links = links
+
+def _rank(link: zenoh.Link) -> Rank | None:
+    """Read whose session is at the other end; None for one that is no worker's."""
+    zid = str(link.zid)
+    return int(zid[:_NUM_DIGITS], 16) - _FIRST if len(zid) == len(new_session_id(0)) else None

@@ -5,22 +5,18 @@ from __future__ import annotations
 import zenoh
 
 from edgegossip.net.address import is_loopback
+from edgegossip.net.known_links import KnownLinks
 
 
 class Reach:
     """Follows the links of a session: those within this machine reach no card of it."""
 
     def __init__(self) -> None:
-        # Of each link: the session at its other end, and whether it leaves the machine.
-        # Replaced, never changed: several threads look.
-        self._links: dict[tuple[str, str, str], bool] = {}
+        self._links = KnownLinks(lambda link: not _is_within(str(link.src), str(link.dst)))
 
     def follow(self, session: zenoh.Session) -> None:
         """Begin; until `session` is closed, or another is followed."""
-        self._links = {}
-        # At once, not by a thread of its own: a link is known before messages come over it.
-        linked = zenoh.handlers.Callback(self._linked, indirect=False)
-        session.info.declare_link_events_listener(linked, history=True)
+        self._links.follow(session)
 
     def leave_machine(self, session_id: str | None) -> bool:
         """Whether what is exchanged with a session leaves this machine.
@@ -28,18 +24,9 @@ class Reach:
         Where there is no link with it, some link does: the way is by a router, or the
         session is not known yet.
         """
-        links = self._links
+        links = self._links.known
         direct = [leaves for (other, *_), leaves in links.items() if other == session_id]
         return any(direct or links.values())
-
-    def _linked(self, event: zenoh.LinkEvent) -> None:
-        source, destination = str(event.link.src), str(event.link.dst)
-        key, links = (str(event.link.zid), source, destination), dict(self._links)
-        if event.kind == zenoh.SampleKind.PUT:
-            links[key] = not _is_within(source, destination)
-        else:
-            links.pop(key, None)
-        self._links = links
 
 
 def _is_within(source: str, destination: str) -> bool:

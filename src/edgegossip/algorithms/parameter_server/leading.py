@@ -191,8 +191,8 @@ class Leading(Sharing):
         self, state: SharingState, lead: Lead, sender: Rank, message: Message
     ) -> None:
         number, params = int(message.numbers["look"]), message.payload["params"]
-        stretch = self.role(sender).stretch(state.num_params)
-        if number >= lead.num_looked and len(params) == stretch.stop - stretch.start:
+        num_held = self.role(sender).num_held(state.num_params)
+        if number >= lead.num_looked and len(params) == num_held:
             lead.slices.setdefault(number, {})[sender] = params
 
     def _num_done(self, lead: Lead, rank: Rank) -> int:

@@ -1,4 +1,4 @@
-"""What a server makes of commits, and of the models that it is shown after a restart."""
+"""Merging: commits, and the models that a server is shown after a restart."""
 
 from __future__ import annotations
 

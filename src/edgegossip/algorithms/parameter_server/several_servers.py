@@ -167,8 +167,8 @@ class SeveralServers:
 
     def _join(self, state: SeveralServersState, sender: Rank, part: Message) -> Message | None:
         """Keep a piece of an answer; give the answer once all its pieces are there."""
-        stretch = self.role(sender).stretch(state.params.numel())
-        if part.payload["params"].numel() != stretch.stop - stretch.start:
+        num_held = self.role(sender).num_held(state.params.numel())
+        if part.payload["params"].numel() != num_held:
             return None
         newest = _answer(state.parts[sender]) if sender in state.parts else (state.epoch, 0)
         if _answer(part) < newest:
@@ -277,5 +277,5 @@ def _answer(part: Message) -> tuple[float, float]:
 
 @cache
 def several_servers(algorithm: ParameterServer) -> SeveralServers:
-    """What the ranks of `algorithm` do, built once."""
+    """Build the behavior of the ranks of `algorithm`, once."""
     return SeveralServers(algorithm)

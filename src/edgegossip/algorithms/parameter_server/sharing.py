@@ -59,7 +59,7 @@ WHAT = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
     *("lost", "lied", "joined", "restarted", *TIMERS),
 )
-"""What an order says has happened, by number."""
+"""Events that an order may speak of, by number."""
 PIECES = ("commit", "copy")
 """Kinds of messages of which each server gets a piece."""
 LABELS = ("life", "serial")

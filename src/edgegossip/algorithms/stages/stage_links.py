@@ -1,4 +1,4 @@
-"""Who holds which stage of a model, and what stages say to each other."""
+"""Ranks that hold the stages of a model, and messages between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class StageLinks(Algorithm[StageState]):
-    """Who holds which stage of a model, and what they say to each other.
+    """Ranks that hold the stages of a model, and messages between them.
 
     Args:
         inner: Trains the workers of the first stage and keeps them together: any algorithm for

@@ -193,7 +193,7 @@ class StageState(WorkerState):
 
     @property
     def estimate(self) -> Tensor:
-        """What this worker's stage is worth at present, [num_params]."""
+        """Present parameters of this worker's stage, [num_params]."""
         if self.inner is None or self.piece is not None:
             return self.params
         estimate: Tensor = self.inner.estimate

@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What one block costs, for one training sample.
+    """Cost of one block, for one training sample.
 
     Args:
         work: Of forward and backward pass: in FLOPs, or in seconds on some machine.

@@ -1,4 +1,4 @@
-"""What trains one stage of a model: a learner whose batches may come from the stage below."""
+"""The trainer of one stage: a learner whose batches may come from the stage below."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Payload, Train
 from edgegossip.learning.learner import Learner
-from edgegossip.learning.loss import prepare_batch, to_model
+from edgegossip.learning.loss import to_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,8 @@ class StageLearner(Learner):
             LocalProtocolError: If there are none.
         """
         if self.place.is_first:
-            return self._draw(request)
+            (batch,) = self._take(request)
+            return self._samples(batch)
         if "activations" not in inputs:
             raise LocalProtocolError(
                 f"worker {self.rank} holds stage {self.place.number}, which trains on what the "
@@ -108,7 +109,7 @@ class StageLearner(Learner):
 
     @property
     def epoch_cost(self) -> float:
-        """What a pass over the shard costs in this stage, in samples of the whole model."""
+        """Cost of a pass over the shard in this stage, in samples of the whole model."""
         return self.place.cost * super().epoch_cost
 
     def set_up(self) -> None:
@@ -125,17 +126,4 @@ class StageLearner(Learner):
         for name in ("activations", "gradient"):
             if name in request.inputs:
                 return len(request.inputs[name])
-        self.batches.resize(request.batch_ratio)
-        return self.batches.cost(
-            request.work, request.keep_ratio, begins_pass=request.begins_pass
-        )
-
-    def _draw(self, request: Train) -> tuple[Tensor, Tensor]:
-        self.batches.resize(request.batch_ratio)
-        (batch,) = self.batches.take(
-            request.work, request.keep_ratio, begins_pass=request.begins_pass
-        )
-        x, y = self._dataset.train.batch(self.shard[batch.positions])
-        if self._augmentation is not None:
-            x = self._augmentation(x, self._random)
-        return prepare_batch(self._dataset, x, y, self._torch_device)
+        return super().cost(request)

@@ -80,6 +80,16 @@ def best_of(rows: list[Row]) -> Row | None:
     return min(rows, key=key, default=None)
 
 
+def most_accurate(session: Session, **facts: object) -> Row:
+    """Find the candidate of these facts that was most accurate while settings were tuned."""
+    tried = [
+        row
+        for row in session.rows.values()
+        if row["is_tuning"] and all(row[name] == fact for name, fact in facts.items())
+    ]
+    return max(tried, key=lambda row: row["accuracy"])
+
+
 def without_test_data(dataset: Dataset, share: float) -> Dataset:
     """Hold out of the training samples what takes the place of the test samples."""
     held = hold_out(dataset, share, seed=TUNING_SEED)

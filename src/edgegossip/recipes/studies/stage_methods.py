@@ -21,7 +21,11 @@ from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.scoreboard import Score, bars, contest_key, score_table
 from edgegossip.recipes.studies.server_contest import slug
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.server_tuning import (
+    TUNING_SEED,
+    most_accurate,
+    without_test_data,
+)
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 WHOLE = "whole"
@@ -30,7 +34,7 @@ RATES = (0.01, 0.003, 0.03)
 NUM_LOOKS = 25
 LAST_LOOKS = 5
 HELD_OUT = 0.1
-"""Of the training samples: what learning rates are judged by, and nobody trains on."""
+"""Share of the training samples that learning rates are judged by, and nobody trains on."""
 
 MNIST = Problem(
     name="mnist",
@@ -79,12 +83,7 @@ class StageContest(Contest):
                 yield self.cell(f"{self.group}/seed{seed}/{slug(name)}", work)
 
     def _result(self, data_dir: Path, name: str, seed: int, session: Session) -> Row:
-        tried = [
-            row
-            for row in session.rows.values()
-            if row["is_tuning"] and (row["group"], row["run"]) == (self.group, name)
-        ]
-        best = max(tried, key=lambda row: row["accuracy"])
+        best = most_accurate(session, group=self.group, run=name)
         return self._run(data_dir, name, best["lr"], seed, session)
 
     def _run(self, data_dir: Path, name: str, lr: float, seed: int, session: Session) -> Row:

@@ -20,7 +20,11 @@ from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
 from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table
 from edgegossip.recipes.studies.server_contest import learnt_with, slug
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.server_tuning import (
+    TUNING_SEED,
+    most_accurate,
+    without_test_data,
+)
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
@@ -69,13 +73,7 @@ class SystemContest(Contest):
         return self._run(data_dir, name, choice, TUNING_SEED, session)
 
     def _result(self, data_dir: Path, name: str, seed: int, session: Session) -> Row:
-        tried = [
-            row
-            for row in session.rows.values()
-            if row["is_tuning"] and (row["group"], row["setting"]) == (self.group, self.setting)
-            if row["run"] == name
-        ]
-        best = max(tried, key=lambda row: row["accuracy"])
+        best = most_accurate(session, group=self.group, setting=self.setting, run=name)
         choice = Candidate(lr=best["lr"], value=best["value"])
         return self._run(data_dir, name, choice, seed, session)
 
