@@ -140,6 +140,8 @@ class StageState(WorkerState):
         num_in_vain: How often no answer has come in time, less the answers that have.
         ended: Workers below that send no more, as keys.
         has_ended: This one does not.
+        left_alone_since: When all workers below were lost, and none has come back since; None
+            while there is one.
         num_told: How often it has said so.
     """
 
@@ -159,6 +161,7 @@ class StageState(WorkerState):
     num_in_vain: int = 0
     ended: dict[Rank, None] = field(default_factory=dict)
     has_ended: bool = False
+    left_alone_since: float | None = None
     num_told: int = 0
 
     def forget(self, liar: Rank) -> None:

@@ -99,8 +99,6 @@ class Stages(StageLinks):
             case TimerFired(name) if name == _NO_ANSWER:
                 state.num_in_vain += 1
                 effects = self._give_up(state)
-            case TimerFired(name) if name == _LEFT_ALONE:
-                effects = self._end_if_done(state, now, has_waited=True)
             case TimerFired(name) if name == _END:
                 effects = self._end(state, now)
             case WorkerLost(rank) | WorkerJoined(rank):
@@ -109,8 +107,11 @@ class Stages(StageLinks):
                 if isinstance(event, Started):
                     # An answer to a batch of an earlier life is none to one of this.
                     state.next_batch = int(now * _NUMBERS_A_SECOND)
+                    state.left_alone_since = None
                 effects = self._drive(state, event, now)
-        return [*effects, *self._go_on(state, now)]
+        effects += self._go_on(state, now)
+        # Whatever has happened, it may have been the last that this stage waited for.
+        return [*effects, *self._end_if_done(state, now)]
 
     def _go_on(self, state: StageState, now: Seconds) -> list[Effect]:
         if state.is_training:
@@ -133,7 +134,7 @@ class Stages(StageLinks):
         if state.piece is not None and state.piece.is_done:
             piece, state.piece = state.piece, None
             effects += self._drive(state, piece.trained(state.params), now)
-        return [*effects, *self._end_if_done(state, now)] if state.ended else effects
+        return effects
 
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         """Drop what was made of parameters that were no good."""
@@ -167,18 +168,24 @@ class Stages(StageLinks):
             state.params = state.inner.params
         return effects
 
-    def _end_if_done(
-        self, state: StageState, now: Seconds, *, has_waited: bool = False
-    ) -> list[Effect]:
+    def _end_if_done(self, state: StageState, now: Seconds) -> list[Effect]:
         """Finish when nobody below is left that has not: one that finishes early may leave."""
+        if state.has_ended or self.stage(state.rank) == 0:
+            return []
         below = [r for r in range(self.num_workers) if self.above(r) == state.rank]
-        if state.has_ended or not all(r in state.ended or r in state.lost for r in below):
+        if not all(r in state.ended or r in state.lost for r in below):
+            state.left_alone_since = None
             return []
         if state.waiting or state.is_training or state.origins:
             return []  # what they have sent comes first
-        if not state.ended and not has_waited:  # they may be on their way
+        if state.ended:
+            return [Finish(), *self._end(state, now)]
+        # All are lost, and may be on their way back.
+        if state.left_alone_since is None:
+            state.left_alone_since = now
             return [SetTimer(_LEFT_ALONE, now + _PATIENCE)]
-        return [Finish(), *self._end(state, now)]
+        has_waited = now >= state.left_alone_since + _PATIENCE
+        return [Finish(), *self._end(state, now)] if has_waited else []
 
     def _end(self, state: StageState, now: Seconds) -> list[Effect]:
         """Tell the stage above that this worker sends no more; again where that may be lost."""
@@ -204,7 +211,7 @@ class Stages(StageLinks):
             return self._take_answer(state, message, now)
         if kind == kind_end(stage - 1) and self.above(sender) == state.rank:
             state.ended[sender] = None
-            return self._end_if_done(state, now)
+            return []
         if is_of_stages(kind) or sender >= self.num_first:
             return []  # nobody is to say this
         return self._drive(state, Received(sender, message), now)
@@ -270,8 +277,6 @@ class Stages(StageLinks):
             effects = self._give_up(state)  # what is under way to it, or back, is lost
             if state.has_ended and isinstance(event, WorkerJoined):
                 effects += self._end(state, now)
-        if self.above(rank) == state.rank:
-            effects += self._end_if_done(state, now)
         if rank < self.num_first and state.inner is not None:
             effects += self._drive(state, event, now)
         return effects
