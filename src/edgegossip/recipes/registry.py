@@ -106,6 +106,7 @@ STUDIES = _entries(
         "sparse-push/consensus": "consensus",
         "systems/table": "systems",
         "synthetic-gradients/methods": "stage_methods",
+        "synthetic-gradients/links": "stage_networks",
         "adsp/tuning": "time_to_loss",
         "adsp/time-to-loss": "time_to_loss",
         "adsp/heterogeneity": "time_to_loss",

@@ -14,6 +14,7 @@ from torch import nn
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.algorithms.stages.wire import Precision
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_ranges
@@ -47,7 +48,13 @@ class StageSettings:
     Args:
         num_epochs: Passes over the training data, at least 1.
         num_stages: Machines, each with one stage; the whole model is trained on one.
-        throughput: Training samples of the whole model per second of each machine.
+        cut_at: Index of the first block of each stage but the first; by default it is cut
+            where the slowest machine or link is fastest.
+        in_flight: Batches under way in pipelined training, by default two a stage; in decoupled
+            training those of each stage that the next has not answered, by default 4.
+        throughput: Training samples of the whole model per second of a machine of speed 1.
+        speeds: Of the machines, in the order of their stages; by default all are 1. The whole
+            model is trained on the first.
         width: Of the model, over its usual one.
         batch_size: Samples a step.
         lr: Learning rate.
@@ -64,7 +71,10 @@ class StageSettings:
 
     num_epochs: int = 5
     num_stages: int = 4
+    cut_at: tuple[int, ...] | None = None
+    in_flight: int | None = None
     throughput: float = 1000.0
+    speeds: tuple[float, ...] = ()
     width: float = 1.0
     batch_size: int = 64
     lr: float = 0.01
@@ -79,6 +89,23 @@ class StageSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, num_epochs="at least 1", num_stages="at least 2")
+        check_ranges(self, in_flight="at least 1 or None")
+        if self.cut_at is not None and len(self.cut_at) != self.num_stages - 1:
+            raise ValueError(
+                f"cut_at names {len(self.cut_at)} blocks, but {self.num_stages} stages are cut "
+                f"at {self.num_stages - 1}; name the first block of each stage but the first"
+            )
+        if self.speeds and len(self.speeds) != self.num_stages:
+            raise ValueError(
+                f"speeds are of {len(self.speeds)} machines, but there are {self.num_stages} "
+                "stages; give one for each, or none"
+            )
+
+    @property
+    def platforms(self) -> tuple[Platform, ...]:
+        """The machines, in the order of their stages."""
+        speeds = self.speeds or (1.0,) * self.num_stages
+        return tuple(Platform(throughput=speed * self.throughput) for speed in speeds)
 
 
 QUICKSTART = StageSettings(
@@ -145,24 +172,29 @@ def stage_run(
     )
     steps = max(1, len(dataset.train) // settings.batch_size)
     alone = Alone(num_rounds=settings.num_epochs, local_steps=steps)
-    machine = Platform(throughput=settings.throughput)
     link = Link(latency=settings.latency, bandwidth=settings.bandwidth)
     common: dict[str, Any] = {"links": Links(default=link), "seed": settings.seed}
     if name == "whole":
-        return Experiment(task=task, algorithm=alone, platforms=(machine,), **common)
-    at = _cut(task, settings)
-    platforms = (machine,) * settings.num_stages
+        # Stages can be looked at after each batch; so can this.
+        alone = Alone(num_rounds=settings.num_epochs * steps)
+        first = settings.platforms[:1]
+        return Experiment(task=task, algorithm=alone, platforms=first, **common)
+    needs_gradients = name in COMPETITORS or METHODS[name].learns_from_gradients
+    at = _cut(task, settings, returns=needs_gradients)
     if name in COMPETITORS:
-        in_flight = 1 if name == "naive" else 2 * settings.num_stages
+        in_flight = 1 if name == "naive" else settings.in_flight or 2 * settings.num_stages
         parts = staged(task, at, partial(PipelinedStage, max_passed=in_flight))
         kind: Callable[..., Any] = partial(Pipelined, in_flight=in_flight)
     else:
         teacher = with_lr(METHODS[name], settings.teacher_lr)
-        needs_gradients = teacher.learns_from_gradients
         if needs_gradients:
             task = replace(task, optimizer=_without_momentum(settings))
         parts = staged(task, at, DecoupledStage, teacher)
-        kind = partial(Decoupled, gradient_every=1 if needs_gradients else None)
+        kind = partial(
+            Decoupled,
+            gradient_every=1 if needs_gradients else None,
+            max_waiting=settings.in_flight or 4,
+        )
     algorithm = kind(
         inner=alone,
         boundaries=parts.boundaries,
@@ -170,17 +202,24 @@ def stage_run(
         max_batch=settings.batch_size + 1,  # a pass may end with one sample more
         precision=settings.precision,
     )
+    platforms = settings.platforms
     return Experiment(task=parts.task, algorithm=algorithm, platforms=platforms, **common)
 
 
-def _cut(task: Task, settings: StageSettings) -> tuple[int, ...]:
+def _cut(task: Task, settings: StageSettings, *, returns: bool) -> tuple[int, ...]:
+    """Cut as the settings say, or so that the slowest machine or link is fastest."""
+    if settings.cut_at is not None:
+        return settings.cut_at
     assert not isinstance(task.model, Mapping)  # it is whole
     with drawn_from(settings.seed):
         layers = blocks(task.model())
     costs = block_costs(layers, torch.zeros(1, *task.dataset.input_shape))
-    speed = settings.throughput * sum(cost.work for cost in costs)
-    speeds = [speed] * settings.num_stages
-    return plan_cut(costs, speeds, [settings.bandwidth] * (settings.num_stages - 1)).at
+    work = sum(cost.work for cost in costs)
+    speeds = [each.throughput * work for each in settings.platforms]
+    # Costs count four bytes for a number.
+    bandwidth = settings.bandwidth * 4 / Precision(settings.precision).num_bytes
+    bandwidths = [(bandwidth, bandwidth)] * (settings.num_stages - 1)
+    return plan_cut(costs, speeds, bandwidths, return_share=1.0 if returns else 0.0).at
 
 
 def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:

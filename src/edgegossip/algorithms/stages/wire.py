@@ -42,6 +42,11 @@ class Precision:
         if self.name not in _DTYPES:
             raise ValueError(f"precision must be one of {[*_DTYPES]}, got {self.name!r}")
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a value."""
+        return _DTYPES[self.name].itemsize
+
     def encode(self, name: str, tensor: Tensor) -> tuple[Payload, Numbers]:
         """Give the payload and the numbers in which `tensor` travels under `name`."""
         tensor = tensor.clamp(-LARGEST, LARGEST)

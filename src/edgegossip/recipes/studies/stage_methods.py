@@ -31,6 +31,10 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 WHOLE = "whole"
 RATES = (0.01, 0.003, 0.03)
 """Learning rates that are tried for each method; see `StageSettings.momentum`."""
+TWO_LAYERS_EACH = StageSettings(
+    width=0.5, cut_at=(2, 4, 6), in_flight=4, latency=0.001, bandwidth=125e6
+)
+"""Four equal machines; a slow link would have most of the layers in one stage."""
 NUM_LOOKS = 25
 LAST_LOOKS = 5
 HELD_OUT = 0.1
@@ -124,7 +128,7 @@ def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> S
         settings: What to change.
     """
     names = (*COMPETITORS, *METHODS)
-    stages = StageSettings(width=0.5)
+    stages = TWO_LAYERS_EACH
     problems: tuple[Problem, ...] = (MNIST, CIFAR10)
     if settings.short:
         names, problems = (WHOLE, "greedy"), (DIGITS,)

@@ -1,0 +1,189 @@
+"""Machines in stages behind links of many qualities: who passes most samples a second where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.recipes.staged_training import StageSettings, stage_run
+from edgegossip.recipes.studies.contest import Contest, settings_and_cells
+from edgegossip.recipes.studies.stage_methods import DIGITS, MNIST
+from edgegossip.recipes.studies.study_settings import StudySettings
+
+UNEVEN = (1.0, 0.5, 0.5, 0.25)
+MEGABITS: tuple[float, ...] = (1.0, 4.0, 20.0, 100.0, 1000.0)
+LATENCIES: tuple[Seconds, ...] = (0.001, 0.01, 0.03, 0.1)
+IN_FLIGHT = (4, 8, 16, 32)
+WHOLE, NAIVE, PIPELINED, GREEDY = "whole", "naive", "pipelined", "greedy"
+NUM_LOOKS = 10
+"""Of each run; its pace is that of the second half, since pipelines fill first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageNetwork(Contest):
+    """One model in stages on the same machines, behind one kind of link.
+
+    Args:
+        stages: Machines, and the link between each two.
+    """
+
+    stages: StageSettings
+
+    @property
+    def megabits(self) -> float:
+        """Per second, of each link and in each direction."""
+        return self.stages.bandwidth * 8e-6
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        folder = f"{self.group}/{self.megabits:g}-Mbit/{1000 * self.stages.latency:g}-ms"
+        for name in (WHOLE, NAIVE, GREEDY):
+            # Nobody waits for these answers, so the more may be due, the better.
+            work = partial(self._work, data_dir, name, IN_FLIGHT[-1])
+            yield self.cell(f"{folder}/{name}", work)
+        for in_flight in IN_FLIGHT:
+            work = partial(self._work, data_dir, PIPELINED, in_flight)
+            yield self.cell(f"{folder}/{PIPELINED}-{in_flight}", work)
+
+    def _work(self, data_dir: Path, name: str, in_flight: int, session: Session) -> Row:
+        settings = replace(self.stages, in_flight=in_flight, seed=self.seed)
+        dataset = self.problem.load(data_dir)
+        experiment = stage_run(name, dataset, self.problem.model, settings)
+        experiment = replace(experiment, name=name, evaluation_epochs=1 / NUM_LOOKS)
+        history = session.run(experiment).history
+        half, last = history[len(history) // 2], history[-1]
+        return {
+            "group": self.group,
+            "run": name,
+            "in_flight": in_flight,
+            "megabits": self.megabits,
+            "latency": self.stages.latency,
+            "pace": (last.samples_processed - half.samples_processed) / (last.time - half.time),
+            "bytes": last.bytes_sent / last.samples_processed,
+        }
+
+
+def links(settings: StudySettings = StudySettings()) -> Study:
+    """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: samples a second of each way to train in stages.
+
+    Args:
+        settings: What to change; one seed is enough, of several the first counts.
+    """
+    machines = StageSettings(
+        num_epochs=1, width=0.5, speeds=UNEVEN, throughput=2000.0, precision="int8"
+    )
+    problem = replace(MNIST, num_train=8192, num_test=100, settings=Settings(num_epochs=1))
+    megabits, latencies = MEGABITS, LATENCIES
+    if settings.short:
+        problem = replace(DIGITS, num_train=320, num_test=100)
+        megabits, latencies = (1.0, 100.0), (0.001, 0.1)
+        machines = StageSettings(
+            num_epochs=1, width=0.1, num_stages=2, speeds=(1.0, 0.5), throughput=2000.0
+        )
+    contests = [
+        StageNetwork(
+            problem=problem,
+            seed=settings.seeds[0],
+            stages=replace(machines, bandwidth=each * 125_000.0, latency=latency),
+        )
+        for each in megabits
+        for latency in latencies
+    ]
+    depends_on, cells = settings_and_cells(contests, settings)
+    return Study(
+        name="synthetic-gradients/links",
+        title="Over which links do decoupled stages pass more samples than a pipeline?",
+        printed=("No figure of links is known to us.",),
+        scaled_down=(
+            "One pass over 8,192 pictures: paces are measured, not accuracies.",
+            "Machines of speed 1, 0.5, 0.5 and 0.25, each holding one of four stages; "
+            "activations and gradients travel in 8 bits.",
+        ),
+        settings={**depends_on, "stages": asdict(machines), "in_flight": IN_FLIGHT},
+        cells=cells,
+        exhibit=partial(_exhibits, megabits, latencies),
+    )
+
+
+def _exhibits(
+    megabits: Sequence[float], latencies: Sequence[Seconds], rows: Mapping[str, Row]
+) -> Exhibits:
+    best = _best(rows)
+    places = [(each, latency) for each in megabits for latency in latencies]
+    known = [place for place in places if (*place, WHOLE) in best]
+    if not known:
+        return Exhibits()
+
+    def ratio(place: tuple[float, Seconds], run: str, base: str) -> float | None:
+        mine, other = best.get((*place, run)), best.get((*place, base))
+        return None if mine is None or other is None else mine["pace"] / other["pace"]
+
+    def panel(run: str, base: str) -> Panel:
+        rungs = tuple(
+            Series(
+                name=f"{latency:g}",
+                x=tuple(megabits),
+                y=tuple(ratio((each, latency), run, base) for each in megabits),
+            )
+            for latency in latencies
+        )
+        return Panel(
+            title=f"{run} over {base}",
+            kind="map",
+            x_label="Mbit/s",
+            y_label="latency in seconds",
+            y_unit="times",
+            series=rungs,
+        )
+
+    pairs = ((GREEDY, PIPELINED), (GREEDY, WHOLE), (PIPELINED, WHOLE))
+    figure = Figure(
+        name="links",
+        heading="Samples a second, over those of another way",
+        caption="Pipelined: the best of 4 to 32 batches in flight. Whole: all of the model on "
+        "the fastest machine, which needs no link.",
+        panels=tuple(panel(*pair) for pair in pairs),
+    )
+    return Exhibits(figures=(figure,), tables=(_table(known, best),))
+
+
+def _best(rows: Mapping[str, Row]) -> dict[tuple[float, Seconds, str], Row]:
+    """Find the fastest run of each way on each link."""
+    best: dict[tuple[float, Seconds, str], Row] = {}
+    for row in rows.values():
+        key = row["megabits"], row["latency"], row["run"]
+        if key not in best or row["pace"] > best[key]["pace"]:
+            best[key] = row
+    return best
+
+
+def _table(
+    places: Sequence[tuple[float, Seconds]], best: Mapping[tuple[float, Seconds, str], Row]
+) -> Table:
+    runs = (WHOLE, NAIVE, PIPELINED, GREEDY)
+    lines = []
+    for place in places:
+        found = {run: best[*place, run] for run in runs if (*place, run) in best}
+        paces = tuple(found[run]["pace"] if run in found else None for run in runs)
+        piped = found.get(PIPELINED)
+        winner = max(found, key=lambda run: found[run]["pace"])
+        in_flight = None if piped is None else piped["in_flight"]
+        lines.append((f"{place[0]:g}", place[1], *paces, in_flight, winner))
+    return Table(
+        heading="Samples a second",
+        columns=(
+            ("Mbit/s", "text"),
+            ("latency", "seconds"),
+            *((run, "number") for run in runs),
+            ("in flight", "number"),
+            ("most", "text"),
+        ),
+        rows=tuple(lines),
+        note="Over the second half of a run. In flight: batches with which the pipeline is "
+        "fastest. Gradients of as many batches are late, which these figures do not show.",
+    )
