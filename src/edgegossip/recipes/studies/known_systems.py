@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from edgegossip.algorithms.all_reduce import AllReduce
@@ -15,10 +16,25 @@ from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.ssp import SSP
 from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.topology import complete, directed_ring
+from edgegossip.core.trainer import Trainer
+from edgegossip.learning.models.initialization import drawn_from
+from edgegossip.learning.sampling.accuracy_aware import PLAIN
+from edgegossip.learning.stages.cutting import blocks
+from edgegossip.learning.stages.decoupled_stage import DecoupledStage
+from edgegossip.learning.stages.greedy import Greedy
+from edgegossip.learning.stages.pipelined_stage import PipelinedStage
+from edgegossip.learning.stages.staged import staged
+from edgegossip.learning.stages.teacher import TeacherFactory
+from edgegossip.learning.task import Task
 from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
+
+WORKERS_AT_MOST = 64
+"""Of which a cloud remembers a batch each."""
 
 Build = Callable[[int, Any], Algorithm[Any]]
 
@@ -31,13 +47,23 @@ class System:
         build: Makes the algorithm from the number of workers and the value.
         option: Name of the setting that is tuned beside the learning rate; empty for none.
         values: That are tried, the likeliest second; none without such a setting.
-        has_server: One more rank serves, and trains nothing.
+        has_server: One more rank, the first, serves and trains nothing.
+        has_cloud: One more rank, the last, trains the upper part of the model.
     """
 
     build: Build
     option: str = ""
     values: tuple[float, ...] = ()
     has_server: bool = False
+    has_cloud: bool = False
+
+    def on(self, task: Task, workers: int, value: float | None) -> tuple[Task, Algorithm[Any]]:
+        """Say what so many workers learn, and how."""
+        return task, self.build(workers, value)
+
+    def example(self, workers: int) -> Algorithm[Any]:
+        """Make the algorithm for any model, with the first value."""
+        return self.build(workers, (self.values or (1,))[0])
 
     def candidates(self) -> Iterator[tuple[str, Candidate]]:
         """List what is tried, by name; see `RATES`."""
@@ -47,12 +73,48 @@ class System:
                 yield f"lr = {lr:g}{own}", Candidate(lr=lr, value=value)
 
 
+@dataclass(frozen=True, kw_only=True)
+class InTwoStages(System):
+    """Workers train all layers but the last, and a cloud that.
+
+    Args:
+        build: Makes the algorithm from the number of workers and its other arguments.
+        stage: Trains a stage.
+        teacher: Of the lower stage; None where the true gradient comes back.
+    """
+
+    stage: Callable[..., Trainer]
+    teacher: TeacherFactory | None = None
+    has_cloud: bool = True
+
+    def on(self, task: Task, workers: int, value: float | None) -> tuple[Task, Algorithm[Any]]:
+        assert not isinstance(task.model, Mapping)  # it is whole
+        with drawn_from(0):
+            num_blocks = len(blocks(task.model()))
+        # Workers choose no samples: they know no losses.
+        task = replace(task, accuracy_aware=PLAIN)
+        parts = staged(task, (num_blocks - 1,), self.stage, self.teacher)
+        found = {"boundaries": parts.boundaries, "num_classes": parts.num_classes}
+        # A pass may end with one sample more.
+        options = {**_stages(workers), **found, "max_batch": task.batch_size + 1}
+        return parts.task, self.build(workers, options)
+
+    def example(self, workers: int) -> Algorithm[Any]:
+        some = {"boundaries": ((1,),), "num_classes": 1}
+        return self.build(workers, {**_stages(workers), **some})
+
+
 def _rounds(workers: int) -> dict[str, Any]:
     return {"topology": complete(workers), "num_rounds": UNTIL_CUT_OFF}
 
 
 def _committers(workers: int) -> dict[str, Any]:
     return {"num_workers": workers, "num_rounds": UNTIL_CUT_OFF}
+
+
+def _stages(workers: int) -> dict[str, Any]:
+    inner = EpochGossip(**_rounds(workers))
+    return {"inner": inner, "num_first": workers, "precision": "int8"}
 
 
 SYSTEMS: dict[str, System] = {
@@ -96,5 +158,14 @@ SYSTEMS: dict[str, System] = {
         option="window",
         values=(2.0, 5.0, 10.0),
         has_server=True,
+    ),
+    "splitfed": InTwoStages(
+        build=lambda n, options: Pipelined(**options, in_flight=1),
+        stage=partial(PipelinedStage, max_passed=WORKERS_AT_MOST),
+    ),
+    "greedy-stages": InTwoStages(
+        build=lambda n, options: Decoupled(**options, gradient_every=None),
+        stage=DecoupledStage,
+        teacher=Greedy(),
     ),
 }
