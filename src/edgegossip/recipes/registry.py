@@ -107,6 +107,8 @@ STUDIES = _entries(
         "systems/table": "systems",
         "synthetic-gradients/methods": "stage_methods",
         "synthetic-gradients/links": "stage_networks",
+        "synthetic-gradients/stages": "stage_depths",
+        "synthetic-gradients/vgg16": "stage_depths",
         "adsp/tuning": "time_to_loss",
         "adsp/time-to-loss": "time_to_loss",
         "adsp/heterogeneity": "time_to_loss",

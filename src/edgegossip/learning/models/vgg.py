@@ -8,6 +8,7 @@ from edgegossip.learning.dropout import Dropout
 from edgegossip.learning.models.initialization import initialize_like_he
 from edgegossip.learning.models.layout import channels_last
 from edgegossip.learning.models.picture import picture_shape
+from edgegossip.learning.models.width import scaled
 from edgegossip.learning.normalization import Normalization, normalization_2d
 
 CONFIGURATION_A = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -38,13 +39,23 @@ def vgg11(
 
 
 def vgg16(
-    input_shape: tuple[int, ...], num_classes: int, *, normalization: Normalization = "none"
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    normalization: Normalization = "none",
+    width: float = 1.0,
 ) -> nn.Module:
     """Build VGG16 with the head of `vgg11`: 14,982,474 parameters for 10 classes.
 
     Column D of the same table; arguments as in `vgg11`.
+
+    Args:
+        input_shape: (channels, 32, 32).
+        num_classes: Size of the output.
+        normalization: Behind each convolution.
+        width: Share of the channels and hidden units, in (0, 4].
     """
-    return _vgg("vgg16", CONFIGURATION_D, input_shape, num_classes, normalization)
+    return _vgg("vgg16", CONFIGURATION_D, input_shape, num_classes, normalization, width)
 
 
 def _vgg(
@@ -53,24 +64,26 @@ def _vgg(
     input_shape: tuple[int, ...],
     num_classes: int,
     normalization: Normalization,
+    width: float = 1.0,
 ) -> nn.Module:
     num_inputs, _ = picture_shape(name, input_shape, (32,))
     layers: list[nn.Module] = []
     for widths in configuration:
-        for width in widths:
+        for num_channels in (scaled(each, width, name) for each in widths):
             layers += [
-                nn.Conv2d(num_inputs, width, kernel_size=3, padding=1),
-                normalization_2d(normalization, width),
+                nn.Conv2d(num_inputs, num_channels, kernel_size=3, padding=1),
+                normalization_2d(normalization, num_channels),
             ]
-            num_inputs = width
+            num_inputs = num_channels
         layers.append(nn.MaxPool2d(2))
+    num_hidden = scaled(512, width, name)
     model = nn.Sequential(
         *layers,
         nn.Flatten(),
         Dropout(0.5),
-        nn.Linear(512, 512),
+        nn.Linear(num_inputs, num_hidden),
         nn.ReLU(inplace=True),
-        nn.Linear(512, num_classes),
+        nn.Linear(num_hidden, num_classes),
     )
     initialize_like_he(model)
     return channels_last(model)
