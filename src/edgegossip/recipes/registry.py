@@ -109,6 +109,7 @@ STUDIES = _entries(
         "synthetic-gradients/links": "stage_networks",
         "synthetic-gradients/stages": "stage_depths",
         "synthetic-gradients/vgg16": "stage_depths",
+        "synthetic-gradients/published": "published_modules",
         "adsp/tuning": "time_to_loss",
         "adsp/time-to-loss": "time_to_loss",
         "adsp/heterogeneity": "time_to_loss",

@@ -1,0 +1,218 @@
+"""Synthetic gradients alone, as published: dense layers on MNIST, each of them a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.experiments.exhibits import Exhibits, Figure, Table
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.models.initialization import initialize_like_he
+from edgegossip.learning.stages.decoupled_stage import DecoupledStage
+from edgegossip.learning.stages.staged import staged
+from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
+from edgegossip.learning.task import Task
+from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.recipes.studies.contest import Contest, settings_and_cells
+from edgegossip.recipes.studies.problems import Problem
+from edgegossip.recipes.studies.scoreboard import curves, median
+from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+BPROP, DNI, CDNI = "bprop", "dni", "cdni"
+PUBLISHED: Mapping[str, Mapping[int, float]] = {
+    BPROP: {3: 0.020, 4: 0.018, 5: 0.018, 6: 0.018},
+    DNI: {3: 0.019, 4: 0.022, 5: 0.034, 6: 0.043},
+    CDNI: {3: 0.022, 4: 0.019, 5: 0.017, 6: 0.016},
+}
+"""Test errors by method and number of layers."""
+LR = 1e-3
+LAST_LOOKS = 5
+
+
+def dense_layers(
+    input_shape: tuple[int, ...], num_classes: int, *, num_layers: int, width: int
+) -> nn.Sequential:
+    """Build dense layers with batch norm and rectified linear units, a block each."""
+    sizes = (torch.Size(input_shape).numel(), *(width,) * (num_layers - 1))
+    blocks = [
+        nn.Sequential(nn.Linear(*each), nn.BatchNorm1d(each[1]), nn.ReLU())
+        for each in pairwise(sizes)
+    ]
+    blocks[0].insert(0, nn.Flatten())
+    model = nn.Sequential(*blocks, nn.Linear(width, num_classes))
+    initialize_like_he(model)
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedModules(Contest):
+    """Dense layers, learnt by the true gradient and by synthetic ones.
+
+    Args:
+        num_layers: That there are, and stages.
+        width: Units of a hidden layer, and of a module's.
+    """
+
+    num_layers: int
+    width: int
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        for name in PUBLISHED:
+            work = partial(self._work, data_dir, name)
+            yield self.cell(f"{self.num_layers}-layers/seed{self.seed}/{name}", work)
+
+    def _work(self, data_dir: Path, name: str, session: Session) -> Row:
+        settings, dataset = self.problem.settings, self.problem.load(data_dir)
+        task = Task(
+            dataset=dataset,
+            model=partial(
+                self.problem.model,
+                dataset.input_shape,
+                dataset.num_classes,
+                num_layers=self.num_layers,
+                width=self.width,
+            ),
+            optimizer=partial(torch.optim.Adam, lr=LR),
+            batch_size=settings.batch_size,
+        )
+        steps = len(dataset.train) // settings.batch_size
+        alone = Alone(num_rounds=settings.num_epochs, local_steps=steps)
+        experiment = Experiment(
+            task=task,
+            algorithm=alone,
+            platforms=(Platform(throughput=1000.0),),
+            seed=self.seed,
+            evaluation_epochs=1.0,
+            name=name,
+        )
+        if name != BPROP:
+            experiment = self._apart(experiment, is_conditioned=name == CDNI)
+        history = session.run(experiment).history
+        accuracies = [each.accuracy for each in history]
+        some = accuracies[-LAST_LOOKS:]
+        return {
+            "group": self.group,
+            "setting": f"{self.num_layers} layers",
+            "num_layers": self.num_layers,
+            "run": name,
+            "seed": self.seed,
+            "error": 1 - sum(some) / len(some),
+            "epochs": [each.epochs for each in history],
+            "accuracies": accuracies,
+        }
+
+    def _apart(self, whole: Experiment, *, is_conditioned: bool) -> Experiment:
+        """Put each layer on a machine of its own, with links that take no time."""
+        teacher = SyntheticGradients(lr=LR, width=self.width, is_conditioned=is_conditioned)
+        parts = staged(whole.task, range(1, self.num_layers), DecoupledStage, teacher)
+        algorithm = Decoupled(
+            inner=whole.algorithm,
+            boundaries=parts.boundaries,
+            num_classes=parts.num_classes,
+            max_batch=whole.task.batch_size + 1,
+            max_waiting=1,  # so that each learns from the gradient of its last batch
+        )
+        return Experiment(
+            task=parts.task,
+            algorithm=algorithm,
+            platforms=whole.platforms * self.num_layers,
+            links=Links(default=Link(latency=1e-6, bandwidth=1e12)),
+            seed=whole.seed,
+            evaluation_epochs=whole.evaluation_epochs,
+            name=whole.name,
+        )
+
+
+MNIST = Problem(
+    name="mnist",
+    dataset="mnist",
+    model=dense_layers,
+    settings=Settings(num_epochs=20, batch_size=256),
+    scaled_down="20 epochs (4,700 steps) at a learning rate of 1e-3, not 500,000 steps at 3e-5; "
+    "modules with 256 hidden units, not 1,024.",
+)
+
+
+def published(settings: StudySettings = StudySettings()) -> Study:
+    """Dense networks of 3 to 6 layers on MNIST, each layer a stage: test error, as published.
+
+    Args:
+        settings: What to change.
+    """
+    depths: tuple[int, ...] = (3, 4, 5, 6)
+    problem, width = MNIST, 256
+    if settings.short:
+        short = Settings(num_epochs=1, batch_size=32)
+        problem = Problem(name="digits", dataset="digits", model=dense_layers, settings=short)
+        depths, width = (3,), 16
+    contests = [
+        PublishedModules(problem=problem, seed=seed, num_layers=num_layers, width=width)
+        for num_layers in depths
+        for seed in settings.seeds
+    ]
+    depends_on, cells = settings_and_cells(contests, settings)
+    return Study(
+        name="synthetic-gradients/published",
+        title="Do synthetic gradients learn as published?",
+        printed=(
+            "Test error in % with 3, 4, 5 and 6 dense layers: back-propagation 2.0, 1.8, 1.8, "
+            "1.8; synthetic gradients (DNI) 1.9, 2.2, 3.4, 4.3; with the label (cDNI) 2.2, 1.9, "
+            "1.7, 1.6 (Jaderberg et al. 2017; quoted from memory).",
+        ),
+        scaled_down=(),
+        settings={**depends_on, "depths": depths, "width": width, "lr": LR},
+        cells=cells,
+        exhibit=_exhibits,
+    )
+
+
+def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
+    found: dict[tuple[int, str], list[float]] = {}
+    for row in rows.values():
+        found.setdefault((row["num_layers"], row["run"]), []).append(row["error"])
+    if not found:
+        return Exhibits()
+    table = Table(
+        heading="Test error",
+        columns=(
+            ("layers", "text"),
+            ("run", "text"),
+            ("error", "percent"),
+            ("published", "percent"),
+        ),
+        rows=tuple(
+            (f"{num_layers}", run, median(errors), PUBLISHED[run][num_layers])
+            for (num_layers, run), errors in found.items()
+        ),
+        note="Medians over the seeds of the mean of the last five looks, one an epoch.",
+    )
+    first = min(row["seed"] for row in rows.values())
+    figure = Figure(
+        name="published",
+        heading="Accuracy of dense layers that are trained apart",
+        caption="One seed.",
+        panels=tuple(
+            curves(
+                rows.values(),
+                (group, setting, first),
+                setting,
+                "passes over the data",
+                x="epochs",
+            )
+            for group, setting in dict.fromkeys(
+                (row["group"], row["setting"]) for row in rows.values()
+            )
+        ),
+    )
+    return Exhibits(figures=(figure,), tables=(table,))
