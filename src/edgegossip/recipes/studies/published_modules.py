@@ -167,8 +167,8 @@ def published(settings: StudySettings = StudySettings()) -> Study:
         title="Do synthetic gradients learn as published?",
         printed=(
             "Test error in % with 3, 4, 5 and 6 dense layers: back-propagation 2.0, 1.8, 1.8, "
-            "1.8; synthetic gradients (DNI) 1.9, 2.2, 3.4, 4.3; with the label (cDNI) 2.2, 1.9, "
-            "1.7, 1.6 (Jaderberg et al. 2017; quoted from memory).",
+            "1.8; synthetic gradients (DNI) 1.9, 2.2, 3.4, 4.3; with the label (cDNI) 2.2, "
+            "1.9, 1.7, 1.6 (Jaderberg et al. 2017; quoted from memory).",
         ),
         scaled_down=(),
         settings={**depends_on, "depths": depths, "width": width, "lr": LR},
