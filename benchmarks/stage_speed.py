@@ -46,7 +46,7 @@ from edgegossip.sim.platform import Platform
 
 RECIPE = "synthetic-gradients/eight-layers"
 CORES = 1.6
-"""Of the machine's two; the rest is the switch's and the system's."""
+"""All that stages use; what is left of two is the switch's and the system's."""
 AT = (2, 3)
 SPEEDS = (1.0, 0.5, 0.5, 0.25)
 FASTEST = 0.7

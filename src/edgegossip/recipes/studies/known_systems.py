@@ -34,7 +34,7 @@ from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 WORKERS_AT_MOST = 64
-"""Of which a cloud remembers a batch each."""
+"""A cloud remembers a batch of each."""
 
 Build = Callable[[int, Any], Algorithm[Any]]
 

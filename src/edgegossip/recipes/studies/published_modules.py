@@ -139,7 +139,7 @@ MNIST = Problem(
     dataset="mnist",
     model=dense_layers,
     settings=Settings(num_epochs=20, batch_size=256),
-    scaled_down="20 epochs (4,700 steps) at a learning rate of 1e-3, not 500,000 steps at 3e-5; "
+    scaled_down="20 epochs (4,700 steps) at a rate of 1e-3, not 500,000 steps at 3e-5; "
     "modules with 256 hidden units, not 1,024.",
 )
 

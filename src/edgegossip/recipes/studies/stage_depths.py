@@ -17,7 +17,7 @@ from edgegossip.recipes.studies.stage_methods import DIGITS, MNIST, NOTE, TWO_LA
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 CUTS: tuple[tuple[int, ...], ...] = ((4,), (2, 4, 6), (1, 2, 3, 4, 5, 6, 7))
-"""Of eight layers: into two, four and eight stages."""
+"""Cuts of eight layers into two, four and eight stages."""
 DEFAULTS = StudySettings(seeds=(0, 1, 2))
 HALF_OF_MNIST = replace(
     MNIST,

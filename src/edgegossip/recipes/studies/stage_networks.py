@@ -22,7 +22,7 @@ LATENCIES: tuple[Seconds, ...] = (0.001, 0.01, 0.03, 0.1)
 IN_FLIGHT = (4, 8, 16, 32)
 WHOLE, NAIVE, PIPELINED, GREEDY = "whole", "naive", "pipelined", "greedy"
 NUM_LOOKS = 10
-"""Of each run; its pace is that of the second half, since pipelines fill first."""
+"""A run's pace is that of the second half of its looks, since pipelines fill first."""
 
 
 @dataclass(frozen=True, kw_only=True)
