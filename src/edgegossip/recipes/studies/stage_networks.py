@@ -21,8 +21,9 @@ MEGABITS: tuple[float, ...] = (1.0, 4.0, 20.0, 100.0, 1000.0)
 LATENCIES: tuple[Seconds, ...] = (0.001, 0.01, 0.03, 0.1)
 IN_FLIGHT = (4, 8, 16, 32)
 WHOLE, NAIVE, PIPELINED, GREEDY = "whole", "naive", "pipelined", "greedy"
-NUM_LOOKS = 10
-"""A run's pace is that of the second half of its looks, since pipelines fill first."""
+NUM_LOOKS = 20
+STEADY = (0.3, 0.7)
+"""Shares of a run between which its pace is taken: pipelines fill first and drain last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +57,18 @@ class StageNetwork(Contest):
         experiment = stage_run(name, dataset, self.problem.model, settings)
         experiment = replace(experiment, name=name, evaluation_epochs=1 / NUM_LOOKS)
         history = session.run(experiment).history
-        half, last = history[len(history) // 2], history[-1]
+        first, last = (
+            next(each for each in history if each.epochs >= min(share, history[-1].epochs))
+            for share in STEADY
+        )
+        num_samples = last.samples_processed - first.samples_processed
         return {
             "group": self.group,
             "run": name,
             "in_flight": in_flight,
             "megabits": self.megabits,
             "latency": self.stages.latency,
-            "pace": (last.samples_processed - half.samples_processed) / (last.time - half.time),
+            "pace": num_samples / (last.time - first.time),
             "bytes": last.bytes_sent / last.samples_processed,
         }
 
@@ -184,6 +189,6 @@ def _table(
             ("most", "text"),
         ),
         rows=tuple(lines),
-        note="Over the second half of a run. In flight: batches with which the pipeline is "
+        note="Between three and seven tenths of a run. In flight: batches with which the pipeline is "
         "fastest. Gradients of as many batches are late, which these figures do not show.",
     )
