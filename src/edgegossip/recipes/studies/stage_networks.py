@@ -189,6 +189,6 @@ def _table(
             ("most", "text"),
         ),
         rows=tuple(lines),
-        note="Between three and seven tenths of a run. In flight: batches with which the pipeline is "
-        "fastest. Gradients of as many batches are late, which these figures do not show.",
+        note="Between three and seven tenths of a run. In flight: batches with which the "
+        "pipeline is fastest; its gradients are as many batches late, which does not show here.",
     )
