@@ -190,5 +190,5 @@ def _table(
         ),
         rows=tuple(lines),
         note="Between three and seven tenths of a run. In flight: batches with which the "
-        "pipeline is fastest; its gradients are as many batches late, which does not show here.",
+        "pipeline is fastest; its gradients are as many batches late, which is not shown.",
     )
