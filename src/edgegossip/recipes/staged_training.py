@@ -25,13 +25,13 @@ from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.readers import cifar10, digits, mnist
 from edgegossip.learning.stages.both import Both
-from edgegossip.learning.stages.cutting import blocks
+from edgegossip.learning.stages.cutting import activations, blocks
 from edgegossip.learning.stages.decoupled_stage import DecoupledStage
 from edgegossip.learning.stages.greedy import Greedy
 from edgegossip.learning.stages.local_losses import LocalLosses
 from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 from edgegossip.learning.stages.planning import block_costs, plan_cut
-from edgegossip.learning.stages.staged import staged
+from edgegossip.learning.stages.staged import staged, teaching_flops
 from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
 from edgegossip.learning.stages.teacher import TeacherFactory
 from edgegossip.learning.task import Task
@@ -179,14 +179,14 @@ def stage_run(
         alone = Alone(num_rounds=settings.num_epochs * steps)
         first = settings.platforms[:1]
         return Experiment(task=task, algorithm=alone, platforms=first, **common)
-    needs_gradients = name in COMPETITORS or METHODS[name].learns_from_gradients
-    at = _cut(task, settings, returns=needs_gradients)
-    if name in COMPETITORS:
+    teacher = None if name in COMPETITORS else with_lr(METHODS[name], settings.teacher_lr)
+    at = settings.cut_at or _cut(task, settings, teacher)
+    if teacher is None:
         in_flight = 1 if name == "naive" else settings.in_flight or 2 * settings.num_stages
         parts = staged(task, at, partial(PipelinedStage, max_passed=in_flight))
         kind: Callable[..., Any] = partial(Pipelined, in_flight=in_flight)
     else:
-        teacher = with_lr(METHODS[name], settings.teacher_lr)
+        needs_gradients = teacher.learns_from_gradients
         if needs_gradients:
             task = replace(task, optimizer=_without_momentum(settings))
         parts = staged(task, at, DecoupledStage, teacher)
@@ -206,20 +206,32 @@ def stage_run(
     return Experiment(task=parts.task, algorithm=algorithm, platforms=platforms, **common)
 
 
-def _cut(task: Task, settings: StageSettings, *, returns: bool) -> tuple[int, ...]:
-    """Cut as the settings say, or so that the slowest machine or link is fastest."""
-    if settings.cut_at is not None:
-        return settings.cut_at
+def _cut(
+    task: Task, settings: StageSettings, teacher: TeacherFactory | None
+) -> tuple[int, ...]:
+    """Cut so that the slowest machine or link is fastest, with what teachers compute."""
     assert not isinstance(task.model, Mapping)  # it is whole
     with drawn_from(settings.seed):
         layers = blocks(task.model())
-    costs = block_costs(layers, torch.zeros(1, *task.dataset.input_shape))
+    sample = torch.zeros(1, *task.dataset.input_shape)
+    costs = block_costs(layers, sample)
+    taught: list[float] = [0.0] * len(costs)  # behind the last there is no teacher
+    if teacher is not None:
+        for number, outputs in enumerate(activations(layers, sample)[:-1]):
+            taught[number] = teaching_flops(teacher, outputs, task.dataset.num_classes)
     work = sum(cost.work for cost in costs)
     speeds = [each.throughput * work for each in settings.platforms]
     # Costs count four bytes for a number.
     bandwidth = settings.bandwidth * 4 / Precision(settings.precision).num_bytes
     bandwidths = [(bandwidth, bandwidth)] * (settings.num_stages - 1)
-    return plan_cut(costs, speeds, bandwidths, return_share=1.0 if returns else 0.0).at
+    returns = teacher is None or teacher.learns_from_gradients
+    return plan_cut(
+        costs,
+        speeds,
+        bandwidths,
+        return_share=1.0 if returns else 0.0,
+        stage_overhead=lambda first, last: taught[last - 1],
+    ).at
 
 
 def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:

@@ -74,7 +74,7 @@ def staged(
         shape = () if is_last else tuple(outputs[number].shape[1:])
         flops = training_flops(stage, given)
         if teacher is not None and not is_last:
-            flops += _teaching_flops(teacher, outputs[number], num_classes)
+            flops += teaching_flops(teacher, outputs[number], num_classes)
         costs.append(flops / whole)
         place = Place(
             number=number,
@@ -100,8 +100,14 @@ def _sample(task: Task) -> Tensor:
     return to_model(data.prepare(x), torch.device("cpu"))
 
 
-def _teaching_flops(teacher: TeacherFactory, outputs: Tensor, num_classes: int) -> float:
-    """Operations of a teacher for one sample: to teach, and to learn from what comes back."""
+def teaching_flops(teacher: TeacherFactory, outputs: Tensor, num_classes: int) -> float:
+    """Count a teacher's operations for one sample: to teach, and to learn from what comes back.
+
+    Args:
+        teacher: Of a stage.
+        outputs: The stage's, of one sample, [1, ...].
+        num_classes: Labels that there are.
+    """
     made = teacher.make(tuple(outputs.shape[1:]), num_classes, 0)
     pair = outputs.repeat(2, *(1 for _ in outputs.shape[1:])).requires_grad_()  # batch norm
     labels = torch.zeros(2, dtype=torch.int64)
