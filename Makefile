@@ -63,7 +63,7 @@ check-demo: $(READY) ## Run a short form of the demo
 	test -s $(SCRATCH)/demo/report.html && test -s $(SCRATCH)/demo/summary.json
 
 check-slow: $(READY) ## Run the short forms of all studies, and all algorithms over sockets
-	$(BIN)/pytest -q -n auto -m slow -k "short_form or over_sockets" tests/unit/test_studies.py tests/unit/test_parity.py
+	$(BIN)/pytest -q -n auto -m slow -k "short_form or over_sockets or at_once" tests/unit/test_at_once.py tests/unit/test_studies.py tests/unit/test_parity.py
 
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .

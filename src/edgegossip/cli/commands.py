@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.cli.options import Options
+from edgegossip.cli.options import ManyRunsOptions, Options
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, TrainingError, UsageError, without_password
@@ -41,10 +41,16 @@ class RunOptions(Options):
     only: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(RunOptions, ManyRunsOptions):
+    """How to run all of a comparison."""
+
+
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:
     """`edgegossip run` and `edgegossip compare`."""
     command = "compare" if is_comparison else "run"
-    name, options, chosen = parse_recipe(command, RunOptions, arguments)
+    kind = CompareOptions if is_comparison else RunOptions
+    name, options, chosen = parse_recipe(command, kind, arguments)
     # A recipe file's colon and slashes make no good folder name.
     out = options.out or default_folder(name.rpartition(":")[2])
     settings: dict[str, Any] = {
@@ -58,7 +64,10 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
         with LiveView() as view:
             if is_comparison:
                 comparison = _require_comparison(name, chosen, options.only)
-                results = compare(comparison, progress=view, **settings)
+                assert isinstance(options, CompareOptions)
+                # What a file defines, other processes do not know.
+                number = 1 if ":" in name else options.num_processes
+                results = compare(comparison, num_processes=number, progress=view, **settings)
             else:
                 experiment = pick(name, chosen, options.only)
                 results = {experiment.run_name: run(experiment, progress=view, **settings)}
@@ -82,7 +91,7 @@ def repeatable(command: str, arguments: list[str]) -> str:
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
     """
-    kept = without(arguments, "out", "threads", "resume")
+    kept = without(arguments, "out", "threads", "processes", "resume")
     shown = (without_password(each) if "://" in each else each for each in kept)
     return shlex.join(["edgegossip", command, *shown])
 

@@ -12,6 +12,7 @@ import tyro
 
 from edgegossip.core.errors import UsageError
 from edgegossip.core.ranges import check_range
+from edgegossip.machine.cores import num_cores
 
 AnyOptions = TypeVar("AnyOptions")
 
@@ -37,6 +38,27 @@ class Options:
             check_range("threads", self.threads, "at least 0")
         if self.resume and self.out is None:
             raise ValueError("--resume needs --out DIR, the folder of what was interrupted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyRunsOptions(Options):
+    """How to do several runs.
+
+    Args:
+        processes: Runs at a time, each with one thread in a process of its own; by default
+            one a core, or 1 with `--threads`. No effect on results.
+    """
+
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("processes", self.processes, "at least 1 or None")
+
+    @property
+    def num_processes(self) -> int:
+        """As given, or one a core."""
+        return self.processes or (1 if self.threads is not None else num_cores())
 
 
 def argument_names(make: Callable[..., Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgegossip.cli.commands import default_folder, repeatable
-from edgegossip.cli.options import Options, parse
+from edgegossip.cli.options import ManyRunsOptions, parse
 from edgegossip.core.errors import DataError, Interrupted, TrainingError, UsageError
 from edgegossip.experiments.study import Study, run_study
 from edgegossip.recipes.registry import STUDIES, load_study
@@ -14,7 +14,7 @@ from edgegossip.report.study_page import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions(Options):
+class StudyOptions(ManyRunsOptions):
     """How to do a study.
 
     Args:
@@ -40,6 +40,7 @@ def study_command(arguments: list[str]) -> int:
                 resume=options.resume,
                 command=repeatable("study", arguments),
                 num_threads=options.threads,
+                num_processes=options.num_processes,
                 progress=view,
             )
     except (Interrupted, DataError):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.errors import RunFolderError
+from edgegossip.core.errors import Interrupted, RunFolderError
+from edgegossip.experiments.at_once import do_at_once
 from edgegossip.experiments.experiment import Comparison, throughput_bound
 from edgegossip.experiments.files import write_json
 from edgegossip.experiments.folder_lock import locked
-from edgegossip.experiments.progress import Progress
+from edgegossip.experiments.progress import Progress, Silent
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import require_folder
 from edgegossip.experiments.runner import run
@@ -25,6 +28,7 @@ def compare(
     recipe: str | None = None,
     command: str | None = None,
     num_threads: int | None = None,
+    num_processes: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Results]:
     """Run every experiment of `comparison`, each in a folder of its own within `out`.
@@ -32,12 +36,14 @@ def compare(
     ``out/summary.json`` is written after each run, with what there is by then.
 
     Args:
-        comparison: What to run, one after the other.
+        comparison: What to run.
         out: Made if need be.
         resume: Read the runs in `out` that are over, go on with the one that is not.
         recipe: Name of the recipe, for the record.
         command: That would run it again, for the record.
-        num_threads: Of the compute pool; None for one a core.
+        num_threads: Of the compute pool of each process; None for one a core.
+        num_processes: With more than one, so many runs go on at once, each with one thread;
+            the experiments have to be picklable. No effect on results.
         progress: A live view.
 
     Raises:
@@ -51,20 +57,50 @@ def compare(
         raise RunFolderError(f"{out} holds a single run; choose another --out for a comparison")
     if resume:
         require_folder(out)
+    works: dict[str, Callable[..., Results]] = {
+        name: partial(
+            run,
+            replace(experiment, name=name),
+            out=out / name,
+            resume=resume and (out / name).is_dir(),
+            recipe=recipe,
+            command=command,
+        )
+        for name, experiment in comparison.experiments.items()
+    }
     results: dict[str, Results] = {}
     with locked(out):
-        for name, experiment in comparison.experiments.items():
-            results[name] = run(
-                replace(experiment, name=name),
-                out=out / name,
-                resume=resume and (out / name).is_dir(),
-                recipe=recipe,
-                command=command,
-                num_threads=num_threads,
-                progress=progress,
+        if num_processes > 1 and len(works) > 1:
+            done = _at_once(works, out, num_processes, progress or Silent())
+        else:
+            done = (
+                (name, work(num_threads=num_threads, progress=progress))
+                for name, work in works.items()
             )
-            write_json(out / "summary.json", summarize(comparison, results, recipe))
-    return results
+        for name, found in done:
+            results[name] = found
+            ordered = {each: results[each] for each in works if each in results}
+            write_json(out / "summary.json", summarize(comparison, ordered, recipe))
+    return {name: results[name] for name in works}
+
+
+def _at_once(
+    works: Mapping[str, Callable[..., Results]], out: Path, number: int, progress: Progress
+) -> Iterator[tuple[str, Results]]:
+    jobs = {name: partial(partial, _alone, work) for name, work in works.items()}
+    after: dict[str, tuple[str, ...]] = dict.fromkeys(works, ())
+    try:
+        for name, future in do_at_once(jobs, after, num_processes=number, progress=progress):
+            yield name, future.result()
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(
+            f"interrupted; {out} holds everything so far, and the same command with --resume "
+            "and --out goes on"
+        ) from None
+
+
+def _alone(work: Callable[..., Results], progress: Progress) -> Results:
+    return work(num_threads=0, progress=progress)
 
 
 def summarize(

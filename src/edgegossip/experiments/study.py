@@ -7,9 +7,11 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +22,7 @@ from edgegossip.core.errors import (
     UsageError,
     unknown_name,
 )
+from edgegossip.experiments.at_once import do_at_once
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
@@ -43,7 +46,7 @@ class Session:
 
     Args:
         folder: Of the cell, for runs; not there yet.
-        rows: What the cells before it have found, by name.
+        rows: What the cells that it comes after have found, by name.
         num_threads: Of the compute pool; None for one a core.
         progress: A live view.
     """
@@ -75,12 +78,14 @@ class Cell:
         group: What it is part of; `only` picks groups.
         work: Does it; one simulator run or some measurements.
         scaled_down: What is smaller in it than in the paper, a sentence; empty for nothing.
+        after: Names of the cells whose rows it reads.
     """
 
     name: str
     group: str
     work: Callable[[Session], Row]
     scaled_down: str = ""
+    after: tuple[str, ...] = ()
 
     @property
     def run(self) -> str:
@@ -100,6 +105,7 @@ class Study:
         settings: What the rows depend on, in JSON.
         cells: In the order in which they are done.
         exhibit: Figures and tables of the rows that there are, by name of the cell.
+        is_timed: Its cells measure times of this machine, so none is done beside another.
 
     Raises:
         ValueError: If two cells have one name, or there are none.
@@ -112,6 +118,7 @@ class Study:
     settings: Mapping[str, Any]
     cells: tuple[Cell, ...]
     exhibit: Callable[[Mapping[str, Row]], Exhibits]
+    is_timed: bool = False
 
     def __post_init__(self) -> None:
         names = [cell.name for cell in self.cells]
@@ -155,6 +162,7 @@ def run_study(
     resume: bool = False,
     command: str | None = None,
     num_threads: int | None = None,
+    num_processes: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Row]:
     """Do the cells of `study` that are not done yet; returns the rows by name of the cell.
@@ -169,6 +177,7 @@ def run_study(
         resume: Keep the cells that `out` has of this study.
         command: That would do it again, for the record.
         num_threads: Of the compute pool; None for one a core. No effect on results.
+        num_processes: That do a cell each, with one thread. No effect on results.
         progress: A live view.
 
     Raises:
@@ -181,33 +190,74 @@ def run_study(
         require_folder(out)
     with locked(out):
         record = _Record(study, out, command, resume=resume)
-        _do_cells(study, record, out, num_threads, progress or Silent())
+        view, cells = (
+            progress or Silent(),
+            [c for c in study.cells if c.name not in record.rows],
+        )
+        if num_processes > 1 and len(cells) > 1 and not study.is_timed:
+            _do_at_once(cells, record, out, num_processes, view)
+        else:
+            _do_cells(cells, record, out, num_threads, view)
     return record.rows
 
 
 def _do_cells(
-    study: Study, record: _Record, out: Path, num_threads: int | None, progress: Progress
+    cells: Sequence[Cell],
+    record: _Record,
+    out: Path,
+    num_threads: int | None,
+    progress: Progress,
 ) -> None:
-    for number, cell in enumerate(study.cells, start=1):
-        if cell.name in record.rows:
-            continue
-        view = _Named(progress, f"{number}/{len(study.cells)} {cell.name}")
-        session = Session(
-            folder=out / "cells" / cell.name,
-            rows=record.rows,
-            num_threads=num_threads,
-            progress=view,
-        )
-        view.begin()
+    for cell in cells:
+        session = replace(record.session(cell, out), num_threads=num_threads)
         try:
             # Measurements stop at once; runs take signals into their own hands.
-            with on_stop_signal(interrupt):
-                record.do(cell, session)
+            with on_stop_signal(interrupt), record.keeping(cell) as keep:
+                keep(_Work(cell, record.label(cell), session)(progress))
         except (Interrupted, KeyboardInterrupt):
-            raise Interrupted(
-                f"interrupted in {cell.name}; {out} holds everything so far, and the same "
-                "command with --resume and --out goes on"
-            ) from None
+            raise _interrupted(cell.name, out) from None
+
+
+def _do_at_once(
+    cells: Sequence[Cell], record: _Record, out: Path, num_processes: int, progress: Progress
+) -> None:
+    known = {cell.name: cell for cell in cells}
+
+    def begin(cell: Cell) -> _Work:
+        session = replace(record.session(cell, out), num_threads=0)
+        return _Work(cell, record.label(cell), session)
+
+    jobs = {name: partial(begin, cell) for name, cell in known.items()}
+    after = {name: cell.after for name, cell in known.items()}
+    try:
+        done = do_at_once(jobs, after, num_processes=num_processes, progress=progress)
+        for name, future in done:
+            with record.keeping(known[name]) as keep:
+                keep(future.result())
+    except (Interrupted, KeyboardInterrupt):
+        raise _interrupted("several cells", out) from None
+
+
+def _interrupted(where: str, out: Path) -> Interrupted:
+    return Interrupted(
+        f"interrupted in {where}; {out} holds everything so far, and the same command with "
+        "--resume and --out goes on"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is done for a cell, in this process or in another; returns its row, and seconds."""
+
+    cell: Cell
+    label: str
+    session: Session
+
+    def __call__(self, progress: Progress) -> tuple[Row, float]:
+        view, started = _Named(progress, self.label), time.monotonic()
+        view.begin()
+        row = self.cell.work(replace(self.session, progress=view))
+        return row, time.monotonic() - started
 
 
 class _Record:
@@ -251,17 +301,28 @@ class _Record:
                 f"{self._path} is damaged ({error!r}); choose another --out"
             ) from error
 
-    def do(self, cell: Cell, session: Session) -> None:
-        """Do the work of `cell`, and keep its row, or why there is none."""
-        started = time.monotonic()
+    def session(self, cell: Cell, out: Path) -> Session:
+        """What `cell` may use: of the rows that there are, those it says that it reads."""
+        rows = {name: self.rows[name] for name in cell.after if name in self.rows}
+        return Session(folder=out / "cells" / cell.name, rows=rows)
+
+    def label(self, cell: Cell) -> str:
+        """Say in a live view which of the cells it is."""
+        cells = self._study.cells
+        return f"{cells.index(cell) + 1}/{len(cells)} {cell.name}"
+
+    @contextmanager
+    def keeping(self, cell: Cell) -> Iterator[Callable[[tuple[Row, float]], None]]:
+        """Keep the row of `cell` and its seconds, or why there is none."""
+
+        def keep(found: tuple[Row, float]) -> None:
+            self.rows[cell.name], self._wall_seconds[cell.name] = found
+            self._groups[cell.name] = cell.group
+
         try:
-            row = cell.work(session)
+            yield keep
         except TrainingError as error:
             self.errors[cell.name] = str(error)
-        else:
-            self.rows[cell.name] = row
-            self._groups[cell.name] = cell.group
-            self._wall_seconds[cell.name] = time.monotonic() - started
         self.write()
 
     def _scaled_down(self) -> list[str]:

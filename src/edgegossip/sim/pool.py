@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -13,6 +11,7 @@ import torch
 
 from edgegossip.core.ranges import check_range
 from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.machine.cores import num_cores
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -47,13 +46,6 @@ class _Deferred(Generic[T]):
         return self._result
 
 
-def _num_cores() -> int:
-    """The cores that this process may use; only Linux tells them from those that exist."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 class ComputePool:
     """Runs tasks on `num_threads` threads, one intra-op thread each.
 
@@ -68,7 +60,7 @@ class ComputePool:
 
     def __init__(self, num_threads: int | None = None) -> None:
         if num_threads is None:
-            num_threads = _num_cores()
+            num_threads = num_cores()
         check_range("num_threads", num_threads, "at least 0")
         self.num_threads = num_threads
         if num_threads:

@@ -65,6 +65,7 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     ]
     return Study(
         name="edgegossip/fig3",
+        is_timed=True,
         title="Which technique of aggregation is fast, and whose points can be learnt from?",
         printed=(
             "Eight combinations of reduction and division are compared, and three selected: "
@@ -232,6 +233,7 @@ def fig7(settings: StudySettings = StudySettings()) -> Study:
     ]
     return Study(
         name="edgegossip/fig7",
+        is_timed=True,
         title="How long does it take to generate aggregated points?",
         printed=(
             "Aggregation happens once, before training, for ratios 5, 10 and 20. Figure 7 "

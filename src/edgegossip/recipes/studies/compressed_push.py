@@ -249,6 +249,10 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
     )
 
 
+def _come_and_go(num_workers: int) -> Topology:
+    return intermittent(directed_exponential(num_workers), availability=0.5, period=64, seed=0)
+
+
 def time_varying(settings: StudySettings = StudySettings()) -> Study:
     """Graphs that change from round to round: dense, Sparse-Push and DifferencePush.
 
@@ -259,9 +263,7 @@ def time_varying(settings: StudySettings = StudySettings()) -> Study:
         "directed ring": directed_ring,
         "one-peer exponential": one_peer_exponential,
         "random peers": partial(random_one_peer, period=64, seed=0),
-        "links come and go": lambda num_workers: intermittent(
-            directed_exponential(num_workers), availability=0.5, period=64, seed=0
-        ),
+        "links come and go": _come_and_go,
     }
     held: ContestSettings = {
         setting: (

@@ -104,10 +104,17 @@ class Contest(ABC):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         """The runs; data is read when the first of them begins."""
 
-    def cell(self, name: str, work: Callable[[Session], Row]) -> Cell:
+    def cell(
+        self, name: str, work: Callable[[Session], Row], after: Sequence[str] = ()
+    ) -> Cell:
         """A cell of this contest; see `Cell`."""
-        problem = self.problem
-        return Cell(name=name, group=self.group, work=work, scaled_down=problem.scaled_down)
+        return Cell(
+            name=name,
+            group=self.group,
+            work=work,
+            scaled_down=self.problem.scaled_down,
+            after=tuple(after),
+        )
 
 
 def settings_and_cells(

@@ -59,6 +59,7 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
     ]
     return Study(
         name="edgegossip/fig8",
+        is_timed=True,
         title="What share of an epoch does looking at aggregated points take?",
         printed=("3.0 % of an epoch's time with LeNet-5, 8.78 % with AlexNet, at ratio 10.",),
         scaled_down=(

@@ -124,6 +124,7 @@ class Race(Contest):
                 yield self.cell(
                     f"{folder}/{setup.name.replace(' ', '-')}/{name}",
                     partial(self._contender, data_dir, baseline, setup, name),
+                    after=(baseline,),
                 )
 
     def _baseline(self, data_dir: Path, session: Session) -> Row:

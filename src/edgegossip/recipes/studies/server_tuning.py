@@ -33,15 +33,16 @@ class Tuning(ServerContest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         for name in self.choices:
             folder = f"{self.group}/seed{self.seed}/{slug(name)}"
-            method = METHODS[name]
-            for lr in RATES:
-                candidate = Candidate(lr=lr, value=method.middle)
+            method, tried = METHODS[name], list[str]()
+            candidates: dict[str, Candidate | float] = {
+                f"{folder}/lr-{lr:g}": Candidate(lr=lr, value=method.middle) for lr in RATES
+            }
+            others = [value for value in method.values if value != method.middle]
+            candidates |= {f"{folder}/{method.option}-{value}": value for value in others}
+            for place, candidate in candidates.items():
                 work = partial(self._try, data_dir, name, candidate)
-                yield self.cell(f"{folder}/lr-{lr:g}", work)
-            for value in method.values:
-                if value != method.middle:
-                    work = partial(self._try, data_dir, name, value)
-                    yield self.cell(f"{folder}/{method.option}-{value}", work)
+                yield self.cell(place, work, tried)
+                tried.append(place)  # the limit of the next is the time of the best
 
     def plain(self) -> dict[str, Any]:
         """Describe in JSON what its rows depend on, but for problem and seed."""

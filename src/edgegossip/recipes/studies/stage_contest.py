@@ -49,12 +49,12 @@ class StageContest(Contest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{slug(self.setting)}" if self.setting else self.group
         for name in self.methods:
-            for lr in RATES:
-                work = partial(self._run, data_dir, name, lr, TUNING_SEED)
-                yield self.cell(f"{folder}/tuning-lr-{lr:g}/{slug(name)}", work)
+            tried = {lr: f"{folder}/tuning-lr-{lr:g}/{slug(name)}" for lr in RATES}
+            for lr, place in tried.items():
+                yield self.cell(place, partial(self._run, data_dir, name, lr, TUNING_SEED))
             for seed in self.seeds:
                 work = partial(self._result, data_dir, name, seed)
-                yield self.cell(f"{folder}/seed{seed}/{slug(name)}", work)
+                yield self.cell(f"{folder}/seed{seed}/{slug(name)}", work, [*tried.values()])
 
     def _result(self, data_dir: Path, name: str, seed: int, session: Session) -> Row:
         best = most_accurate(session, group=self.group, setting=self.setting, run=name)

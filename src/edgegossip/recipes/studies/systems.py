@@ -62,12 +62,15 @@ class SystemContest(Contest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{self.megabits:g}-Mbit"
         for name in self.systems:
-            for told, choice in SYSTEMS[name].candidates():
-                work = partial(self._try, data_dir, name, choice)
-                yield self.cell(f"{folder}/tuning/{name}/{slug(told)}", work)
+            tried = {
+                f"{folder}/tuning/{name}/{slug(told)}": choice
+                for told, choice in SYSTEMS[name].candidates()
+            }
+            for place, choice in tried.items():
+                yield self.cell(place, partial(self._try, data_dir, name, choice))
             for seed in self.seeds:
                 work = partial(self._result, data_dir, name, seed)
-                yield self.cell(f"{folder}/seed{seed}/{name}", work)
+                yield self.cell(f"{folder}/seed{seed}/{name}", work, [*tried])
 
     def _try(self, data_dir: Path, name: str, choice: Candidate, session: Session) -> Row:
         return self._run(data_dir, name, choice, TUNING_SEED, session)
