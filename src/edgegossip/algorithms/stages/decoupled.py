@@ -71,6 +71,7 @@ class Decoupled(Stages):
             state.piece.account(event, now)
         number, outputs = state.next_batch, event.outputs
         state.next_batch += 1
+        state.num_batches += 1
         is_due = self.gradient_every is not None and number % self.gradient_every == 0
         up = self.send_up(state, number, outputs, wants_gradient=is_due)
         if up:

@@ -157,6 +157,7 @@ class Pipelined(Stages):
                 state.pending[number] = {"labels": outputs["labels"]}
                 return up
             return self._drop(state, number, num_samples)
+        state.num_batches += 1
         if piece is not None:
             piece.account(event, now)
         return self.answer(state, number, outputs.get("gradient"))

@@ -135,6 +135,9 @@ class StageState(WorkerState):
         present: Number of the batch that is trained on.
         is_training: A `Train` is under way.
         num_trained: Pieces of training done.
+        num_batches: Batches by which it has updated its parameters.
+        most_waiting: Batches in `waiting` at most, since the last note.
+        most_pending: Batches in `pending` at most, since then.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
         num_in_vain: How often no answer has come in time, less the answers that have.
@@ -156,6 +159,9 @@ class StageState(WorkerState):
     present: int = 0
     is_training: bool = False
     num_trained: int = 0
+    num_batches: int = 0
+    most_waiting: int = 0
+    most_pending: int = 0
     lost: dict[Rank, None] = field(default_factory=dict)
     num_given_up: int = 0
     num_in_vain: int = 0
@@ -175,20 +181,33 @@ class StageState(WorkerState):
             each for each in self.answers if int(each.get("batch", -1)) not in numbers
         ]
 
-    def note(self, stage: int, event: Trained) -> list[Effect]:
+    def measure_queues(self) -> None:
+        """Account for how many batches wait now."""
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
+        self.most_pending = max(self.most_pending, len(self.pending))
+
+    def note_training(self, stage: int, event: Trained) -> list[Effect]:
         """Put queues on record now and then, and what the trainer has measured."""
         if self.num_trained % _NOTED_EVERY != 1:
             return []
+        measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
+        return [self.note(stage, {"loss": event.loss, **measured})]
+
+    def note(self, stage: int, measured: Mapping[str, float]) -> Note:
+        """Put queues and counts on record, with what was measured."""
+        self.measure_queues()
         numbers = {
             "stage": stage,
             "num_trained": self.num_trained,
+            "batches": self.num_batches,
             "waiting": len(self.waiting),
+            "most_waiting": self.most_waiting,
             "pending": len(self.pending),
+            "most_pending": self.most_pending,
             "given_up": self.num_given_up,
-            "loss": event.loss,
         }
-        measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
-        return [Note("stage", {**numbers, **measured})]
+        self.most_waiting, self.most_pending = len(self.waiting), len(self.pending)
+        return Note("stage", {**numbers, **measured})
 
     def was_answered(self) -> None:
         """Account for a batch that was not in vain."""

@@ -110,6 +110,7 @@ class Stages(StageLinks):
                     state.left_alone_since = None
                 effects = self._drive(state, event, now)
         effects += self._go_on(state, now)
+        state.measure_queues()
         # Whatever has happened, it may have been the last that this stage waited for.
         return [*effects, *self._end_if_done(state, now)]
 
@@ -128,7 +129,8 @@ class Stages(StageLinks):
         if event.has_gone_back:
             return self._go_back(state, event, now)
         state.num_trained += 1
-        effects = [*self.learn(state, event, now), *state.note(self.stage(state.rank), event)]
+        effects = self.learn(state, event, now)
+        effects += state.note_training(self.stage(state.rank), event)
         if state.pending:
             effects += self._watch(state, now)
         if state.piece is not None and state.piece.is_done:
@@ -189,14 +191,15 @@ class Stages(StageLinks):
 
     def _end(self, state: StageState, now: Seconds) -> list[Effect]:
         """Tell the stage above that this worker sends no more; again where that may be lost."""
+        stage, above = self.stage(state.rank), self.above(state.rank)
+        end: list[Effect] = []
+        if state.num_trained and not state.has_ended:
+            end.append(state.note(stage, {}))
         state.has_ended = True
-        above = self.above(state.rank)
         if above is None:
-            return []
+            return end
         state.num_told += 1
-        end: list[Effect] = [
-            Send(above, Message(kind_end(self.stage(state.rank)), state.round))
-        ]
+        end.append(Send(above, Message(kind_end(stage), state.round)))
         if self.forget_after is not None and state.num_told < _MOST_TOLD:
             end.append(SetTimer(_END, now + self.forget_after))
         return end
@@ -259,8 +262,11 @@ class Stages(StageLinks):
         return [SetTimer(_NO_ANSWER, now + wait)]
 
     def _give_up(self, state: StageState) -> list[Effect]:
-        state.num_given_up += len(state.pending)
+        num_given_up = len(state.pending)
+        state.num_given_up += num_given_up
         effects = self.give_up(state)
+        if num_given_up:
+            effects.append(state.note(self.stage(state.rank), {}))
         return [*effects, *self._watch(state, 0.0)]
 
     def _notice(
