@@ -108,7 +108,7 @@ def test_results_table_has_ratios_of_bytes_where_there_are_some(tmp_path: Path) 
         reader = PageReader()
         contents = read_folder(folder)
         colors = run_colors([run.name for run in contents.runs], contents.baseline)
-        reader.feed(render_page(contents, colors, [], [], []))
+        reader.feed(render_page(contents, colors, [], [], [], []))
         return reader.text
 
     without = words()

@@ -34,7 +34,7 @@ from edgegossip.experiments.files import (
     write_json,
 )
 from edgegossip.experiments.folder_lock import locked
-from edgegossip.experiments.roles import who_is_who
+from edgegossip.experiments.roles import role_words, who_is_who
 from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import intra_op_threads
@@ -166,7 +166,8 @@ class _Worker:
             wall_started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if who := who_is_who(experiment.roles):
-            _LOG.info("rank %d takes part as %s; %s", rank, experiment.roles[rank], who)
+            role = role_words(experiment.roles[rank])
+            _LOG.info("rank %d takes part as %s; %s", rank, role, who)
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
@@ -22,6 +23,26 @@ def described_roles(
     }
 
 
+def stage_number(role: str) -> int | None:
+    """Say which stage of a model a role holds, from 0; None for other roles.
+
+    >>> stage_number("stage-2"), stage_number("server")
+    (2, None)
+    """
+    found = re.fullmatch(r"stage-(\d{1,9})", role)
+    return int(found[1]) if found else None
+
+
+def role_words(role: str) -> str:
+    """Write a role as people say it.
+
+    >>> role_words("stage-2"), role_words("server")
+    ('stage 2', 'server')
+    """
+    number = stage_number(role)
+    return role if number is None else f"stage {number}"
+
+
 def rank_name(roles: Sequence[str], rank: Rank) -> str:
     """Name a rank by its role, alone where no other rank has it.
 
@@ -29,9 +50,13 @@ def rank_name(roles: Sequence[str], rank: Rank) -> str:
     ['server', 'worker 1', 'worker 2']
     >>> rank_name(["worker"], 0)
     'worker 0'
+    >>> [rank_name(["stage-0", "stage-0", "stage-1"], rank) for rank in range(3)]
+    ['worker 0 of stage 0', 'worker 1 of stage 0', 'stage 1']
     """
-    role = roles[rank]
-    return role if role != WORKER.name and roles.count(role) == 1 else f"{role} {rank}"
+    role, is_only = roles[rank], roles.count(roles[rank]) == 1
+    if role == WORKER.name or not (is_only or stage_number(role) is not None):
+        return f"{role} {rank}"
+    return role_words(role) if is_only else f"worker {rank} of {role_words(role)}"
 
 
 def with_article(roles: Sequence[str], rank: Rank) -> str:
@@ -39,6 +64,8 @@ def with_article(roles: Sequence[str], rank: Rank) -> str:
 
     >>> [with_article(["server", "worker", "worker"], rank) for rank in range(2)]
     ['the server', 'worker 1']
+    >>> with_article(["stage-0", "stage-1"], 1)
+    'stage 1'
     """
     name = rank_name(roles, rank)
     return f"the {name}" if name == roles[rank] else name
@@ -49,6 +76,8 @@ def who_is_who(roles: Sequence[str]) -> str:
 
     >>> who_is_who(["server", "worker", "worker", "worker"])
     'server: rank 0, worker: ranks 1 to 3'
+    >>> who_is_who(["stage-0", "stage-0", "stage-1"])
+    'stage 0: ranks 0 to 1, stage 1: rank 2'
     >>> who_is_who(["worker", "worker"])
     ''
     """
@@ -57,11 +86,18 @@ def who_is_who(roles: Sequence[str]) -> str:
     by_role: dict[str, list[Rank]] = {}
     for rank, role in enumerate(roles):
         by_role.setdefault(role, []).append(rank)
-    return ", ".join(f"{role}: {_ranks(ranks)}" for role, ranks in by_role.items())
+    return ", ".join(
+        f"{role_words(role)}: rank{'s' if len(ranks) > 1 else ''} {rank_spans(ranks)}"
+        for role, ranks in by_role.items()
+    )
 
 
-def _ranks(ranks: Sequence[Rank]) -> str:
-    """Write ranks with stretches of neighbors taken together."""
+def rank_spans(ranks: Sequence[Rank]) -> str:
+    """Write ranks with stretches of neighbors taken together.
+
+    >>> rank_spans([0, 1, 2, 5])
+    '0 to 2, 5'
+    """
     stretches = [
         [rank for _, rank in group]
         for _, group in itertools.groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])
@@ -69,4 +105,4 @@ def _ranks(ranks: Sequence[Rank]) -> str:
     words = [
         str(each[0]) if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in stretches
     ]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words)}"
+    return ", ".join(words)

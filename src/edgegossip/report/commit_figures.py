@@ -21,6 +21,7 @@ from edgegossip.report.servers import (
     explicit_momentum,
     has_commits,
     searches,
+    server_words,
     windows,
 )
 from edgegossip.report.style import (
@@ -90,7 +91,7 @@ def _commits(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
         caption="A line for each worker, the darker the faster. Where lines lie on each other, "
         "workers commit equally often, however fast they are."
         + (" Panels have scales of their own." if len(runs) > 1 else ""),
-        alt=f"Commits of the workers to the server by the end. {'; '.join(counts)}.",
+        alt=f"Commits of the workers to {server_words(runs)} by the end. {'; '.join(counts)}.",
         png=png,
         svg=svg,
     )

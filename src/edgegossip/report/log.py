@@ -14,7 +14,7 @@ from edgegossip.core.protocol import WORKER, Rank, Seconds, Span
 from edgegossip.experiments.commits import Commits
 from edgegossip.experiments.event_log import SkippedLines, read_events
 from edgegossip.experiments.results import Evaluation
-from edgegossip.experiments.roles import rank_name
+from edgegossip.experiments.roles import rank_name, stage_number
 from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
@@ -31,6 +31,9 @@ HEADER_TYPES = {
     "versions": dict,
 }
 AVERAGED = "the averaged model"
+JOINED = "the model joined from its stages"
+SERVER = "server"
+"""The role of those to whom workers commit."""
 _BY_RANK = {"roles": str, "evaluated": int, "shard_sizes": int}
 """Lists that a header may have, and what is in them."""
 
@@ -122,22 +125,34 @@ class RunLog:
         return self.header.get("roles") or [WORKER.name] * len(self.workers)
 
     @property
+    def stages(self) -> dict[int, list[Rank]]:
+        """The ranks that hold each stage of the model; empty where it is whole."""
+        found: dict[int, list[Rank]] = {}
+        for rank, role in enumerate(self.roles):
+            if (number := stage_number(role)) is not None:
+                found.setdefault(number, []).append(rank)
+        return dict(sorted(found.items()))
+
+    @property
     def trainers(self) -> list[Rank]:
         """The ranks that have data, or have trained all the same; all where nobody knows."""
         ranks = range(len(self.workers))
         sizes = self.header.get("shard_sizes")
         if not sizes or "roles" not in self.header:
             return [*ranks]
-        found = [rank for rank in ranks if sizes[rank] or self.workers[rank].num_samples]
+        found = [rank for rank in ranks if sizes[rank] or self.workers[rank].num_steps]
         return found or [*ranks]
 
     @property
     def model(self) -> str:
         """The model that is measured, in words."""
-        evaluated = self.header.get("evaluated", [])
-        if len(evaluated) != 1 or self.roles[evaluated[0]] == WORKER.name:
-            return AVERAGED
-        return f"the {self.name(evaluated[0])}\u2019s model"
+        evaluated = [self.roles[rank] for rank in self.header.get("evaluated", [])]
+        if len(evaluated) == 1 and evaluated[0] != WORKER.name:
+            return f"the {evaluated[0]}\u2019s model"
+        if {*evaluated} == {SERVER}:
+            return "the servers\u2019 model"  # each has a slice
+        is_joined = len(evaluated) > 1 and len({*evaluated}) == len(evaluated)
+        return JOINED if is_joined else AVERAGED
 
     def name(self, rank: Rank) -> str:
         """Name a rank by its role."""

@@ -13,13 +13,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template, Templa
 
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
+from edgegossip.experiments.roles import role_words
 from edgegossip.report.activity import mean_shares
 from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.figures import accuracy_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
 from edgegossip.report.log import AVERAGED
 from edgegossip.report.prose import highlights, notices, story
-from edgegossip.report.servers import commit_rows
+from edgegossip.report.servers import commit_rows, server_words
+from edgegossip.report.stage_figures import stage_pictures
+from edgegossip.report.stages import stage_rows
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
 from edgegossip.report.units import data_size, listing, number, percent, seconds, times, written
@@ -68,8 +71,9 @@ def write_report(folder: Path) -> Path:
         colors = run_colors([run.name for run in contents.runs], contents.baseline)
         curves = list(accuracy_pictures(contents, colors))
         commits = list(commit_pictures(contents, colors))
+        stages = list(stage_pictures(contents, colors))
         timelines = list(timeline_pictures(contents, colors))
-        page = render_page(contents, colors, curves, commits, timelines)
+        page = render_page(contents, colors, curves, commits, stages, timelines)
     except DRAWING_ERRORS as error:
         raise RunFolderError(
             f"what {folder} holds cannot be drawn ({error!r:.300}); a file in it is damaged - "
@@ -77,7 +81,7 @@ def write_report(folder: Path) -> Path:
         ) from error
     try:
         (folder / FIGURES).mkdir(exist_ok=True)
-        for picture in (*curves, *commits, *timelines):
+        for picture in (*curves, *commits, *stages, *timelines):
             write_whole(folder / FIGURES / f"{picture.name}.png", picture.png)
             write_whole(folder / FIGURES / f"{picture.name}.svg", picture.svg)
         write_whole(folder / REPORT, page.encode())
@@ -94,10 +98,11 @@ def render_page(
     colors: Mapping[str, str],
     curves: list[Picture],
     commits: list[Picture],
+    stages: list[Picture],
     timelines: list[Picture],
 ) -> str:
     """Fill in the template; whatever comes from the data is escaped."""
-    header = folder.runs[0].log.header
+    header, rows = folder.runs[0].log.header, commit_rows(folder)
     return template("page.html").render(
         folder=folder,
         colors=colors,
@@ -111,7 +116,10 @@ def render_page(
         has_ratios=any(run.summary.bytes_ratio_same_graph for run in folder.runs),
         curves=curves,
         commits=commits,
-        commit_rows=commit_rows(folder),
+        commit_rows=rows,
+        servers=server_words([row.run for row in rows]),
+        stages=stages,
+        stage_rows=stage_rows(folder),
         model=_model(folder),
         has_own_models=any(run.log.model == AVERAGED for run in folder.runs),
         timelines=timelines,
@@ -145,8 +153,7 @@ def template(name: str) -> Template:
 
 def _model(folder: ReportData) -> str:
     """Say which model accuracy is of; see `RunLog.model`."""
-    models = {run.log.model for run in folder.runs}
-    return models.pop() if len(models) == 1 else "the averaged or the server\u2019s model"
+    return " or ".join(dict.fromkeys(run.log.model for run in folder.runs))
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +178,7 @@ def _platform_groups(run: Run) -> list[PlatformGroup]:
     return [
         PlatformGroup(
             listing([str(rank) for rank in ranks]),
-            role,
+            role_words(role),
             # Of one that has not trained nothing was measured.
             None
             if is_measured and ranks[0] not in run.speeds

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
-from edgegossip.experiments.roles import with_article
+from edgegossip.core.protocol import WORKER
+from edgegossip.experiments.roles import stage_number, with_article
 from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
@@ -130,7 +131,7 @@ def _setting(folder: ReportData) -> str:
     data = f" on {number(samples)} training samples" if samples else ""
     if len(speeds) == 1 and len(run.log.workers) == 1:
         return f"1 worker trained{data}, at {number(speeds[0])} samples/s."
-    who = f"{_crew(run)} trained one model together{data}"
+    who = f"{_crew(run)} trained one model {_how(run)}{data}"
     if speeds[0] == speeds[-1]:
         return f"{who}, each at {number(speeds[0])} samples/s."
     if len(speeds) <= MAX_SPEEDS:
@@ -142,9 +143,15 @@ def _setting(folder: ReportData) -> str:
     )
 
 
+def _how(run: Run) -> str:
+    return f"in {len(run.log.stages)} stages" if run.log.stages else "together"
+
+
 def _crew(run: Run) -> str:
     """Count those who take part, by role: those who train first."""
-    roles, trainers = run.log.roles, run.log.trainers
+    # Each holds a stage, and trains what comes to it.
+    roles = [each if stage_number(each) is None else WORKER.name for each in run.log.roles]
+    trainers = run.log.trainers
     counts = Counter(roles[rank] for rank in trainers)
     # Spares are workers, too, but do not train yet.
     counts += Counter(each for each in roles if each not in counts)

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.experiments.roles import rank_spans
 from edgegossip.report.folder import ReportData, Run
-from edgegossip.report.log import Noted
+from edgegossip.report.log import SERVER, Noted
 from edgegossip.report.units import listing, number
 
 SEARCH = "search"
@@ -22,6 +23,7 @@ class CommitRow:
 
     Attributes:
         run: Which.
+        servers: Their ranks, in words; empty where no role says so.
         total: Commits of all workers.
         least: Of the worker with the fewest.
         most: Of the one with the most.
@@ -32,6 +34,7 @@ class CommitRow:
     """
 
     run: Run
+    servers: str
     total: int
     least: int
     most: int
@@ -51,6 +54,16 @@ def has_commits(run: Run) -> bool:
     return any(worker.commits for worker in run.log.workers)
 
 
+def servers(run: Run) -> list[Rank]:
+    """The ranks that are servers, by their role; they share the model where they are several."""
+    return [rank for rank, role in enumerate(run.log.roles) if role == SERVER]
+
+
+def server_words(runs: Sequence[Run]) -> str:
+    """Name those to whom the workers of `runs` commit."""
+    return "the servers" if any(len(servers(run)) > 1 for run in runs) else "the server"
+
+
 def _row(run: Run) -> CommitRow:
     workers = [run.log.workers[rank] for rank in run.log.trainers]
     counts = [len(worker.commits) for worker in workers]
@@ -62,6 +75,7 @@ def _row(run: Run) -> CommitRow:
     ]
     return CommitRow(
         run=run,
+        servers=rank_spans(servers(run)),
         total=total,
         least=min(counts),
         most=max(counts),
@@ -129,7 +143,8 @@ def _sentence(run: Run) -> str:
     if len(tried) > 1:
         rates += f" to {number(tried[-1])}"
     outcome = f"kept {listing(list(dict.fromkeys(kept)))}" if kept else "came to no end"
-    text = f"In {run.name} the server tried {rates} commits a window and {outcome}."
+    who = server_words([run])
+    text = f"In {run.name} {who} tried {rates} commits a window and {outcome}."
     momentum, explicit = _row(run).implicit_momentum, explicit_momentum(run)
     if momentum is None:
         return text

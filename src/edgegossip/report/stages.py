@@ -1,0 +1,159 @@
+"""The stages of a model in a run: who worked, who waited, and what queued, in numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgegossip.core.protocol import Rank, Span
+from edgegossip.experiments.roles import rank_spans
+from edgegossip.report.activity import Activity, Spans, merged, total
+from edgegossip.report.folder import ReportData, Run
+from edgegossip.report.log import Noted
+
+STAGE = "stage"
+"""The kind of note that a stage leaves now and then."""
+COSINE = "gradient_cosine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """One stage of a run; None where a number is unknown, or the stage has none such.
+
+    Attributes:
+        run: Which.
+        stage: From 0.
+        ranks: That hold it, in words.
+        worked: Share of the steady state in which they trained, on average.
+        waited: In which they were there and did not train.
+        num_batches: By which they have updated the stage, in all.
+        num_given_up: Batches whose answer did not come in time, in all.
+        most_waiting: Batches from below that waited at one of them at a time, at most.
+        most_pending: Batches of one of them without an answer from above, at most.
+        cosine: Of synthetic and true gradient, median of the second half of the notes.
+    """
+
+    run: Run
+    stage: int
+    ranks: str
+    worked: float | None
+    waited: float | None
+    num_batches: float | None
+    num_given_up: float | None
+    most_waiting: float | None
+    most_pending: float | None
+    cosine: float | None
+
+
+def stage_rows(folder: ReportData) -> list[StageRow]:
+    """Account for each stage of each run that has any."""
+    return [_row(run, stage) for run in folder.runs for stage in run.log.stages]
+
+
+def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
+    """The notes of a stage that have all the numbers called `names`."""
+    notes = [note for note in run.log.notes if (note.kind, note.rank) == (STAGE, rank)]
+    return [note for note in notes if {*names} <= {*note.numbers}]
+
+
+def steady_state(run: Run) -> Span:
+    """From when all stages have begun to train to when the first has trained for the last time.
+
+    The whole run, where that is nothing.
+    """
+    begins, ends = [], []
+    for ranks in run.log.stages.values():
+        spans = [span for rank in ranks for span in run.log.workers[rank].training]
+        begins.append(min((start for start, _ in spans), default=run.log.duration))
+        ends.append(max((end for _, end in spans), default=0.0))
+    begin, end = max(begins), min(ends)
+    return (begin, end) if begin < end else (0.0, run.log.duration)
+
+
+def _row(run: Run, stage: int) -> StageRow:
+    ranks = run.log.stages[stage]
+    is_first, is_last = stage == 0, stage == max(run.log.stages)
+    shares = _shares([run.workers[rank] for rank in ranks], steady_state(run))
+    cosines = [_second_half(run, rank) for rank in ranks]
+    known = [each for found in cosines for each in found]
+    return StageRow(
+        run=run,
+        stage=stage,
+        ranks=rank_spans(ranks),
+        worked=shares[0],
+        waited=shares[1],
+        num_batches=_sum(run, ranks, "batches"),
+        num_given_up=None if is_last else _sum(run, ranks, "given_up"),
+        most_waiting=None if is_first else _most(run, ranks, "most_waiting"),
+        most_pending=None if is_last else _most(run, ranks, "most_pending"),
+        cosine=statistics.median(known) if known else None,
+    )
+
+
+def _shares(workers: Sequence[Activity], span: Span) -> tuple[float | None, float | None]:
+    """How much of `span` they worked and waited, on average."""
+    if not workers:
+        return None, None
+    begin, end = span
+    worked = waited = 0.0
+    for worker in workers:
+        trained, busy, there = (
+            total(np.clip(spans, begin, end))
+            for spans in (
+                worker.training,
+                np.concatenate([worker.training, worker.crashed]),
+                np.concatenate([worker.training, worker.crashed, worker.present]),
+            )
+        )
+        worked += trained
+        waited += there - busy
+    whole = (end - begin) * len(workers)
+    return worked / whole, waited / whole
+
+
+def _second_half(run: Run, rank: Rank) -> list[float]:
+    found = [note.numbers[COSINE] for note in stage_notes(run, rank, COSINE)]
+    return found[len(found) // 2 :]
+
+
+def _most(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
+    notes = [note for rank in ranks for note in stage_notes(run, rank, name)]
+    return max((note.numbers[name] for note in notes), default=None)
+
+
+def _sum(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
+    """Add up what each rank has counted, before a restart and since."""
+    counts = [
+        [note.numbers[name] for note in stage_notes(run, rank, name)] for rank in ranks
+    ]
+    if not any(counts):
+        return None
+    return sum(
+        # One that has restarted counts from 0 again.
+        after if after < before else after - before
+        for found in counts
+        for before, after in zip([0.0, *found], found, strict=False)
+    )
+
+
+def worked_shares(workers: Sequence[Activity], edges: Spans) -> Spans:
+    """The share of time in which `workers` trained, on average, between each two `edges`.
+
+    Args:
+        workers: At least one.
+        edges: Rising times, [num_edges].
+
+    Returns:
+        [num_edges - 1].
+    """
+    covered = np.zeros(len(edges))
+    for worker in workers:
+        spans = merged(worker.training)
+        if len(spans):
+            lengths = np.cumsum(spans[:, 1] - spans[:, 0])
+            trained = np.column_stack([lengths - (spans[:, 1] - spans[:, 0]), lengths])
+            covered += np.interp(edges, spans.ravel(), trained.ravel())
+    return np.asarray(np.diff(covered) / np.diff(edges) / len(workers))
