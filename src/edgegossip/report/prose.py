@@ -11,6 +11,7 @@ from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.servers import search_sentences
+from edgegossip.report.stages import stage_sentence
 from edgegossip.report.units import (
     capitalized,
     data_size,
@@ -34,7 +35,7 @@ def story(folder: ReportData) -> list[str]:
         parts += [_traffic(folder), _bound(folder)]
     else:
         parts = [_setting(folder), _outcome(folder), balance(folder)]
-        parts += [_time_spent(folder.runs[0])]
+        parts += [_time_spent(folder.runs[0]), stage_sentence(folder.runs[0])]
     return [part for part in [*parts, *search_sentences(folder), *faults(folder)] if part]
 
 

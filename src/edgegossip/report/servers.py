@@ -55,7 +55,7 @@ def has_commits(run: Run) -> bool:
 
 
 def servers(run: Run) -> list[Rank]:
-    """The ranks that are servers, by their role; they share the model where they are several."""
+    """The ranks that are servers; they share the model where they are several."""
     return [rank for rank, role in enumerate(run.log.roles) if role == SERVER]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
@@ -45,61 +47,79 @@ def stage_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Pi
         yield _gradients(measured, rows, colors)
 
 
-def stage_color(stage: int, num_stages: int) -> str:
-    """One colour for each stage, dark for the first."""
-    shades = mpl.colormaps["viridis"]
-    return mpl.colors.to_hex(shades(0.88 * stage / max(1, num_stages - 1)))
+def stage_colors(stages: Iterable[int]) -> dict[int, str]:
+    """Give each stage one colour for all figures, the darkest to the first.
+
+    >>> stage_colors([0, 1])
+    {0: '#440154', 1: '#6ece58'}
+    """
+    ordered = sorted({*stages})
+    shades = mpl.colormaps["viridis"](np.linspace(0, 0.78, len(ordered)))
+    return {stage: to_hex(shade) for stage, shade in zip(ordered, shades, strict=True)}
 
 
 def _has(run: Run, *names: str) -> bool:
-    ranks = (rank for ranks in run.log.stages.values() for rank in ranks)
-    return any(stage_notes(run, rank, *names) for rank in ranks)
+    return any(stage_notes(run, rank, *names) for _, rank in _each_rank(run))
 
 
-def _each_rank(run: Run) -> Iterator[tuple[int, Rank, str]]:
-    """Each stage, a rank that holds it, and the colour of the stage."""
-    stages = run.log.stages
-    for stage, ranks in stages.items():
-        for rank in ranks:
-            yield stage, rank, stage_color(stage, len(stages))
+def _each_rank(run: Run) -> Iterator[tuple[int, Rank]]:
+    """Each stage, with each rank that holds it."""
+    return ((stage, rank) for stage, ranks in run.log.stages.items() for rank in ranks)
 
 
 # Panels.
 
 
+Palette: TypeAlias = Mapping[int, str]
+"""The colour of each stage."""
+Draw: TypeAlias = Callable[[Run, Sequence[Axes], Palette], None]
+"""Draws a run into its axes; stages have the colours that it is given."""
+
+
 def _panels(
     runs: Sequence[Run],
     colors: Mapping[str, str],
-    num_columns: int,
-    draw: Callable[[Run, Sequence[Axes]], None],
-    axes_per_run: int = 1,
+    draw: Draw,
+    titles: Sequence[str],
+    shown: Iterable[int],
 ) -> tuple[bytes, bytes]:
-    """Draw some axes for each run, side by side; give PNG and SVG."""
-    num_rows = -(-len(runs) * axes_per_run // num_columns)
+    """Draw axes for each run, as many as there are titles; give PNG and SVG.
+
+    Args:
+        runs: At least one; with a single one, axes have `titles` instead of its name.
+        colors: Of the runs.
+        draw: Called for each.
+        titles: What the axes of a run show.
+        shown: The stages that are in the legend.
+    """
+    width = len(titles)
+    num_columns = width if width > 1 else min(3 if len(runs) > 4 else 2, len(runs))
+    num_rows = -(-len(runs) * width // num_columns)
+    palette = stage_colors(stage for run in runs for stage in run.log.stages)
     with figure_style():
         figure = new_figure(9.6, 0.7 + (3.4 if len(runs) == 1 else 2.3 * num_rows))
         grid = [*figure.subplots(num_rows, num_columns, squeeze=False).flat]
         for index, run in enumerate(runs):
-            own = grid[index * axes_per_run : (index + 1) * axes_per_run]
-            for axes in own:
-                axes.set_title(run.name, color=colors[run.name], fontsize=11, pad=8)
+            own = grid[index * width : (index + 1) * width]
+            draw(run, own, palette)
+            for axes, title in zip(own, titles, strict=True):
+                if len(runs) == 1:
+                    axes.set_title(title)
+                else:
+                    axes.set_title(run.name, color=colors[run.name], fontsize=11, pad=8)
                 _dress(axes, run)
-            draw(run, own)
-        used = len(runs) * axes_per_run
+        used = len(runs) * width
         for axes in grid[used:]:
             axes.set_axis_off()
         for axes in grid[max(0, used - num_columns) : used]:
             axes.set_xlabel("time (s)")
-        num_stages = max(len(run.log.stages) for run in runs)
         handles = [
-            Line2D([], [], color=stage_color(stage, num_stages), label=f"stage {stage}")
-            for stage in range(num_stages)
+            Line2D([], [], color=palette[stage], label=f"stage {stage}")
+            for stage in sorted({*shown})
         ]
+        num_columns = min(len(handles), 8)
         figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=min(num_stages, 8),
-            frameon=False,
+            handles=handles, loc="outside lower center", ncols=num_columns, frameon=False
         )
         return render(figure, "png"), render(figure, "svg")
 
@@ -108,10 +128,6 @@ def _dress(axes: Axes, run: Run) -> None:
     axes.set_xlim(0, run.log.duration)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-
-
-def _columns(runs: Sequence[Run]) -> int:
-    return min(3 if len(runs) > 4 else 2, len(runs))
 
 
 def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow], str]) -> str:
@@ -129,14 +145,14 @@ def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow]
 
 
 def _work(runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, str]) -> Picture:
-    num_columns = _columns(runs)
-    png, svg = _panels(runs, colors, num_columns, _draw_work)
+    heading = "Who worked, over time"
+    png, svg = _panels(runs, colors, _draw_work, [heading], [row.stage for row in rows])
     return Picture(
         name="stage-work",
-        heading="Who worked, over time",
-        caption="Share of time in which each stage trained; the rest it waited for a batch from "
-        "below, or for an answer or room above. At 100 % a stage is never idle, and sets the "
-        "pace. On grey, stages still fill, or run empty: table and words leave that out.",
+        heading=heading,
+        caption="Share of time in which each stage trained; the rest it waited for a batch "
+        "from below, or for an answer or room above. A stage at 100\u00a0% is never idle, and "
+        "sets the pace. On grey, stages still fill, or run empty: the table leaves that out.",
         alt="Share of time in which each stage trained. "
         + _alt(rows, runs, lambda row: f"worked {percent(row.worked, 0)}"),
         png=png,
@@ -144,7 +160,7 @@ def _work(runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, st
     )
 
 
-def _draw_work(run: Run, panel: Sequence[Axes]) -> None:
+def _draw_work(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
     [axes] = panel
     stages = run.log.stages
     num_pieces = [
@@ -155,8 +171,7 @@ def _draw_work(run: Run, panel: Sequence[Axes]) -> None:
     edges = np.linspace(0, run.log.duration, num_bins + 1)
     for stage, ranks in stages.items():
         shares = worked_shares([run.workers[rank] for rank in ranks], edges)
-        color = stage_color(stage, len(stages))
-        axes.stairs(shares, edges, baseline=None, color=color, linewidth=1.8)
+        axes.stairs(shares, edges, baseline=None, color=palette[stage], linewidth=1.8)
     begin, end = steady_state(run)
     for start, stop in ((0.0, begin), (end, run.log.duration)):
         axes.axvspan(start, stop, color=WAITING, linewidth=0, zorder=0)
@@ -171,15 +186,15 @@ def _draw_work(run: Run, panel: Sequence[Axes]) -> None:
 def _queues(
     runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, str]
 ) -> Picture:
-    png, svg = _panels(runs, colors, 2, _draw_queues, axes_per_run=2)
+    titles = ["Waiting, from below", "Unanswered, from above"]
+    png, svg = _panels(runs, colors, _draw_queues, titles, [row.stage for row in rows])
     return Picture(
         name="stage-queues",
         heading="What waited, over time",
         caption="Left, batches that have come from below and wait to be trained on: a long "
-        "queue is one before a slow stage. Right, batches that a stage has sent up and that are "
-        "not answered. Lines are lengths when they were noted, every tenth training; the band "
-        "reaches to the longest since the note before. The first stage has nobody below it, the "
-        "last nobody above.",
+        "queue is one before a slow stage. Right, batches that a stage has sent up and that "
+        "are not answered. Thick lines are the longest in the time of ten trainings, thin ones "
+        "the lengths at its end. The first stage has nobody below it, the last nobody above.",
         alt="Longest queues of each stage. " + _alt(rows, runs, _said_of_queues),
         png=png,
         svg=svg,
@@ -193,14 +208,14 @@ def _said_of_queues(row: StageRow) -> str:
     return " and ".join(words)
 
 
-def _draw_queues(run: Run, panel: Sequence[Axes]) -> None:
+def _draw_queues(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
     below, above = panel
     last = max(run.log.stages)
-    for stage, rank, color in _each_rank(run):
+    for stage, rank in _each_rank(run):
         if stage > 0:
-            _draw_queue(below, stage_notes(run, rank, "waiting"), "waiting", color)
+            _draw_queue(below, stage_notes(run, rank, "waiting"), "waiting", stage, palette)
         if stage < last:
-            _draw_queue(above, stage_notes(run, rank, "pending"), "pending", color)
+            _draw_queue(above, stage_notes(run, rank, "pending"), "pending", stage, palette)
     below.set_ylabel("batches from below")
     above.set_ylabel("batches unanswered")
     for axes in panel:
@@ -209,15 +224,20 @@ def _draw_queues(run: Run, panel: Sequence[Axes]) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-def _draw_queue(axes: Axes, notes: Sequence[Noted], name: str, color: str) -> None:
+def _draw_queue(
+    axes: Axes, notes: Sequence[Noted], name: str, stage: int, palette: Palette
+) -> None:
     if not notes:
         return
+    color, width = palette[stage], max(1.2, 3.0 - 0.7 * stage)  # equal ones are seen, too
     times = _chunks([note.time for note in notes], NUM_POINTS, np.max)
     lengths = _chunks([note.numbers[name] for note in notes], NUM_POINTS, np.mean)
-    axes.plot(times, lengths, color=color, linewidth=1.3, drawstyle="steps-pre")
+    [thin] = axes.plot(times, lengths, color=color, linewidth=0.7, alpha=0.7)
     most = [note.numbers.get(f"most_{name}", note.numbers[name]) for note in notes]
     longest = _chunks(most, NUM_POINTS, np.max)
-    axes.fill_between(times, lengths, longest, step="pre", color=color, alpha=0.18, linewidth=0)
+    [thick] = axes.plot(times, longest, color=color, linewidth=width)
+    for line in (thin, thick):
+        line.set_drawstyle("steps-pre")
 
 
 def _chunks(
@@ -234,10 +254,12 @@ def _chunks(
 def _gradients(
     runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, str]
 ) -> Picture:
-    png, svg = _panels(runs, colors, _columns(runs), _draw_gradients)
+    heading = "Synthetic and true gradients"
+    shown = [row.stage for row in rows if row.cosine is not None]
+    png, svg = _panels(runs, colors, _draw_gradients, [heading], shown)
     return Picture(
         name="stage-gradients",
-        heading="Synthetic and true gradients",
+        heading=heading,
         caption="Cosine of the gradient that a stage predicts and the one that comes back for "
         "the same batch: at 1 they point the same way, at 0 the prediction says nothing. Dots "
         "are single batches, lines their means over some time. To the last stage but one the "
@@ -250,19 +272,19 @@ def _gradients(
     )
 
 
-def _draw_gradients(run: Run, panel: Sequence[Axes]) -> None:
+def _draw_gradients(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
     [axes] = panel
     axes.axhline(0, color=MUTED, linewidth=0.8)
-    for _, rank, color in _each_rank(run):
+    for stage, rank in _each_rank(run):
         notes = stage_notes(run, rank, COSINE)
         if not notes:
             continue
         times = [note.time for note in notes]
         cosines = [note.numbers[COSINE] for note in notes]
-        dots = (_chunks(each, NUM_POINTS, np.mean) for each in (times, cosines))
-        axes.plot(*dots, "o", color=color, markersize=3, alpha=0.35, markeredgewidth=0)
-        means = (_chunks(each, NUM_MEANS, np.mean) for each in (times, cosines))
-        axes.plot(*means, color=color, linewidth=1.6)
+        x, y = (_chunks(each, NUM_POINTS, np.mean) for each in (times, cosines))
+        axes.scatter(x, y, s=9, color=palette[stage], alpha=0.35, linewidths=0)
+        x, y = (_chunks(each, NUM_MEANS, np.mean) for each in (times, cosines))
+        axes.plot(x, y, color=palette[stage], linewidth=1.6)
     low = min(0.0, axes.dataLim.y0)
     axes.set_ylim(1.08 * low if low < 0 else -0.03, 1.03)
     axes.set_ylabel("cosine")

@@ -13,6 +13,7 @@ from edgegossip.experiments.roles import rank_spans
 from edgegossip.report.activity import Activity, Spans, merged, total
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.log import Noted
+from edgegossip.report.units import percent
 
 STAGE = "stage"
 """The kind of note that a stage leaves now and then."""
@@ -51,6 +52,20 @@ class StageRow:
 def stage_rows(folder: ReportData) -> list[StageRow]:
     """Account for each stage of each run that has any."""
     return [_row(run, stage) for run in folder.runs for stage in run.log.stages]
+
+
+def stage_sentence(run: Run) -> str:
+    """Say which stage was busiest, and which waited; empty where there is nothing to tell."""
+    rows = [_row(run, stage) for stage in run.log.stages]
+    known = [(row.worked, row.waited or 0.0, row.stage) for row in rows if row.worked]
+    if len(known) < 2:
+        return ""
+    worked, _, busiest = max(known)
+    _, waited, idlest = max(known, key=lambda each: each[1])
+    return (
+        f"Once all stages had begun, stage {busiest} worked the most, {percent(worked, 0)} of "
+        f"the time, and stage {idlest} waited the longest, {percent(waited, 0)}."
+    )
 
 
 def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
@@ -126,9 +141,7 @@ def _most(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
 
 def _sum(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
     """Add up what each rank has counted, before a restart and since."""
-    counts = [
-        [note.numbers[name] for note in stage_notes(run, rank, name)] for rank in ranks
-    ]
+    counts = [[note.numbers[name] for note in stage_notes(run, rank, name)] for rank in ranks]
     if not any(counts):
         return None
     return sum(
