@@ -14,6 +14,7 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.folder import Run, read_folder
 from edgegossip.report.log import AVERAGED
+from edgegossip.report.page import render_page
 from edgegossip.report.prose import story
 from edgegossip.report.servers import commit_rows, searches, windows
 
@@ -152,6 +153,30 @@ def test_the_page_shows_commits_their_rate_and_the_search(
     assert {"commits.svg", "commit-rate.svg", "search.svg"} <= {
         path.name for path in (folder / "figures").iterdir()
     }
+
+
+def test_several_servers_are_named_and_a_commit_in_pieces_counts_once(tmp_path: Path) -> None:
+    roles = ["server", "server", "worker", "worker"]
+    head = server_header(roles=roles, evaluated=[0, 1], shard_sizes=[0, 0, 100, 100])
+    # On real machines, each piece has a line of its own.
+    pieces = [
+        {**event, "time": event["time"] + 0.001, "receivers": [1]}
+        for event in commits()
+        if event["type"] == "sent"
+    ]
+    own = [event for event in [*commits(), *pieces] if event["rank"] > 1]
+    events = sorted([*own, *NOTES], key=lambda event: event["time"])
+    write_run(tmp_path, [head, *events, *evaluations(events)[-1:], ended(13.0)])
+    contents = read_folder(tmp_path)
+    [row] = commit_rows(contents)
+    assert (row.servers, row.total, row.least, row.most) == ("0 to 1", 16, 8, 8)
+    reader = PageReader()
+    reader.feed(render_page(contents, {"adsp": "#000000"}, [], [], [], []))
+    assert "The servers and their commits" in reader.text
+    assert "adsp 0 to 1 16 8 8" in reader.text
+    assert "In adsp the servers tried 1 to 3 commits" in reader.text
+    assert "Accuracy is of the servers\u2019 model, on held-out data. " in reader.text
+    assert row.run.log.name(1) == "server 1"
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
-from edgegossip.core.protocol import WORKER
-from edgegossip.experiments.roles import stage_number, with_article
+from edgegossip.experiments.roles import with_article
 from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
@@ -150,9 +149,9 @@ def _how(run: Run) -> str:
 
 def _crew(run: Run) -> str:
     """Count those who take part, by role: those who train first."""
-    # Each holds a stage, and trains what comes to it.
-    roles = [each if stage_number(each) is None else WORKER.name for each in run.log.roles]
-    trainers = run.log.trainers
+    if run.log.stages:
+        return f"{len(run.log.workers)} workers"
+    roles, trainers = run.log.roles, run.log.trainers
     counts = Counter(roles[rank] for rank in trainers)
     # Spares are workers, too, but do not train yet.
     counts += Counter(each for each in roles if each not in counts)

@@ -91,7 +91,8 @@ def steady_state(run: Run) -> Span:
 def _row(run: Run, stage: int) -> StageRow:
     ranks = run.log.stages[stage]
     is_first, is_last = stage == 0, stage == max(run.log.stages)
-    shares = _shares([run.workers[rank] for rank in ranks], steady_state(run))
+    workers = [run.workers[rank] for rank in ranks] if run.workers else []
+    shares = _shares(workers, steady_state(run))
     cosines = [_second_half(run, rank) for rank in ranks]
     known = [each for found in cosines for each in found]
     return StageRow(
