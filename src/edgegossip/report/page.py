@@ -22,7 +22,7 @@ from edgegossip.report.log import AVERAGED
 from edgegossip.report.prose import highlights, notices, story
 from edgegossip.report.servers import commit_rows, server_words
 from edgegossip.report.stage_figures import stage_pictures
-from edgegossip.report.stages import stage_rows
+from edgegossip.report.stage_work import stage_rows
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
 from edgegossip.report.units import data_size, listing, number, percent, seconds, times, written

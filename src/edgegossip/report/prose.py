@@ -10,7 +10,7 @@ from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.servers import search_sentences
-from edgegossip.report.stages import stage_sentence
+from edgegossip.report.stage_work import stage_sentence
 from edgegossip.report.units import (
     capitalized,
     data_size,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgegossip.core.protocol import Rank
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.log import Noted
-from edgegossip.report.stages import (
+from edgegossip.report.stage_work import (
     COSINE,
     StageRow,
     stage_notes,
