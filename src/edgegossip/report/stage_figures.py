@@ -186,7 +186,7 @@ def _draw_work(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
 def _queues(
     runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, str]
 ) -> Picture:
-    titles = ["Waiting, from below", "Unanswered, from above"]
+    titles = ["Come from below, waiting", "Sent up, not answered"]
     png, svg = _panels(runs, colors, _draw_queues, titles, [row.stage for row in rows])
     return Picture(
         name="stage-queues",
