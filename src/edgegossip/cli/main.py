@@ -21,6 +21,8 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip compare RECIPE         all algorithms of a recipe, side by side
   edgegossip study STUDY            a figure of a paper, or of ours, from many runs
                                     (minutes to hours; with --short, seconds)
+  edgegossip sweep RECIPE           one algorithm with several settings and seeds:
+                                    --lr 0.01 0.05 --seeds 0..4
   edgegossip report DIR             draw the report of a folder (again)
 
   edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
@@ -126,6 +128,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "compare": _compare,
     "study": _imported("edgegossip.cli.study_command", "study_command"),
+    "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),
     "report": _imported("edgegossip.cli.commands", "report_command"),
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),
@@ -136,7 +139,17 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "doctor": _imported("edgegossip.cli.doctor_command", "doctor_command"),
 }
 
-_WITH_RECIPE = ("list", "run", "compare", "study", "launch", "worker", "gather", "profile")
+_WITH_RECIPE = (
+    "list",
+    "run",
+    "compare",
+    "study",
+    "sweep",
+    "launch",
+    "worker",
+    "gather",
+    "profile",
+)
 
 if __name__ == "__main__":
     sys.exit(main())

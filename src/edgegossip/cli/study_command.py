@@ -31,6 +31,17 @@ class StudyOptions(ManyRunsOptions):
 def study_command(arguments: list[str]) -> int:
     """`edgegossip study`."""
     options, study = _parse(arguments)
+    return carry_out(study, options, repeatable("study", arguments))
+
+
+def carry_out(study: Study, options: ManyRunsOptions, command: str) -> int:
+    """Do what is not done yet of a study, and draw its report.
+
+    Args:
+        study: What to do.
+        options: Where, and how.
+        command: That would do it again.
+    """
     out = options.out or default_folder(study.name)
     try:
         with LiveView() as view:
@@ -38,7 +49,7 @@ def study_command(arguments: list[str]) -> int:
                 study,
                 out=out,
                 resume=options.resume,
-                command=repeatable("study", arguments),
+                command=command,
                 num_threads=options.threads,
                 num_processes=options.num_processes,
                 progress=view,

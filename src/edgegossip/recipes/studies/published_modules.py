@@ -145,7 +145,7 @@ MNIST = Problem(
 
 
 def published(settings: StudySettings = StudySettings()) -> Study:
-    """Dense networks of 3 to 6 layers on MNIST, each layer a stage: test error, as published.
+    """3 to 6 dense layers on MNIST, each a stage: test error, as published.
 
     Args:
         settings: What to change.

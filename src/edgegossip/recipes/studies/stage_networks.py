@@ -74,7 +74,7 @@ class StageNetwork(Contest):
 
 
 def links(settings: StudySettings = StudySettings()) -> Study:
-    """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: samples a second of each way to train in stages.
+    """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: who passes most samples a second.
 
     Args:
         settings: What to change; one seed is enough, of several the first counts.

@@ -1,0 +1,78 @@
+"""A sweep: all combinations once, judged by samples that nobody trains on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgegossip.cli.main import main
+from edgegossip.cli.sweep_command import parse_sweep, split_values
+from edgegossip.core.errors import UsageError
+
+QUICK = ["quickstart", "--num-epochs", "1", "--num-workers", "2"]
+
+
+def swept(out: Path, *words: str) -> dict[str, Any]:
+    assert main(["sweep", *QUICK, *words, "--out", str(out), "--threads", "0"]) == 0
+    found: dict[str, Any] = json.loads((out / "study.json").read_text())
+    return found
+
+
+def test_all_combinations_of_values_and_seeds_are_runs() -> None:
+    words = ["--lr", "0.1", "0.2", "--momentum", "0", "0.9", "--seeds", "3..5"]
+    options, study = parse_sweep([*QUICK, *words])
+    assert options.seeds == (3, 4, 5)
+    names = [cell.name for cell in study.cells]
+    assert len(names) == len({*names}) == 12
+    assert names[0] == "lr-0.1-momentum-0/seed3"
+
+
+def test_an_option_that_takes_several_values_is_not_swept() -> None:
+    words = ["synthetic-gradients/quickstart", "--speeds", "1", "2", "1", "--lr", "0.1", "0.2"]
+    assert split_values(words) == (
+        "synthetic-gradients/quickstart",
+        ["--speeds", "1", "2", "1"],
+        {"--lr": ["0.1", "0.2"]},
+    )
+
+
+def test_values_can_be_added_and_nothing_is_done_twice(tmp_path: Path) -> None:
+    first = swept(tmp_path, "--lr", "0.05", "0.1")
+    second = swept(tmp_path, "--lr", "0.05", "0.1", "0.001", "--resume")
+    assert len(second["cells"]) == 3
+    assert {**second["cells"], **first["cells"]} == second["cells"]  # their seconds, too
+    [table] = second["tables"]
+    accuracies = [row[1] for row in table["rows"]]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert table["rows"][-1][0] == "lr = 0.001"
+
+
+def test_settings_are_judged_by_samples_that_are_held_out(tmp_path: Path) -> None:
+    held = swept(tmp_path / "held", "--lr", "0.05")
+    on_test = swept(tmp_path / "test", "--lr", "0.05", "--held-out", "0")
+    [first], [second] = (
+        [cell["row"] for cell in each["cells"].values()] for each in (held, on_test)
+    )
+    assert first["accuracy"] * 144 == pytest.approx(round(first["accuracy"] * 144))
+    assert second["accuracy"] * 360 == pytest.approx(round(second["accuracy"] * 360))
+    assert "10% of the training samples" in held["tables"][0]["note"]
+    assert "test split" in on_test["tables"][0]["note"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "sweep needs a recipe"),
+        (["quickstart", "--seed", "1"], "--seeds"),
+        (["quickstart", "--seeds", "1", "1"], "all different"),
+        (["quickstart", "--held-out", "1"], "held_out"),
+        (["quickstart", "--lr", "0.1", "-1"], "lr must be"),
+        (["quickstart", "--only", "nobody"], "nobody"),
+    ],
+)
+def test_a_wrong_argument_is_found_before_anything_is_run(words: list[str], said: str) -> None:
+    with pytest.raises((UsageError, ValueError), match=said):
+        parse_sweep(words)
