@@ -129,7 +129,7 @@ class SystemContest(Contest):
 
 
 def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
-    """Eleven systems, tuned alike, links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
+    """Eleven systems tuned alike, links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
 
     Args:
         settings: What to change.
