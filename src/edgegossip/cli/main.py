@@ -23,6 +23,8 @@ usage: edgegossip COMMAND [OPTIONS]
                                     (minutes to hours; with --short, seconds)
   edgegossip sweep RECIPE           one algorithm with several settings and seeds:
                                     --lr 0.01 0.05 --seeds 0..4
+  edgegossip plan RECIPE --machines FILE.toml
+                                    which algorithm and settings suit these machines
   edgegossip report DIR             draw the report of a folder (again)
 
   edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
@@ -128,6 +130,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "compare": _compare,
     "study": _imported("edgegossip.cli.study_command", "study_command"),
+    "plan": _imported("edgegossip.cli.plan_command", "plan_command"),
     "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),
     "report": _imported("edgegossip.cli.commands", "report_command"),
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),

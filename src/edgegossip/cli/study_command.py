@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgegossip.cli.commands import default_folder, repeatable
 from edgegossip.cli.options import ManyRunsOptions, parse
 from edgegossip.core.errors import DataError, Interrupted, TrainingError, UsageError
-from edgegossip.experiments.study import Study, run_study
+from edgegossip.experiments.study import Row, Study, run_study
 from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.report.live import LiveView
 from edgegossip.report.study_page import write_study_report
@@ -31,16 +31,20 @@ class StudyOptions(ManyRunsOptions):
 def study_command(arguments: list[str]) -> int:
     """`edgegossip study`."""
     options, study = _parse(arguments)
-    return carry_out(study, options, repeatable("study", arguments))
+    carry_out(study, options, repeatable("study", arguments))
+    return 0
 
 
-def carry_out(study: Study, options: ManyRunsOptions, command: str) -> int:
-    """Do what is not done yet of a study, and draw its report.
+def carry_out(study: Study, options: ManyRunsOptions, command: str) -> dict[str, Row]:
+    """Do what is not done yet of a study, draw its report, and give all that was found.
 
     Args:
         study: What to do.
         options: Where, and how.
         command: That would do it again.
+
+    Raises:
+        TrainingError: If a cell has failed.
     """
     out = options.out or default_folder(study.name)
     try:
@@ -63,7 +67,7 @@ def carry_out(study: Study, options: ManyRunsOptions, command: str) -> int:
             f"{len(failed)} of {len(study.cells)} cells failed, the first of them {failed[0]}; "
             "the report says why, and --resume tries them again"
         )
-    return 0
+    return rows
 
 
 def _parse(arguments: list[str]) -> tuple[StudyOptions, Study]:

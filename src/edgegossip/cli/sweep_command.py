@@ -25,7 +25,7 @@ from edgegossip.recipes.studies.server_contest import slug
 from edgegossip.recipes.studies.server_tuning import without_test_data
 
 Words: TypeAlias = list[str]
-_FREE = ("--out", "--threads", "--processes", "--resume", "--seeds")
+FREE = ("--out", "--threads", "--processes", "--resume", "--seeds")
 """Options that change no run."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -55,7 +55,8 @@ class SweepOptions(ManyRunsOptions):
 def sweep_command(arguments: list[str]) -> int:
     """`edgegossip sweep`."""
     options, study = parse_sweep(arguments)
-    return carry_out(study, options, repeatable("sweep", arguments))
+    carry_out(study, options, repeatable("sweep", arguments))
+    return 0
 
 
 def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
@@ -73,12 +74,12 @@ def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
     all_options = [_make(name, [*fixed, *point])[0] for point in points]
     options = all_options[0]
     # With `--resume`, seeds and values may be added.
-    kept = [[option, *values] for option, values in _grouped(fixed) if option not in _FREE]
+    kept = [[option, *values] for option, values in grouped(fixed) if option not in FREE]
     cells = tuple(
         Cell(
-            name=f"{slug(_label(point)) or 'as-given'}/seed{seed}",
+            name=f"{slug(label(point)) or 'as-given'}/seed{seed}",
             group="sweep",
-            work=partial(_run, name, [*fixed, *point, "--seed", f"{seed}"], _label(point)),
+            work=partial(_run, name, [*fixed, *point, "--seed", f"{seed}"], label(point)),
         )
         for point in points
         for seed in options.seeds
@@ -95,7 +96,9 @@ def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
     return options, study
 
 
-def split_values(arguments: Sequence[str]) -> tuple[str, Words, dict[str, Words]]:
+def split_values(
+    arguments: Sequence[str], command: str = "sweep"
+) -> tuple[str, Words, dict[str, Words]]:
     """Tell the recipe's options that have several values from all others.
 
     Returns:
@@ -105,14 +108,14 @@ def split_values(arguments: Sequence[str]) -> tuple[str, Words, dict[str, Words]
     ('quickstart', ['--seeds', '0', '1', '2'], {'--lr': ['0.1', '0.2']})
     """
     if not arguments or arguments[0].startswith("-"):
-        parse_recipe("sweep", SweepOptions, [*arguments])  # it says what is missing
+        parse_recipe(command, SweepOptions, [*arguments])  # it says what is missing
     name, *rest = arguments
     one_value = {f"--{each}" for each in _options_of_one_value(load_recipe(name))}
     fixed: Words = []
     swept: dict[str, Words] = {}
-    for option, values in _grouped(rest):
+    for option, values in grouped(rest):
         if option == "--seed":
-            raise UsageError("a sweep has --seeds, such as 0..4; leave out --seed")
+            raise UsageError(f"{command} has --seeds, such as 0..4; leave out --seed")
         if len(values) > 1 and option in one_value:
             swept[option] = [*dict.fromkeys(values)]
         else:
@@ -120,7 +123,7 @@ def split_values(arguments: Sequence[str]) -> tuple[str, Words, dict[str, Words]
     return name, fixed, swept
 
 
-def _grouped(words: Sequence[str]) -> Iterator[tuple[str, Words]]:
+def grouped(words: Sequence[str]) -> Iterator[tuple[str, Words]]:
     option, values = "", Words()
     for word in words:
         if not word.startswith("--"):
@@ -160,7 +163,7 @@ def _make(name: str, words: Words) -> tuple[SweepOptions, Experiment]:
     return options, pick(name, chosen, options.only)
 
 
-def _label(point: Words) -> str:
+def label(point: Words) -> str:
     pairs = zip(point[::2], point[1::2], strict=True)
     return ", ".join(f"{option.removeprefix('--')} = {value}" for option, value in pairs)
 

@@ -1,0 +1,353 @@
+"""The command that says what to run on machines that one has; importing this imports torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from edgegossip.cli.commands import repeatable
+from edgegossip.cli.options import ManyRunsOptions
+from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cli.study_command import carry_out
+from edgegossip.cli.sweep_command import FREE, Words, grouped, label, split_values
+from edgegossip.core.errors import UsageError
+from edgegossip.core.protocol import Seconds, Steps, Train
+from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.experiments.machine_list import Machine, links_between, read_machines
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.experiments.threads import one_intra_op_thread
+from edgegossip.learning.task import Workload
+from edgegossip.recipes.studies.scoreboard import time_to
+from edgegossip.recipes.studies.server_contest import slug
+from edgegossip.recipes.studies.server_tuning import without_test_data
+from edgegossip.report import units
+
+OWN = (*FREE, "--machines", "--target", "--max-seconds", "--held-out")
+"""Options of the plan, which its candidates do not have."""
+SHOWN = 5
+"""Candidates that are printed; the report has all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ManyRunsOptions):
+    """How to plan; each option of the recipe may have several values, which are tried.
+
+    Args:
+        machines: TOML file with a [[machine]] table for each machine, in order of ranks: name,
+            speed (over this machine's) or samples_per_second, mbits, latency_ms, count.
+        target: Accuracy to reach, in (0, 1); by default the best found less one point.
+        max_seconds: Virtual seconds of each candidate; by default as long as it needs.
+        seeds: Each candidate is run with all of these, e.g. 0 1 2 or 0..4.
+        held_out: Share of the training samples by which candidates are judged, and which
+            nobody trains on.
+    """
+
+    machines: Path
+    target: float | None = None
+    max_seconds: Seconds | None = None
+    seeds: tuple[int, ...] = (0,)
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, target="in (0, 1) or None", held_out="in (0, 1)")
+        check_range("max_seconds", self.max_seconds, "above 0 and finite, or None")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be one or more, all different, got {self.seeds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """An algorithm of a recipe with some settings.
+
+    Args:
+        recipe: Its name.
+        only: The algorithm's.
+        words: The recipe's options as they are typed.
+        told: The settings that differ between candidates, in words.
+    """
+
+    recipe: str
+    only: str
+    words: tuple[str, ...]
+    told: str
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return f"{self.only}, {self.told}" if self.told else self.only
+
+    def command(self, start: str) -> str:
+        """What to type to start it for real."""
+        return shlex.join(
+            ["edgegossip", *start.split(), self.recipe, "--only", self.only, *self.words]
+        )
+
+
+def plan_command(arguments: list[str]) -> int:
+    """`edgegossip plan`."""
+    options, study, candidates = parse_plan(arguments)
+    rows = carry_out(study, options, repeatable("plan", arguments))
+    for line in advice(ranked(rows.values(), options.target), candidates):
+        print(line)
+    return 0
+
+
+def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, Choice]]:
+    """Make a study of all algorithms of a recipe with all values that options have.
+
+    Raises:
+        UsageError: If the recipe, a setting of it, or a machine is none.
+    """
+    name, fixed, swept = split_values(arguments, "plan")
+    points = [
+        [word for pair in zip(swept, values, strict=True) for word in pair]
+        for values in itertools.product(*swept.values())
+    ]
+    made = [_make(name, [*fixed, *point]) for point in points]
+    options, comparison, _ = made[0]
+    machines = read_machines(options.machines)
+    measured = 1.0
+    if any(machine.samples_per_second is None for machine in machines):
+        measured = measured_throughput(next(iter(comparison.experiments.values())))
+    own = [w for o, values in grouped(fixed) if o not in OWN for w in (o, *values)]
+    candidates = {}
+    for point, (_, each, words) in zip(points, made, strict=True):
+        for only in each.experiments:
+            candidate = Choice(
+                recipe=name, only=only, words=(*own, *point, *words), told=label(point)
+            )
+            candidates[candidate.label] = candidate
+    cells = tuple(
+        Cell(
+            name=f"{slug(told)}/seed{seed}",
+            group="plan",
+            work=partial(_run, candidate, options, machines, measured, seed),
+        )
+        for told, candidate in candidates.items()
+        for seed in options.seeds
+    )
+    study = Study(
+        name=f"plan/{name.rpartition(':')[2]}",
+        title=f"What should these machines run to learn {name}?",
+        printed=(),
+        settings={"recipe": name, "arguments": own, "machines": [str(m) for m in machines]},
+        cells=cells,
+        exhibit=partial(_exhibits, options.target),
+    )
+    return options, study, candidates
+
+
+def _make(name: str, words: Words) -> tuple[PlanOptions, Comparison, Words]:
+    """Make the recipe for as many machines as there are, one of which may be its server."""
+    _, options, chosen = parse_recipe("plan", PlanOptions, [name, *words])
+    wanted = len(read_machines(options.machines))
+    for num_workers in (wanted, wanted - 1):
+        more = ["--num-workers", str(num_workers)]
+        _, _, chosen = parse_recipe("plan", PlanOptions, [name, *words, *more])
+        if not isinstance(chosen, Comparison):
+            raise UsageError(f"recipe {name!r} is a single run; plan needs a comparison")
+        if {each.num_workers for each in chosen.experiments.values()} == {wanted}:
+            return options, chosen, more
+    raise UsageError(f"recipe {name!r} cannot be made for {wanted} machines")
+
+
+def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float:
+    """Measure the training samples a second of one core of this machine."""
+    ranks = experiment.data_ranks
+    workload = Workload(experiment.task, ranks, experiment.seed, experiment.algorithm.role)
+    trainer, params = workload.make_trainer(ranks[0]), workload.initial_params(ranks[0])
+    num_samples, began = 0, None
+    with one_intra_op_thread():
+        while began is None or time.perf_counter() - began < seconds:
+            result = trainer.train(Train(params, Steps(5)))
+            if began is None:  # the first steps get ready
+                began = time.perf_counter()
+            else:
+                num_samples += result.num_samples
+    return num_samples / (time.perf_counter() - began)
+
+
+def _run(
+    candidate: Choice,
+    options: PlanOptions,
+    machines: Sequence[Machine],
+    measured: float,
+    seed: int,
+    session: Session,
+) -> Row:
+    kept = [candidate.recipe, *candidate.words, "--seed", str(seed)]
+    _, _, chosen = parse_recipe(
+        "plan", PlanOptions, [*kept, "--machines", str(options.machines)]
+    )
+    experiment = pick(candidate.recipe, chosen, candidate.only)
+    dataset = without_test_data(experiment.task.dataset, options.held_out)
+    platforms = tuple(machine.platform(measured) for machine in machines)
+    experiment = replace(
+        experiment,
+        task=replace(experiment.task, dataset=dataset),
+        platforms=platforms,
+        links=links_between(machines),
+        max_seconds=options.max_seconds or experiment.max_seconds,
+        profiles={},
+    )
+    history = session.run(experiment).history
+    last, workers = history[-1], experiment.data_ranks
+    capacity = sum(platforms[rank].total_throughput for rank in workers) * last.time
+    return {
+        "run": candidate.label,
+        "seed": seed,
+        "times": [each.time for each in history],
+        "accuracies": [each.accuracy for each in history],
+        "bytes": last.bytes_sent / last.time / len(workers),
+        "used": last.samples_processed / capacity,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is expected of a candidate: medians over the seeds.
+
+    Attributes:
+        run: The candidate's label.
+        times: To the target, of each seed; infinite where it is never reached.
+        accuracy: At the end.
+        bytes_per_second: That each worker sends.
+        used: Share of the workers' capacity that trains on samples.
+    """
+
+    run: str
+    times: tuple[Seconds, ...]
+    accuracy: float
+    bytes_per_second: float
+    used: float
+
+    @property
+    def seconds(self) -> Seconds:
+        """To the target."""
+        return statistics.median(self.times)
+
+
+def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Expected]]:
+    """Order the candidates by their time to the target, then by accuracy; gives that target."""
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        runs.setdefault(row["run"], []).append(row)
+
+    def middle(some: list[Row], value: Callable[[Row], float]) -> float:
+        return statistics.median(map(value, some))
+
+    accuracy = {
+        run: middle(some, lambda row: max(row["accuracies"])) for run, some in runs.items()
+    }
+    goal = max(accuracy.values()) - 0.01 if target is None else target
+    found = []
+    for run, some in runs.items():
+        reached = [time_to(row, goal) for row in some]
+        found.append(
+            Expected(
+                run=run,
+                times=tuple(math.inf if each is None else each for each in reached),
+                accuracy=middle(some, lambda row: row["accuracies"][-1]),
+                bytes_per_second=middle(some, lambda row: row["bytes"]),
+                used=middle(some, lambda row: row["used"]),
+            )
+        )
+    return goal, sorted(found, key=lambda each: (each.seconds, -each.accuracy))
+
+
+def advice(
+    found: tuple[float, Sequence[Expected]], candidates: Mapping[str, Choice]
+) -> Iterator[str]:
+    """Say what to run, why, and how to start it."""
+    target, order = found
+    best, *others = order
+    if math.isinf(best.seconds):
+        yield (
+            f"no candidate reaches {units.percent(target)}; {best.run} comes closest, with "
+            f"{units.percent(best.accuracy)}; give a lower --target, or more --max-seconds"
+        )
+        return
+    yield f"best: {best.run}: {units.percent(target)} after {units.seconds(best.seconds)}"
+    names = {best.run.partition(",")[0]}
+    for other in others:
+        name = other.run.partition(",")[0]
+        if name in names or len(names) > SHOWN:
+            continue
+        names.add(name)
+        after = "never" if math.isinf(other.seconds) else units.seconds(other.seconds)
+        yield f"  {other.run}: {after}{_why(best, other)}"
+    chosen = candidates[best.run]
+    yield f"try it on this machine: {chosen.command('launch')}"
+    yield f"on machine R: {chosen.command('worker')} --rank R"
+
+
+def _why(best: Expected, other: Expected) -> str:
+    """Say what the slower one does worse."""
+    reasons = []
+    if other.used < 0.95 * best.used:
+        reasons.append(f"uses {other.used:.0%} of the machines, not {best.used:.0%}")
+    if other.bytes_per_second > 1.1 * best.bytes_per_second:
+        ratio = other.bytes_per_second / max(best.bytes_per_second, 1e-9)
+        reasons.append(f"sends {ratio:.3g} times as much a second")
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
+    if not rows:
+        return Exhibits()
+    goal, order = ranked(rows.values(), target)
+    first = min(row["seed"] for row in rows.values())
+    shown = {each.run for each in order[:SHOWN]}
+    curves = tuple(
+        Series(name=row["run"], x=tuple(row["times"]), y=tuple(row["accuracies"]))
+        for row in rows.values()
+        if row["seed"] == first and row["run"] in shown
+    )
+    panel = Panel(
+        title="The best candidates",
+        kind="lines",
+        x_label="virtual time",
+        x_unit="seconds",
+        y_label="accuracy",
+        y_unit="percent",
+        series=curves,
+    )
+    figure = Figure(
+        name="plan",
+        heading="Accuracy over time",
+        caption="On virtual machines like those that were given; one seed.",
+        panels=(panel,),
+    )
+    table = Table(
+        heading="Candidates, best first",
+        columns=(
+            ("run", "text"),
+            ("time to target", "seconds"),
+            ("soonest", "seconds"),
+            ("latest", "seconds"),
+            ("accuracy", "percent"),
+            ("sent a second", "bytes"),
+            ("used", "percent"),
+        ),
+        rows=tuple(_line(each) for each in order),
+        note="Medians over the seeds, judged by samples held out of the training data; the "
+        f"target is {goal:.2%}. Sent: by each worker. Used: share of the workers' capacity "
+        "that trains on samples; a server's is not counted.",
+    )
+    return Exhibits(figures=(figure,), tables=(table,))
+
+
+def _line(each: Expected) -> tuple[str | float | None, ...]:
+    times = (each.seconds, min(each.times), max(each.times))
+    known = (None if math.isinf(time) else time for time in times)
+    return (each.run, *known, each.accuracy, each.bytes_per_second, each.used)

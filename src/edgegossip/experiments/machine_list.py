@@ -1,0 +1,119 @@
+"""Machines that somebody has, as a TOML file lists them."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.errors import UsageError
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.ranges import check_ranges
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+
+_MEGABIT = 125_000.0
+_KEYS = ("name", "count", "speed", "samples_per_second", "mbits", "latency_ms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine.
+
+    Args:
+        name: For people.
+        speed: Over this machine's, above 0; used where `samples_per_second` is not known.
+        samples_per_second: Training samples a second of the task's model, above 0; None for
+            `speed` times what this machine is measured to do.
+        mbits: Mbit/s that it sends, and receives, at most, above 0.
+        latency_ms: Milliseconds from it to the network, at least 0: a message between two
+            machines takes both of theirs.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    name: str
+    speed: float = 1.0
+    samples_per_second: float | None = None
+    mbits: float = math.inf
+    latency_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, speed="above 0 and finite", mbits="above 0")
+        check_ranges(self, samples_per_second="above 0 and finite, or None")
+        check_ranges(self, latency_ms="in [0, inf)")
+
+    @property
+    def latency(self) -> Seconds:
+        """From it to the network."""
+        return self.latency_ms / 1000
+
+    def platform(self, measured: float) -> Platform:
+        """Make a virtual machine like it, where this one does `measured` samples a second."""
+        throughput = self.samples_per_second or self.speed * measured
+        bandwidth = self.mbits * _MEGABIT
+        return Platform(
+            name=self.name, throughput=throughput, uplink=bandwidth, downlink=bandwidth
+        )
+
+
+def read_machines(path: Path) -> tuple[Machine, ...]:
+    """Read the machines of a TOML file, in order of their ranks.
+
+    Each is a table ``[[machine]]`` with the arguments of `Machine`, and `count` for several
+    that are alike.
+
+    Raises:
+        UsageError: If the file cannot be read, or lists something else.
+    """
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"cannot read machines from {path}: {error}") from error
+    tables = content.get("machine")
+    if not isinstance(tables, list) or not tables or [*content] != ["machine"]:
+        raise UsageError(
+            f"{path} must list machines as [[machine]] tables and nothing else; it has "
+            f"{', '.join(content) or 'nothing'}"
+        )
+    return tuple(machine for table in tables for machine in _machines(path, table))
+
+
+def _machines(path: Path, table: Mapping[str, Any]) -> Sequence[Machine]:
+    if unknown := [key for key in table if key not in _KEYS]:
+        raise UsageError(
+            f"{path}: a machine has no {unknown[0]!r}; it may have {', '.join(_KEYS)}"
+        )
+    values = {"name": "machine", **table}
+    count = values.pop("count", 1)
+    wrong = [
+        key
+        for key, value in values.items()
+        if not isinstance(value, str if key == "name" else int | float)
+    ]
+    if wrong or not isinstance(count, int) or count < 1:
+        key = wrong[0] if wrong else "count"
+        allowed = "a name in quotes" if key == "name" else "a number"
+        raise UsageError(
+            f"{path}: {key} of {values['name']!r} must be {allowed}, got {table[key]!r}"
+        )
+    try:
+        return [Machine(**values)] * count
+    except ValueError as error:
+        raise UsageError(f"{path}: {values['name']!r}: {error}") from error
+
+
+def links_between(machines: Sequence[Machine]) -> Links:
+    """Link each two machines, as late as both are together."""
+    pairs: dict[tuple[Rank, Rank], Link] = {
+        (i, j): Link(latency=one.latency + other.latency)
+        for i, one in enumerate(machines)
+        for j, other in enumerate(machines)
+        if i != j
+    }
+    return Links(default=Link(), overrides=pairs)
