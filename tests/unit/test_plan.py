@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgegossip.cli.main import main
-from edgegossip.cli.plan_command import Expected, advice, parse_plan, ranked
+from edgegossip.cli.plan_command import Outlook, advice, parse_plan, ranked
 from edgegossip.core.errors import UsageError
 from edgegossip.experiments.machine_list import Machine, links_between, read_machines
 
@@ -78,8 +78,8 @@ def test_a_recipe_with_a_server_gives_one_of_the_machines_to_it(machines: Path) 
     assert peers["gosgd"].words == ("--num-workers", "3")
 
 
-def forecast(run: str, *times: float, used: float = 1.0) -> Expected:
-    return Expected(run=run, times=times, accuracy=0.9, bytes_per_second=1.0, used=used)
+def forecast(run: str, *times: float, used: float = 1.0) -> Outlook:
+    return Outlook(run=run, times=times, accuracy=0.9, bytes_per_second=1.0, used=used)
 
 
 def test_candidates_are_ordered_by_the_median_time_to_one_target() -> None:

@@ -66,7 +66,7 @@ class PlanOptions(ManyRunsOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Proposal:
     """An algorithm of a recipe with some settings.
 
     Args:
@@ -102,7 +102,7 @@ def plan_command(arguments: list[str]) -> int:
     return 0
 
 
-def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, Choice]]:
+def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, Proposal]]:
     """Make a study of all algorithms of a recipe with all values that options have.
 
     Raises:
@@ -123,7 +123,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
     candidates = {}
     for point, (_, each, words) in zip(points, made, strict=True):
         for only in each.experiments:
-            candidate = Choice(
+            candidate = Proposal(
                 recipe=name, only=only, words=(*own, *point, *words), told=label(point)
             )
             candidates[candidate.label] = candidate
@@ -178,7 +178,7 @@ def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float
 
 
 def _run(
-    candidate: Choice,
+    candidate: Proposal,
     options: PlanOptions,
     machines: Sequence[Machine],
     measured: float,
@@ -214,7 +214,7 @@ def _run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class Outlook:
     """What is expected of a candidate: medians over the seeds.
 
     Attributes:
@@ -237,7 +237,7 @@ class Expected:
         return statistics.median(self.times)
 
 
-def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Expected]]:
+def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
     """Order the candidates by their time to the target, then by accuracy; gives that target."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
@@ -254,7 +254,7 @@ def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Expec
     for run, some in runs.items():
         reached = [time_to(row, goal) for row in some]
         found.append(
-            Expected(
+            Outlook(
                 run=run,
                 times=tuple(math.inf if each is None else each for each in reached),
                 accuracy=middle(some, lambda row: row["accuracies"][-1]),
@@ -266,7 +266,7 @@ def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Expec
 
 
 def advice(
-    found: tuple[float, Sequence[Expected]], candidates: Mapping[str, Choice]
+    found: tuple[float, Sequence[Outlook]], candidates: Mapping[str, Proposal]
 ) -> Iterator[str]:
     """Say what to run, why, and how to start it."""
     target, order = found
@@ -291,7 +291,7 @@ def advice(
     yield f"on machine R: {chosen.command('worker')} --rank R"
 
 
-def _why(best: Expected, other: Expected) -> str:
+def _why(best: Outlook, other: Outlook) -> str:
     """Say what the slower one does worse."""
     reasons = []
     if other.used < 0.95 * best.used:
@@ -347,7 +347,7 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
     return Exhibits(figures=(figure,), tables=(table,))
 
 
-def _line(each: Expected) -> tuple[str | float | None, ...]:
+def _line(each: Outlook) -> tuple[str | float | None, ...]:
     times = (each.seconds, min(each.times), max(each.times))
     known = (None if math.isinf(time) else time for time in times)
     return (each.run, *known, each.accuracy, each.bytes_per_second, each.used)
