@@ -730,6 +730,44 @@ def test_a_stage_that_is_left_alone_finishes_after_a_while(algorithm: Stages) ->
 
 
 @each_algorithm
+def test_a_stage_does_not_finish_while_the_one_above_is_lost_and_may_come_back(
+    algorithm: Stages,
+) -> None:
+    """Nobody else has its part of the model, and alone it could not end the run."""
+
+    def done() -> Worker:
+        worker = Worker(algorithm, MIDDLE)
+        worker.start()
+        worker.tell(WorkerLost(LAST), 5.0)
+        worker.hear(FIRST, Message("end-0", 3), 6.0)
+        assert SetTimer("left alone", 606.0) in worker.effects
+        assert Finish() not in worker.effects
+        return worker
+
+    back = done()
+    back.tell(WorkerJoined(LAST), 7.0)
+    assert Finish() in back.effects
+    assert back.sent.kind == "end-1"
+    assert done().tell(TimerFired("left alone"), 606.0) == [Finish()]
+
+
+@each_algorithm
+def test_a_first_stage_does_not_either(algorithm: Stages) -> None:
+    worker = Worker(replace(algorithm, inner=Alone(num_rounds=1)), FIRST)
+    worker.start()
+    if isinstance(algorithm, Pipelined):
+        worker.train(batch())
+        worker.hear(MIDDLE, down(int(worker.sent.numbers["batch"]), gradient()))
+    worker.tell(WorkerLost(MIDDLE), 2.0)
+    worker.train(batch(), now=3.0)
+    assert SetTimer("left alone", 603.0) in worker.effects
+    assert Finish() not in worker.effects
+    worker.tell(WorkerJoined(MIDDLE), 4.0)
+    assert Finish() in worker.effects
+    assert worker.sent.kind == "end-0"
+
+
+@each_algorithm
 def test_the_end_is_told_again_where_it_may_be_lost(algorithm: Stages) -> None:
     short = replace(algorithm, inner=Alone(num_rounds=1), forget_after=2.0)
     worker = Worker(short, FIRST)

@@ -101,6 +101,8 @@ class Stages(StageLinks):
                 effects = self._give_up(state)
             case TimerFired(name) if name == _END:
                 effects = self._end(state, now)
+            case TimerFired(name) if name == _LEFT_ALONE and state.has_ended:
+                effects = [Finish()]
             case WorkerLost(rank) | WorkerJoined(rank):
                 effects = self._notice(state, event, rank, now)
             case _:
@@ -161,10 +163,10 @@ class Stages(StageLinks):
             if isinstance(effect, Train):
                 state.piece = Piece.of(effect, state.num_samples, now)
                 state.params = effect.params
+            elif isinstance(effect, Finish):
+                effects += self._finish(state, now)
             else:
                 effects.append(effect)
-            if isinstance(effect, Finish):
-                effects += self._end(state, now)
         state.round = state.inner.round
         if state.piece is None:
             state.params = state.inner.params
@@ -181,13 +183,23 @@ class Stages(StageLinks):
         if state.waiting or state.is_training or state.origins:
             return []  # what they have sent comes first
         if state.ended:
-            return [Finish(), *self._end(state, now)]
+            return self._finish(state, now)
         # All are lost, and may be on their way back.
         if state.left_alone_since is None:
             state.left_alone_since = now
             return [SetTimer(_LEFT_ALONE, now + _PATIENCE)]
         has_waited = now >= state.left_alone_since + _PATIENCE
-        return [Finish(), *self._end(state, now)] if has_waited else []
+        return self._finish(state, now) if has_waited else []
+
+    def _finish(self, state: StageState, now: Seconds) -> list[Effect]:
+        """Send no more, and leave; but wait for the stage above when it is lost.
+
+        Nobody else has its part of the model, and back it goes on from its checkpoint only with
+        somebody who is there.
+        """
+        is_missed = self.above(state.rank) in state.lost
+        wait = SetTimer(_LEFT_ALONE, now + _PATIENCE)
+        return [wait if is_missed else Finish(), *self._end(state, now)]
 
     def _end(self, state: StageState, now: Seconds) -> list[Effect]:
         """Tell the stage above that this worker sends no more; again where that may be lost."""
@@ -282,7 +294,7 @@ class Stages(StageLinks):
         if rank == self.above(state.rank):
             effects = self._give_up(state)  # what is under way to it, or back, is lost
             if state.has_ended and isinstance(event, WorkerJoined):
-                effects += self._end(state, now)
+                effects += self._finish(state, now)
         if rank < self.num_first and state.inner is not None:
             effects += self._drive(state, event, now)
         return effects
