@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,9 +152,9 @@ class StageLinks(Algorithm[StageState]):
         check_batch(stage, outputs, self.boundaries[stage], self.max_batch, self.num_classes)
         if receiver in state.lost:
             return []
-        values, unit = Precision(self.precision).encode("activations", outputs["activations"])
+        values = Precision(self.precision).encode("activations", outputs["activations"])
         payload = {**values, "labels": outputs["labels"]}
-        numbers = {"batch": number, "wants_gradient": int(wants_gradient), **unit}
+        numbers = {"batch": number, "wants_gradient": int(wants_gradient)}
         kind = kind_up(self.stage(state.rank))
         return [Send(receiver, Message(kind, state.round, payload, numbers))]
 
@@ -167,9 +166,7 @@ class StageLinks(Algorithm[StageState]):
             return []
         sender, asked = state.origins.pop(number)
         payload: Payload = {}
-        numbers: Mapping[str, float] = {}
         if gradient is not None and asked["wants_gradient"]:
-            payload, numbers = Precision(self.precision).encode("gradient", gradient)
+            payload = Precision(self.precision).encode("gradient", gradient)
         kind = kind_down(self.stage(state.rank) - 1)
-        numbers = {"batch": asked["batch"], **numbers}
-        return [Send(sender, Message(kind, state.round, payload, numbers))]
+        return [Send(sender, Message(kind, state.round, payload, {"batch": asked["batch"]}))]

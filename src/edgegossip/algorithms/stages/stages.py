@@ -248,8 +248,7 @@ class Stages(StageLinks):
         """Take the batch that has waited longest: what to train on."""
         sender, message = state.waiting.pop(0)
         state.origins[state.next_batch] = (sender, message.numbers)
-        precision = Precision(self.precision)
-        values = precision.decode("activations", message.payload, message.numbers)
+        values = Precision(self.precision).decode("activations", message.payload)
         return {"activations": values, "labels": message.payload["labels"]}
 
     def _take_answer(self, state: StageState, message: Message, now: Seconds) -> list[Effect]:
@@ -258,8 +257,7 @@ class Stages(StageLinks):
             return []  # it was given up
         gradient = None
         if "gradient" in message.payload:
-            precision = Precision(self.precision)
-            gradient = precision.decode("gradient", message.payload, message.numbers)
+            gradient = Precision(self.precision).decode("gradient", message.payload)
         effects = self.take_answer(state, number, gradient)
         return [*effects, *self._watch(state, now)]
 

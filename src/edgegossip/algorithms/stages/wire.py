@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,10 +11,9 @@ from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Payload
-from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.core.schema import MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
-Numbers: TypeAlias = Mapping[str, float]
 LARGEST = 1e6
 """Larger activations and gradients are sent as this: a network refuses them."""
 _INT8 = 127
@@ -32,7 +30,7 @@ class Precision:
     unit.
 
     >>> sent = Precision("int8").encode("x", torch.tensor([[1.0, -2.0]]))
-    >>> Precision("int8").decode("x", *sent)
+    >>> Precision("int8").decode("x", sent)
     tensor([[ 1.0079, -2.0000]])
     """
 
@@ -47,51 +45,59 @@ class Precision:
         """Bytes of a value."""
         return _DTYPES[self.name].itemsize
 
-    def encode(self, name: str, tensor: Tensor) -> tuple[Payload, Numbers]:
-        """Give the payload and the numbers in which `tensor` travels under `name`."""
+    def encode(self, name: str, tensor: Tensor) -> Payload:
+        """Give the tensors in which `tensor` travels under `name`."""
         tensor = tensor.clamp(-LARGEST, LARGEST)
         if self.name != "int8":
-            return {name: tensor.to(_DTYPES[self.name])}, {}
-        unit = max(_magnitude(tensor), 1e-30) / _INT8
+            return {name: tensor.to(_DTYPES[self.name])}
+        unit = torch.tensor([max(_magnitude(tensor), 1e-30) / _INT8])
         whole = (tensor / unit).round_().clamp_(-_INT8, _INT8)
-        return {name: whole.to(torch.int8)}, {f"{name}_unit": unit}
+        return {name: whole.to(torch.int8), f"{name}_unit": unit}
 
-    def decode(self, name: str, payload: Payload, numbers: Numbers) -> Tensor:
+    def decode(self, name: str, payload: Payload) -> Tensor:
         """Give the tensor back, in float32."""
-        return payload[name].to(torch.float32) * numbers.get(f"{name}_unit", 1.0)
+        return payload[name].to(torch.float32) * payload.get(f"{name}_unit", 1.0)
 
-    def spec(self, shape: Shape, max_batch: int) -> TensorSpec:
-        """Describe batches of at most `max_batch` tensors of `shape`."""
+    def specs(self, name: str, shape: Shape, max_batch: int) -> dict[str, TensorSpec]:
+        """Describe batches of at most `max_batch` tensors of `shape`.
+
+        Each has a measure, so that what is far beyond the usual is refused sooner, and who has
+        sent it is found.
+        """
         dtype, numel = _DTYPES[self.name], max_batch * math.prod(shape)
-        if self.name == "int8":
-            return TensorSpec(dtype, (None, *shape), numel, -_INT8, _INT8)
-        # `bfloat16` rounds up. With a measure, so that what is far beyond the usual is refused
-        # sooner, and who has sent it is found.
-        largest = 1.01 * LARGEST
-        return TensorSpec(dtype, (None, *shape), numel, -largest, largest, _magnitude)
+        largest = 1.01 * LARGEST  # `bfloat16` rounds up
+        if self.name != "int8":
+            values = TensorSpec(dtype, (None, *shape), numel, -largest, largest, _magnitude)
+            return {name: values}
+        unit = TensorSpec(
+            torch.float32,
+            (1,),
+            minimum=0.0,
+            maximum=largest / _INT8,
+            measure=lambda unit: _INT8 * _magnitude(unit),
+        )
+        return {
+            name: TensorSpec(dtype, (None, *shape), numel, -_INT8, _INT8),
+            f"{name}_unit": unit,
+        }
 
     def messages(
         self, shape: Shape, max_batch: int, num_classes: int, max_ahead: int | None
     ) -> tuple[MessageSpec, MessageSpec]:
         """Describe what goes up over a boundary, and what comes down."""
-        values, batch = self.spec(shape, max_batch), {"batch": range(_MAX_BATCHES)}
+        batch = {"batch": range(_MAX_BATCHES)}
         labels = TensorSpec(torch.int64, (None,), max_batch, 0, num_classes - 1)
         up = MessageSpec(
-            {"activations": values, "labels": labels},
-            numbers={**batch, "wants_gradient": range(2), **self.limits("activations")},
+            {**self.specs("activations", shape, max_batch), "labels": labels},
+            numbers={**batch, "wants_gradient": range(2)},
             max_ahead=max_ahead,
         )
         down = MessageSpec(
-            optional={"gradient": values},
+            optional=self.specs("gradient", shape, max_batch),
             numbers=batch,
-            optional_numbers=self.limits("gradient"),
             max_ahead=max_ahead,
         )
         return up, down
-
-    def limits(self, name: str) -> dict[str, Limits]:
-        """Limits of the numbers that travel with it."""
-        return {f"{name}_unit": (0.0, LARGEST / _INT8)} if self.name == "int8" else {}
 
 
 def check_batch(
