@@ -41,6 +41,8 @@ import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
+from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.gathering import WORKERS, gather
 from edgegossip.deploy.join import Connection, join
@@ -52,6 +54,7 @@ from edgegossip.experiments.study import machine
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 from edgegossip.learning.models import mlp
 from edgegossip.learning.readers import mnist
+from edgegossip.learning.schedule import Cosine
 from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, make_authority
 from edgegossip.recipes.recipe_settings import default_data_dir
@@ -61,7 +64,8 @@ NUM_STAGES = 3
 NUM_SAMPLES = 60_000
 SIDE = 14
 HIDDEN = (64, 32)
-SETTINGS = StageSettings(num_epochs=2, num_stages=NUM_STAGES, lr=0.02, bandwidth=1e9)
+NUM_ROUNDS = 20
+SETTINGS = StageSettings(num_epochs=1, num_stages=NUM_STAGES, lr=0.02, bandwidth=1e9)
 METHODS = ("greedy", "local-losses", "synthetic-gradients", "pipelined")
 CHECKPOINT: Seconds = 0.25
 LIMIT: Seconds = 240.0
@@ -237,11 +241,24 @@ def _small(split: Split, num_samples: int) -> Split:
     return ArraySplit(avg_pool2d(x.float(), 2).round().to(torch.uint8), y)
 
 
+def staged(method: str, data: Dataset, seed: int) -> Experiment:
+    """A run whose learning rate falls to nothing, so that runs differ by little besides."""
+    made = stage_run(method, data, model, replace(SETTINGS, seed=seed))
+    steps = SETTINGS.num_epochs * NUM_SAMPLES // SETTINGS.batch_size
+    alone = Alone(num_rounds=NUM_ROUNDS, local_steps=steps // NUM_ROUNDS)
+    assert isinstance(made.algorithm, Stages)
+    return replace(
+        made,
+        algorithm=replace(made.algorithm, inner=alone),
+        task=replace(made.task, schedule=Cosine()),
+    )
+
+
 def measure(method: str, seeds: Sequence[int], forgets: bool, keys: Path) -> dict[str, Any]:
     """All seeds of a method, with and without a loss."""
     data, rows = dataset(), []
     for seed in seeds:
-        experiment = stage_run(method, data, model, replace(SETTINGS, seed=seed))
+        experiment = staged(method, data, seed)
         alone = one_run(experiment, keys)
         row = {"seed": seed, "undisturbed": alone}
         if alone["is_well"]:
@@ -298,6 +315,8 @@ def main() -> int:
                 "num_stages": NUM_STAGES,
                 "num_samples": NUM_SAMPLES,
                 "num_epochs": SETTINGS.num_epochs,
+                "num_rounds": NUM_ROUNDS,
+                "schedule": "cosine",
                 "hidden": HIDDEN,
                 "lr": SETTINGS.lr,
                 "batch_size": SETTINGS.batch_size,

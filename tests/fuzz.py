@@ -205,12 +205,12 @@ def lie(draw: random.Random) -> bytearray:
             payload.pop(draw.choice([*payload]))
         case 5 if payload:
             name = draw.choice([*payload])
-            payload[name] = _twist(payload[name], draw)
+            payload[name] = twist(payload[name], draw)
     lying = Envelope(*envelope)  # type: ignore[arg-type]
     return bytearray().join(pack(lying, Message(kind, round, payload)))
 
 
-def _twist(tensor: Tensor, draw: random.Random) -> Tensor:
+def twist(tensor: Tensor, draw: random.Random) -> Tensor:
     """`tensor` with another dtype, shape or value."""
     tensor = tensor.clone()
     match draw.randrange(5):
@@ -227,7 +227,8 @@ def _twist(tensor: Tensor, draw: random.Random) -> Tensor:
     value = draw.choice((math.nan, math.inf, -math.inf, -1.0, 3e38, 50.0))
     is_number = tensor.is_floating_point() or math.isfinite(value)
     at = draw.randrange(tensor.numel())
-    tensor.view(-1)[at] = min(value, 2.0**15) if is_number else -1
+    odd = torch.tensor(min(value, 2.0**15) if is_number else -1.0)
+    tensor.view(-1)[at] = odd.to(tensor.dtype)
     return tensor
 
 

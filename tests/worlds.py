@@ -12,8 +12,10 @@ from tests.algorithms import NUM_WORKERS
 from torch import Tensor
 
 from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.errors import TrainingError
 from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import (
     Effect,
@@ -149,6 +151,50 @@ class StageTrainer(ManySamples):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.tag, self.passed = state["tag"], dict(state["passed"])
+
+
+class ObedientStage(ManySamples):
+    """The trainer of worker `rank` in stages, which takes any batch and any gradient.
+
+    With `limit` its loss becomes infinite beyond it, as real ones do.
+    """
+
+    def __init__(
+        self, algorithm: Stages, rank: Rank, lr: float = 0.1, limit: float = math.inf
+    ) -> None:
+        super().__init__(rank, lr, 4 if algorithm.stage(rank) == 0 else 0)
+        self.limit = limit
+        self.waits = isinstance(algorithm, Pipelined) and algorithm.above(rank) is not None
+
+    def cost(self, request: Train) -> float:
+        return 1.0
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        inputs = request.inputs
+        for x in (request.params, *inputs.values()):
+            if not bool((x.abs() <= self.limit).all()):
+                raise TrainingError("the loss became nan; try a smaller learning rate")
+        labels = inputs.get("labels", torch.zeros(1, dtype=torch.int64))
+        values = TARGETS[:1].expand(len(labels), NUM_PARAMS)
+        outputs = {"activations": values, "labels": labels, "gradient": values}
+        is_first = self.num_samples > 0
+        if self.waits and "gradient" not in inputs:  # a forward pass
+            return TrainingResult(request.params, len(labels) * is_first, 1, 0.0, outputs)
+        done = super().train(replace(request, work=Steps(1), inputs={}))
+        num_samples = 1 if is_first and not self.waits else 0
+        loss = 0.5 * (request.params - TARGETS[self.ranks[0]]).square().sum().item()
+        return TrainingResult(done.params, num_samples, 1, loss, outputs)
+
+
+def require_bounded(algorithm: Stages, state: StageState) -> None:
+    """Fail if a worker keeps more batches than it may."""
+    stage = algorithm.stage(state.rank)
+    most = algorithm.max_passed(stage)
+    assert max(len(state.pending), len(state.answers)) <= most
+    assert len(state.origins) <= most + 1
+    below = algorithm.num_first if stage == 1 else 1
+    assert len(state.waiting) <= below * algorithm.max_passed(max(0, stage - 1))
+    assert {*state.ended, *state.lost} <= {*range(algorithm.num_workers)}
 
 
 def _tagged(tag: float) -> Tensor:

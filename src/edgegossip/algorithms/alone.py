@@ -12,6 +12,7 @@ from edgegossip.core.protocol import (
     Event,
     Finish,
     Rank,
+    Received,
     Seconds,
     Started,
     Steps,
@@ -28,7 +29,8 @@ class Alone(Algorithm[WorkerState]):
     """Plain SGD on each worker's own data: what any exchange has to beat.
 
     With one worker it is the training of a whole model on one machine; within `Decoupled` and
-    `Pipelined` it says that the first stage is trained by one worker.
+    `Pipelined` it says that the first stage is trained by one worker. One that has come back
+    goes on in the round of which the stages above have heard.
 
     Args:
         num_rounds: Rounds of training until a worker finishes.
@@ -62,6 +64,8 @@ class Alone(Algorithm[WorkerState]):
             case Trained():
                 state.params, state.round = event.params, state.round + 1
                 return self._train(state)
+            case Received(_, message):
+                state.round = max(state.round, message.round)
         return []
 
     def _train(self, state: WorkerState) -> list[Effect]:

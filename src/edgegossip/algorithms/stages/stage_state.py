@@ -146,6 +146,7 @@ class StageState(WorkerState):
         left_alone_since: When all workers below were lost, and none has come back since; None
             while there is one.
         num_told: How often it has said so.
+        asks_round: It has come back, and goes on in the round that the next answer says.
     """
 
     inner: Any = None
@@ -169,6 +170,7 @@ class StageState(WorkerState):
     has_ended: bool = False
     left_alone_since: float | None = None
     num_told: int = 0
+    asks_round: bool = False
 
     def forget(self, liar: Rank) -> None:
         """Make no more use of what `liar` has sent."""

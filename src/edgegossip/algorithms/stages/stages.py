@@ -110,6 +110,10 @@ class Stages(StageLinks):
                     # An answer to a batch of an earlier life is none to one of this.
                     state.next_batch = int(now * _NUMBERS_A_SECOND)
                     state.left_alone_since = None
+                    # Where workers of the first stage talk to each other, they tell it where
+                    # they are; else the stages above know how far it had come.
+                    is_known = self.inner.traits.topology is not None
+                    state.asks_round = event.has_rejoined and not is_known
                 effects = self._drive(state, event, now)
         effects += self._go_on(state, now)
         state.measure_queues()
@@ -259,6 +263,10 @@ class Stages(StageLinks):
         if "gradient" in message.payload:
             gradient = Precision(self.precision).decode("gradient", message.payload)
         effects = self.take_answer(state, number, gradient)
+        if state.asks_round:
+            state.asks_round = False
+            round = Message("round", message.round)
+            effects += self._drive(state, Received(self.above(state.rank), round), now)
         return [*effects, *self._watch(state, now)]
 
     def _watch(self, state: StageState, now: Seconds) -> list[Effect]:
