@@ -83,6 +83,7 @@ class Setting:
     out: Path
     certificates: Path
     endpoints: tuple[str, ...]
+    checkpoint_seconds: Seconds
 
 
 def work(setting: Setting, rank: Rank) -> None:
@@ -101,7 +102,7 @@ def work(setting: Setting, rank: Rank) -> None:
             address=Address(listen=(endpoint,), connect=others), tls=setting.certificates
         ),
         settings=WorkerSettings(
-            checkpoint_seconds=CHECKPOINT, snapshots=False, meet_seconds=20.0
+            checkpoint_seconds=setting.checkpoint_seconds, snapshots=False, meet_seconds=20.0
         ),
     )
 
@@ -118,10 +119,16 @@ def certificates(folder: Path, num_workers: int) -> None:
 class Run:
     """The processes of a run, and what is done to them."""
 
-    def __init__(self, experiment: Experiment, out: Path, certificates: Path) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        out: Path,
+        certificates: Path,
+        checkpoint_seconds: Seconds = CHECKPOINT,
+    ) -> None:
         ports = free_ports(experiment.num_workers)
         endpoints = tuple(f"tls/127.0.0.1:{port}" for port in ports)
-        self.setting = Setting(experiment, out, certificates, endpoints)
+        self.setting = Setting(experiment, out, certificates, endpoints, checkpoint_seconds)
         self.ranks = range(experiment.num_workers)
         self.processes: dict[Rank, Any] = {}
         out.mkdir()
