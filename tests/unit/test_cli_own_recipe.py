@@ -119,7 +119,11 @@ def test_compare_takes_all(own: str, capsys: pytest.CaptureFixture[str]) -> None
         (["launch", "own.py:limited"], "launch own.py:limited has an option --max-seconds"),
         (
             ["launch", "own.py:single", "-n", "2"],
-            "sets a recipe's argument num_workers, and",
+            "sets a recipe's argument num_workers or num_stages, and",
+        ),
+        (
+            ["launch", "synthetic-gradients/quickstart", "-n", "2"],
+            "this run has the whole model on one machine; choose one in stages with --only",
         ),
         (["run", "fails.py:single"], r"fails\.py, line 2: ZeroDivisionError"),
     ],

@@ -93,6 +93,18 @@ def simulated(tmp_path: Path, num_epochs: int) -> dict[str, torch.Tensor]:
     return tensors(tmp_path / "simulated")
 
 
+@pytest.mark.slow
+def test_n_says_how_many_stages_a_model_is_cut_into(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    options = ["-n", "2", "--only", "greedy", "--num-epochs", "1", "--out", str(out)]
+    process = start("launch", "synthetic-gradients/quickstart", *options)
+    assert process.wait(PATIENCE) == 0
+    assert [each.name for each in sorted((out / "workers").glob("[0-9]*"))] == ["0", "1"]
+    assert summary(out)["reason"] == "finished"
+
+
 # As the simulator.
 
 

@@ -235,17 +235,31 @@ def _say_what_came_out(out: Path, gather: Sequence[str]) -> None:
     )
 
 
-def _require_number(name: str) -> None:
-    if "num_workers" not in argument_names(load_recipe(name)):
-        raise UsageError(f"-n sets a recipe's argument num_workers, and {name} has none")
+_NUMBERS = ("num_workers", "num_stages")
+"""What `-n` sets: the first of these that is an argument of the recipe."""
+
+
+def _number(name: str) -> str:
+    """Say which argument of a recipe `-n` sets.
+
+    Raises:
+        UsageError: If it has none.
+    """
+    known = argument_names(load_recipe(name))
+    for each in _NUMBERS:
+        if each in known:
+            return each
+    raise UsageError(
+        f"-n sets a recipe's argument {' or '.join(_NUMBERS)}, and {name} has neither"
+    )
 
 
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
     log_to_console()
-    if "-n" in arguments[1:]:
-        _require_number(arguments[0])
-    arguments = ["--num-workers" if each == "-n" else each for each in arguments]
+    number = _number(arguments[0]) if "-n" in arguments[1:] else ""
+    option = "--" + number.replace("_", "-")
+    arguments = [option if each == "-n" else each for each in arguments]
     name, options, chosen = parse_recipe("launch", LaunchOptions, arguments)
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
@@ -260,6 +274,11 @@ def launch_command(arguments: list[str]) -> int:
 
     out = options.out or default_folder(name.rpartition(":")[2])
     experiment = pick(name, chosen, options.only)
+    if number == "num_stages" and experiment.num_workers == 1:
+        raise UsageError(
+            f"-n sets the number of stages, but this run has the whole model on one "
+            "machine; choose one in stages with --only"
+        )
     with LiveView() as view, one_intra_op_thread():
         results = launch(
             experiment,
