@@ -82,21 +82,27 @@ class Outcome:
 
     hosts: list[Host[Any]]
     reasons: dict[Rank, str | BaseException]
+    liar: Rank = LIAR
+
+    @property
+    def honest(self) -> list[Rank]:
+        """All but the liar."""
+        return [host.rank for host in self.hosts if host.rank != self.liar]
 
     @property
     def estimates(self) -> Tensor:
         """Of the honest, [num_workers - 1, num_params]."""
-        return torch.stack([self.hosts[rank].state.estimate for rank in HONEST])
+        return torch.stack([self.hosts[rank].state.estimate for rank in self.honest])
 
     @property
     def muted(self) -> set[Rank]:
         """Whom an honest one hears no longer."""
-        return set().union(*(self.hosts[rank].post._strikes.muted for rank in HONEST))
+        return set().union(*(self.hosts[rank].post._strikes.muted for rank in self.honest))
 
     def refusals(self) -> set[str]:
         """Why the honest have refused what the liar sent."""
-        told = [reason for rank in HONEST for reason in self.hosts[rank].post.refusals]
-        begin = f"worker {LIAR}: "
+        told = [reason for rank in self.honest for reason in self.hosts[rank].post.refusals]
+        begin = f"worker {self.liar}: "
         return {each.removeprefix(begin) for each in told if each.startswith(begin)}
 
 
@@ -107,6 +113,7 @@ def run(
     security: list[TLS] | None = None,
     make_trainer: Callable[[Rank], ManySamples] = Careful,
     seconds: float = 20.0,
+    liar: Rank = LIAR,
 ) -> Outcome:
     """Run all, until the honest have come to their ends.
 
@@ -127,8 +134,8 @@ def run(
         )
         for rank in range(NUM_WORKERS)
     ]
-    teach(hosts[LIAR], lie)
-    outcome = Outcome(hosts, {})
+    teach(hosts[liar], lie)
+    outcome = Outcome(hosts, {}, liar)
 
     def work(rank: Rank) -> None:
         try:
@@ -142,11 +149,11 @@ def run(
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + seconds
-    for rank in HONEST:
+    for rank in outcome.honest:
         threads[rank].join(max(0.0, deadline - time.monotonic()))
-    hosts[LIAR].stop()
-    threads[LIAR].join(5.0)
-    outcome.reasons.pop(LIAR, None)
+    hosts[liar].stop()
+    threads[liar].join(5.0)
+    outcome.reasons.pop(liar, None)
     assert len(outcome.reasons) == len(HONEST), f"an honest worker did not end: {outcome}"
     return outcome
 

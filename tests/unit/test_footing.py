@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,14 @@ def test_one_that_fails_from_what_only_itself_has_touched_blames_nobody() -> Non
     with pytest.raises(TrainingError, match="became nan"):
         footing.go_back(request(9.0), 0.0, ERROR)
     assert others.left == 1
+
+
+def test_inputs_come_from_others_even_where_parameters_do_not() -> None:
+    footing, others = make()
+    footing.check(trained(9.0))
+    poisoned = replace(request(9.0), inputs={"activations": torch.full((2,), 1e6)})
+    assert footing.go_back(poisoned, 0.0, ERROR).has_gone_back
+    assert others.left == 0
 
 
 def test_each_blame_is_enough_for_six_times() -> None:

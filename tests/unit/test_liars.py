@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from tests import liars
 from tests.liars import HONEST, LIAR, NUM_WORKERS, Careful, Lie, Outcome, run
 from tests.trained import trained_event
-from tests.worlds import NUM_PARAMS, TARGETS
+from tests.worlds import NUM_PARAMS, TARGETS, ObedientStage
 
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.choco_gossip import ChocoGossip
@@ -22,9 +24,16 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
 from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.stages import stages
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.compressor import Compressor, Identity
@@ -101,7 +110,7 @@ def with_values(algorithm: Algorithm[Any], value: float | Callable[[int], float]
 
 def require_unharmed(outcome: Outcome) -> None:
     """All honest have finished, about where they would be without the liar."""
-    assert outcome.reasons == dict.fromkeys(HONEST, "finished")
+    assert outcome.reasons == dict.fromkeys(outcome.honest, "finished")
     low, high = TARGETS[:NUM_WORKERS].aminmax(dim=0)
     assert (outcome.estimates >= low.clamp(max=0) - 1).all()
     assert (outcome.estimates <= high.clamp(min=0) + 1).all()
@@ -198,6 +207,107 @@ def test_one_that_is_lost_may_be_lost_again_for_a_lie(algorithm: Algorithm[Any])
         assert algorithm.handle(state, WorkerLost(LIAR, has_lied=True), now) == []
         assert state.round == before[0]
         assert torch.equal(state.params, before[1])
+
+
+# One model in stages, or on several servers.
+
+_STAGES: dict[str, Any] = {
+    # Without these, a liar whose batches nobody answers says nothing more, and the others wait.
+    "forget_after": 0.1,
+    "inner": GoSGD(
+        topology=complete(2), num_rounds=NUM_ROUNDS, exchange_probability=0.5, local_steps=2
+    ),
+    "num_first": 2,
+    "boundaries": ((NUM_PARAMS,), (NUM_PARAMS,)),
+    "num_classes": 1,
+    "max_batch": 4,
+}
+DECOUPLED, PIPELINED = Decoupled(**_STAGES), Pipelined(**_STAGES)
+STAGES = {
+    "decoupled": DECOUPLED,
+    "decoupled-int8": replace(DECOUPLED, precision="int8"),
+    "decoupled-bfloat16": replace(DECOUPLED, precision="bfloat16", gradient_every=2),
+    "pipelined": PIPELINED,
+    "pipelined-int8": replace(PIPELINED, precision="int8"),
+}
+MIDDLE, TOP = 2, 3
+TOO_MUCH = {"with bad values", "with values far beyond what is usual"}
+each_staged = pytest.mark.parametrize("algorithm", STAGES.values(), ids=STAGES)
+each_decoupled = pytest.mark.parametrize(
+    "algorithm", [each for each in STAGES.values() if isinstance(each, Decoupled)], ids=lambda each: each.precision
+)
+SERVED = {
+    "bsp-servers": BSP(num_workers=2, num_servers=2, num_rounds=NUM_ROUNDS),
+    "asp-servers": ASP(num_workers=2, num_servers=2, num_rounds=NUM_ROUNDS),
+}
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits ten minutes for one that is lost, as a liar is."""
+    monkeypatch.setattr(stages, "_PATIENCE", 0.5)
+
+
+@each_staged
+@pytest.mark.parametrize("size", [HUGE, 9e5])
+@pytest.mark.usefixtures("soon")
+def test_no_finite_value_of_a_first_stage_ends_those_above(
+    algorithm: Stages, size: float
+) -> None:
+    lie = with_values(algorithm, size)
+    outcome = run(algorithm, lie, make_trainer=partial(ObedientStage, algorithm))
+    require_unharmed(outcome)
+    assert outcome.refusals() & TOO_MUCH
+
+
+@pytest.mark.parametrize("name", ["decoupled", "decoupled-int8", "decoupled-bfloat16"])
+@pytest.mark.parametrize("liar", [MIDDLE, TOP])
+@pytest.mark.usefixtures("soon")
+def test_no_finite_value_of_a_stage_ends_those_below_or_above(name: str, liar: Rank) -> None:
+    algorithm = STAGES[name]
+    lie = with_values(algorithm, 9e5)
+    outcome = run(algorithm, lie, make_trainer=partial(ObedientStage, algorithm), liar=liar)
+    require_unharmed(outcome)
+    assert outcome.refusals() & TOO_MUCH
+
+
+@each_decoupled
+@pytest.mark.usefixtures("soon")
+def test_activations_that_break_training_are_gone_back_from(algorithm: Stages) -> None:
+    lie = with_values(algorithm, 900.0)
+    make_trainer = partial(ObedientStage, algorithm, limit=50.0)
+    outcome = run(algorithm, lie, make_trainer=make_trainer)
+    assert outcome.reasons == dict.fromkeys(HONEST, "finished")
+    assert outcome.estimates.isfinite().all()
+    assert LIAR in outcome.muted
+
+
+@each_decoupled
+@pytest.mark.parametrize("liar", [LIAR, MIDDLE])
+@pytest.mark.usefixtures("soon")
+def test_numbers_of_batches_that_there_are_not_harm_nobody(
+    algorithm: Stages, liar: Rank
+) -> None:
+    count = itertools.count()
+
+    def lie(receiver: Rank, message: Message) -> Message:
+        if "batch" not in message.numbers:
+            return message
+        number = (0, 2**53 - 1, message.numbers["batch"])[next(count) % 3]
+        return replace(message, numbers={**message.numbers, "batch": number})
+
+    outcome = run(algorithm, lie, make_trainer=partial(ObedientStage, algorithm), liar=liar)
+    require_unharmed(outcome)
+
+
+@pytest.mark.parametrize("algorithm", SERVED.values(), ids=SERVED)
+@pytest.mark.parametrize("size", [HUGE, 1e5])
+def test_no_finite_value_of_a_worker_ends_one_of_several_servers(
+    algorithm: ParameterServer, size: float
+) -> None:
+    outcome = run(algorithm, with_values(algorithm, size), liar=3)
+    assert outcome.reasons == dict.fromkeys([0, 1, 2], "finished")
+    assert "with values far beyond what is usual" in outcome.refusals()
 
 
 # In another's name.
