@@ -1,20 +1,22 @@
-"""Does a model in stages survive the loss of a machine, and how well does it learn all the same?
+"""Does a model in stages survive the loss of a machine, and how well does it learn?
 
     python -m benchmarks.stage_kills [--seeds 20] [--only greedy pipelined] [--json]
 
-Three processes of this machine hold a stage each of a small MLP, and meet over zenoh on loopback,
-with certificates. They do what `edgegossip worker` does, with four checkpoints a second, and
-train on MNIST (from $EDGEGOSSIP_DATA), its pictures at half of their side. Each seed runs twice:
-undisturbed, and with SIGKILL to one stage, each in its turn, at a random moment: when the first
-stage's log, written once a second, says that it has trained on a random share of its batches. The
-killed stage is started again at once, with the same folder; under `--forgets` with an empty one,
-so without a checkpoint.
+Three processes of this machine hold a stage each of a small MLP, and meet over zenoh on
+loopback, with certificates. They do what `edgegossip worker` does, with four checkpoints a
+second, and train on MNIST (from $EDGEGOSSIP_DATA), its pictures at half of their side. Each
+seed runs twice: undisturbed, and with SIGKILL to one stage, each in its turn, at a random
+moment: when the first stage's log, written once a second, says that it has trained on a random
+share of its batches. The killed stage is started again at once, with the same folder; under
+`--forgets` with an empty one, so without a checkpoint.
 
-Measured are the accuracy of the joined model on the test pictures, how long it took from the kill
-until the killed stage trained again, and the longest time since then between two pieces of
-training of any stage. Processes are forked, so starting Python and importing PyTorch take no time.
+Measured are the accuracy of the joined model on the test pictures, how long it took from the
+kill until the killed stage trained again, and the longest time since then between two pieces of
+training of any stage. Processes are forked, so starting Python and importing PyTorch take no
+time.
 
-Exits with 1 if a run does not end, or its accuracy is not within a point of the undisturbed one's.
+Exits with 1 if a run does not end, or its accuracy is not within a point of the undisturbed
+one's.
 """
 
 from __future__ import annotations
@@ -263,11 +265,11 @@ def staged(method: str, data: Dataset, seed: int) -> Experiment:
 
 def measure(method: str, seeds: Sequence[int], forgets: bool, keys: Path) -> dict[str, Any]:
     """All seeds of a method, with and without a loss."""
-    data, rows = dataset(), []
+    data, rows = dataset(), list[dict[str, Any]]()
     for seed in seeds:
         experiment = staged(method, data, seed)
         alone = one_run(experiment, keys)
-        row = {"seed": seed, "undisturbed": alone}
+        row: dict[str, Any] = {"seed": seed, "undisturbed": alone}
         if alone["is_well"]:
             share = random.Random(seed).uniform(0.05, 0.8)
             lost = one_run(experiment, keys, seed % NUM_STAGES, share, forgets)

@@ -7,13 +7,13 @@ certificates, as in `benchmarks.stage_kills`.
 
 Memory: two stages, of which the last takes `SLOW` seconds for a batch at least, so that batches
 pile up as far as they may: the first sends up `max_waiting` without an answer. A batch and its
-gradient are 4.2 MB each. Measured is the resident memory of each process, each tenth of a second
-for `MEASURED` seconds once `SETTLED` are over.
+gradient are 4.2 MB each. Measured is the resident memory of each process, each tenth of a
+second for `MEASURED` seconds once `SETTLED` are over.
 
-Waiting: two stages of a thread each, with the same work by the cut (`plan_cut`). Measured is the
-share of time between two pieces of training in the middle half of the run, by each stage's log:
-sending, receiving and Python are in it, and so is what else the machine was busy with. Give
-these processes precedence where it is busy (`nice`).
+Waiting: two stages of a thread each, with the same work by the cut (`plan_cut`). Measured is
+the share of time between two pieces of training in the middle half of the run, by each stage's
+log: sending, receiving and Python are in it, and so is what else the machine was busy with.
+Give these processes precedence where it is busy (`nice`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,13 @@ def even() -> nn.Module:
 
 
 def run_of(
-    task: Task, at: Sequence[int], kind: Callable[..., Any], num_batches: int, **how: int | None
+    task: Task,
+    at: Sequence[int],
+    kind: Callable[..., Any],
+    num_batches: int,
+    *,
+    max_waiting: int = 4,
+    gradient_every: int | None = 1,
 ) -> Experiment:
     parts = staged(task, at, kind, Greedy())
     algorithm = Decoupled(
@@ -108,7 +114,8 @@ def run_of(
         boundaries=parts.boundaries,
         num_classes=parts.num_classes,
         max_batch=task.batch_size + 1,
-        **how,
+        max_waiting=max_waiting,
+        gradient_every=gradient_every,
     )
     platforms = (Platform(throughput=1000.0),) * algorithm.num_workers
     return Experiment(task=parts.task, algorithm=algorithm, platforms=platforms)

@@ -234,7 +234,9 @@ MIDDLE, TOP = 2, 3
 TOO_MUCH = {"with bad values", "with values far beyond what is usual"}
 each_staged = pytest.mark.parametrize("algorithm", STAGES.values(), ids=STAGES)
 each_decoupled = pytest.mark.parametrize(
-    "algorithm", [each for each in STAGES.values() if isinstance(each, Decoupled)], ids=lambda each: each.precision
+    "algorithm",
+    [each for each in STAGES.values() if isinstance(each, Decoupled)],
+    ids=lambda each: each.precision,
 )
 SERVED = {
     "bsp-servers": BSP(num_workers=2, num_servers=2, num_rounds=NUM_ROUNDS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,15 @@ from tests.worlds import (
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Effect, Event, Message, Rank, Received, Seconds, WorkerState
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    WorkerState,
+)
 from edgegossip.core.schema import MessageSpec
 from edgegossip.core.trainer import Trainer
 from edgegossip.learning.quadratic import QuadraticTrainer
@@ -48,7 +56,7 @@ EACH: dict[str, Algorithm[Any]] = {
 """Forged batches may take the place of honest ones, which is as if these were lost."""
 
 
-def forge(message: Message, schema: dict[str, MessageSpec], draw: random.Random) -> Message:
+def forge(message: Message, schema: Mapping[str, MessageSpec], draw: random.Random) -> Message:
     """Change the kind, the round, a tensor or a number of a message; or repeat it."""
     payload, numbers = dict(message.payload), dict(message.numbers)
     match draw.randrange(6):
@@ -67,7 +75,7 @@ def forge(message: Message, schema: dict[str, MessageSpec], draw: random.Random)
             numbers[name] = draw.choice((*NUMBERS, numbers[name] + 1, numbers[name] - 1))
         case 5 if payload or numbers:
             for each in (payload, numbers):
-                each.pop(draw.choice([*each, None]), None)  # type: ignore[attr-defined]
+                each.pop(draw.choice([*each, None]), None)
     return Message(message.kind, message.round, payload, numbers)
 
 

@@ -276,7 +276,7 @@ def launch_command(arguments: list[str]) -> int:
     experiment = pick(name, chosen, options.only)
     if number == "num_stages" and experiment.num_workers == 1:
         raise UsageError(
-            f"-n sets the number of stages, but this run has the whole model on one "
+            "-n sets the number of stages, but this run has the whole model on one "
             "machine; choose one in stages with --only"
         )
     with LiveView() as view, one_intra_op_thread():

@@ -227,7 +227,7 @@ class Stages(StageLinks):
         if kind == kind_up(stage - 1) and self.above(sender) == state.rank:
             return self._take_batch(state, sender, message)
         if kind == kind_down(stage) and sender == self.above(state.rank):
-            return self._take_answer(state, message, now)
+            return self._take_answer(state, sender, message, now)
         if kind == kind_end(stage - 1) and self.above(sender) == state.rank:
             state.ended[sender] = None
             return []
@@ -255,7 +255,9 @@ class Stages(StageLinks):
         values = Precision(self.precision).decode("activations", message.payload)
         return {"activations": values, "labels": message.payload["labels"]}
 
-    def _take_answer(self, state: StageState, message: Message, now: Seconds) -> list[Effect]:
+    def _take_answer(
+        self, state: StageState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
         number = int(message.numbers["batch"])
         if number not in state.pending:
             return []  # it was given up
@@ -266,7 +268,7 @@ class Stages(StageLinks):
         if state.asks_round:
             state.asks_round = False
             round = Message("round", message.round)
-            effects += self._drive(state, Received(self.above(state.rank), round), now)
+            effects += self._drive(state, Received(sender, round), now)
         return [*effects, *self._watch(state, now)]
 
     def _watch(self, state: StageState, now: Seconds) -> list[Effect]:
