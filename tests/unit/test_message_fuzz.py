@@ -45,7 +45,7 @@ from edgegossip.sim.simulator import Simulator
 
 RUN = b"fuzz run"
 NUMBERS = (-1, 0, 1, 2, 0.5, 1e30, 2**53 - 1, 2**62, math.nan, math.inf)
-UNTIL = 500.0
+UNTIL = 200.0
 PARAMS = torch.zeros(NUM_PARAMS)
 EACH: dict[str, Algorithm[Any]] = {
     **SEVERAL_SERVERS,
@@ -136,6 +136,7 @@ class Forged(Watched):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("algorithm", EACH.values(), ids=EACH)
 def test_forged_messages_end_nobody_and_fill_nobody(
