@@ -192,6 +192,8 @@ def test_a_cell_sees_earlier_rows_and_runs_in_a_folder_of_its_own(tmp_path: Path
 
     view = Recorder()
     study = study_of({"a": Counter(0.5), "b/gosgd": second})
+    first, then = study.cells
+    study = replace(study, cells=(first, replace(then, after=("a",))))
     rows = run_study(study, out=tmp_path, num_threads=0, progress=view)
     assert rows["b/gosgd"]["value"] > 1
     assert (tmp_path / "cells" / "b" / "gosgd" / "events.jsonl").exists()
