@@ -13,6 +13,7 @@ from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
 from tests.hosts import EPOCHS, Checkpoints, Slow, make_host
 from tests.parity import SETTINGS, Steady, run_all, simulate
 
+from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
     Assign,
@@ -59,6 +60,42 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
     assert run_all(resumed) == ["finished"] * NUM_WORKERS
     for host, state in zip(resumed, states, strict=True):
         assert torch.equal(host.state.params, state.params)
+
+
+def test_servers_go_on_from_checkpoints_of_different_moments() -> None:
+    algorithm = ASP(num_workers=NUM_WORKERS - 2, num_rounds=60, num_servers=2)
+    checkpoints = Checkpoints()
+
+    def save(content: dict[str, Any]) -> bool:
+        state = content["state"]
+        # The disk of rank 0 is full before long: the others go on, and know later orders.
+        is_late = state.rank == 0 and state.num_orders > 20
+        return not is_late and checkpoints.save(content)
+
+    def hosts(*, is_resumed: bool) -> list[Host[Any]]:
+        network = MemoryNetwork()
+
+        def stop_in_the_middle() -> None:
+            if not is_resumed and made[2].state.round >= 30:
+                for host in made:
+                    host.stop()
+
+        made: list[Host[Any]] = []
+        for rank in range(NUM_WORKERS):
+            options: dict[str, Any] = {
+                "save": save,
+                "settings": replace(SETTINGS, checkpoint_seconds=0.01, max_seconds=20.0),
+                "checkpoint": checkpoints.get(rank) if is_resumed else None,
+            }
+            trainer = Slow(rank, before=stop_in_the_middle if rank == 2 else None)
+            made.append(make_host(algorithm, rank, network, trainer, **options))
+        return made
+
+    assert "interrupted" in run_all(hosts(is_resumed=False))
+    assert checkpoints[0]["state"].num_orders < checkpoints[1]["state"].num_orders
+    resumed = hosts(is_resumed=True)
+    assert run_all(resumed) == ["finished"] * NUM_WORKERS
+    assert {host.state.round for host in resumed[2:]} == {60}
 
 
 class Asking(Algorithm[WorkerState]):

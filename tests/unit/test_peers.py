@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from edgegossip.core.protocol import Message, WorkerJoined, WorkerLost
@@ -67,11 +68,11 @@ def test_a_resumed_worker_rejoins_if_what_it_lacks_is_not_kept_any_more() -> Non
         assert peers.must_rejoin == must_rejoin
 
 
-def resumed(received: int) -> Peers:
+def resumed(received: int, *, takes_repeats: bool = False) -> Peers:
     earlier = make_peers()
     earlier.begin()
     earlier[1].received = received
-    peers = Peers(0, 2, OLD)
+    peers = Peers(0, 2, OLD, takes_repeats=takes_repeats)
     peers.load_state_dict(earlier.state_dict())
     peers.appeared(1, incarnation=7)
     return peers
@@ -101,6 +102,16 @@ def test_a_resumed_worker_goes_on_with_its_life_and_with_those_who_do_too() -> N
     assert peers.life == OWN
     peers.told(1, status(is_resumed=True), 0.0)
     assert peers.begin() == []
+
+
+@pytest.mark.parametrize("takes_repeats", [False, True])
+def test_what_may_be_said_otherwise_after_a_checkpoint_is_not_dropped_as_known(
+    takes_repeats: bool,
+) -> None:
+    peers = resumed(received=3, takes_repeats=takes_repeats)
+    peers.told(1, status(is_resumed=True, received=(5, 0)), 0.0)
+    peers.begin()
+    assert peers[1].sent == (5 if takes_repeats else 0)
 
 
 def test_a_resumed_worker_begins_without_those_who_begin_anew() -> None:

@@ -28,12 +28,15 @@ class Traits:
             otherwise, for instance at a time.
         local_steps: SGD steps between two exchanges; None where a round is no fixed number.
         is_synchronous: A worker that is late makes its neighbors wait.
+        takes_repeats: A message that comes twice does no harm. Then a worker that goes on from
+            a checkpoint may say other things than it had said after it.
     """
 
     topology: Topology | None = None
     num_rounds: int | None = None
     local_steps: int | None = None
     is_synchronous: bool = False
+    takes_repeats: bool = False
 
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
         """Say how much of the run is over, in [0, 1], so that workers agree on it.

@@ -104,9 +104,8 @@ class Host(Generic[State]):
         self._items = runtime.inbox()
         self._work = Work(rank, trainer, self._items, forecaster, evaluate, runtime)
         log_bytes = settings.max_log_bytes // (8 if save is None else 1)
-        self.peers = Peers(
-            rank, num_workers, runtime.new_life(), max_log_bytes=log_bytes, ended=settings.ended
-        )
+        life, repeats = runtime.new_life(), self._traits.takes_repeats
+        self.peers = Peers(rank, num_workers, life, log_bytes, settings.ended, repeats)
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )

@@ -128,6 +128,7 @@ class Peers:
         life: The own.
         max_log_bytes: Of messages kept for each worker, to be sent again; 0 for none.
         ended: Who has come to its end before, and is not waited for.
+        takes_repeats: As in the algorithm's `Traits`.
     """
 
     def __init__(
@@ -135,9 +136,9 @@ class Peers:
         rank: Rank,
         num_workers: int,
         life: Life,
-        *,
         max_log_bytes: int = 0,
         ended: Collection[Rank] = (),
+        takes_repeats: bool = False,
     ) -> None:
         self.rank = rank
         self.num_workers = num_workers
@@ -145,6 +146,7 @@ class Peers:
         self.is_resumed = False
         self.has_begun = False
         self._ended = frozenset(ended)
+        self._takes_repeats = takes_repeats
         # Who has left, and will be missed when the own clock shows what.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
@@ -249,6 +251,7 @@ class Peers:
         A resumed worker does once more what it had done after its checkpoint, and sends the
         same by the same numbers. It may do something else when somebody is lost or found, or
         when somebody has lost it: one who finds it again tells it what it was not told then.
+        Where what comes sooner is done sooner, it may do something else in any case.
         """
         if self.is_resumed:
             for _, peer in self:
@@ -340,7 +343,7 @@ class Peers:
             else:
                 events += [WorkerJoined(rank)] if peer.is_lost else []
                 peer.is_lost, peer.known_life = False, peer.life
-        if events or any(map(self._has_begun_without, here.values())):
+        if events or self._takes_repeats or any(map(self._has_begun_without, here.values())):
             self._count_on()
         return events
 

@@ -167,7 +167,7 @@ class ParameterServer(Committing):
         join = complete if self.standby else star
         is_one = self.num_servers == 1
         topology = join(self.num_workers + 1) if is_one else several_servers(self).topology
-        return Traits(topology=topology, num_rounds=self.num_rounds)
+        return Traits(topology=topology, num_rounds=self.num_rounds, takes_repeats=True)
 
     def role(self, rank: Rank) -> Role:
         if self.num_servers > 1:
