@@ -22,7 +22,7 @@ from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.topology import complete, directed_ring
 from edgegossip.core.trainer import Trainer
 from edgegossip.learning.models.initialization import drawn_from
-from edgegossip.learning.sampling.accuracy_aware import PLAIN
+from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.stages.cutting import blocks
 from edgegossip.learning.stages.decoupled_stage import DecoupledStage
 from edgegossip.learning.stages.greedy import Greedy
@@ -31,6 +31,7 @@ from edgegossip.learning.stages.staged import staged
 from edgegossip.learning.stages.teacher import TeacherFactory
 from edgegossip.learning.task import Task
 from edgegossip.recipes.push_sum_comparison import compressor
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 WORKERS_AT_MOST = 64
@@ -49,6 +50,7 @@ class System:
         values: That are tried, the likeliest second; none without such a setting.
         has_server: One more rank, the first, serves and trains nothing.
         has_cloud: One more rank, the last, trains the upper part of the model.
+        accuracy_aware: How workers choose samples; to make aggregated points takes time.
     """
 
     build: Build
@@ -56,9 +58,11 @@ class System:
     values: tuple[float, ...] = ()
     has_server: bool = False
     has_cloud: bool = False
+    accuracy_aware: AccuracyAware = PLAIN
 
     def on(self, task: Task, workers: int, value: float | None) -> tuple[Task, Algorithm[Any]]:
         """Say what so many workers learn, and how."""
+        task = replace(task, accuracy_aware=self.accuracy_aware)
         return task, self.build(workers, value)
 
     def example(self, workers: int) -> Algorithm[Any]:
@@ -91,8 +95,6 @@ class InTwoStages(System):
         assert not isinstance(task.model, Mapping)  # it is whole
         with drawn_from(0):
             num_blocks = len(blocks(task.model()))
-        # Workers choose no samples: they know no losses.
-        task = replace(task, accuracy_aware=PLAIN)
         parts = staged(task, (num_blocks - 1,), self.stage, self.teacher)
         found = {"boundaries": parts.boundaries, "num_classes": parts.num_classes}
         # A pass may end with one sample more.
@@ -131,6 +133,7 @@ SYSTEMS: dict[str, System] = {
         ),
         option="share of an epoch",
         values=(0.1, 0.3, 1.0),
+        accuracy_aware=ACCURACY_AWARE,
     ),
     "diloco": System(
         build=lambda n, steps: DiLoCo(**_rounds(n), local_steps=int(steps)),

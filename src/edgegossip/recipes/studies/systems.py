@@ -12,7 +12,6 @@ from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Unit
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.known_systems import SYSTEMS, System
 from edgegossip.recipes.studies.platforms import imbalanced
@@ -90,7 +89,6 @@ class SystemContest(Contest):
         seconds = SECONDS[self.problem.name]
         # Who measures no loss could train on validation samples, too; all get the same.
         task = learnt_with(task, VALIDATION_SHARE, lr=choice.lr)
-        task = replace(task, accuracy_aware=ACCURACY_AWARE)
         task, algorithm = system.on(task, NUM_WORKERS, choice.value)
         experiment = Experiment(
             task=task,
