@@ -71,6 +71,21 @@ def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: BASELINE_COLOR if name in GREY else next(free) for name in names}
 
 
+def line_styles(colors: Mapping[str, str]) -> dict[str, str]:
+    """Tell series of one colour apart.
+
+    >>> line_styles({"gosgd": "#0072b2", "diloco": "#d55e00", "ssp": "#0072b2"})
+    {'gosgd': '-', 'diloco': '-', 'ssp': ':'}
+    """
+    names: dict[str, list[str]] = {}
+    for name, color in colors.items():
+        names.setdefault(color, []).append(name)
+    styles = ("-", ":", "-.")
+    return {
+        name: styles[names[color].index(name) % len(styles)] for name, color in colors.items()
+    }
+
+
 def _draw_legend(canvas: Figure, colors: Mapping[str, str]) -> None:
     """Name the series of all panels once; the title says what a single one is."""
     handles: dict[str, Any] = {}
@@ -106,13 +121,25 @@ def draw_panel(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) 
         _draw_bars(axes, panel["series"], colors, unit, is_stacked=panel["kind"] == "stacked")
     if panel["is_log"]:
         axes.set_yscale("log")
-        _write_powers(axes.yaxis)
+        _write_powers(axes.yaxis, unit)
 
 
-def _write_powers(axis: Axis) -> None:
-    """Label a logarithmic axis with numbers, where matplotlib would write formulas."""
-    axis.set_major_formatter(LogFormatter())
-    axis.set_minor_formatter(LogFormatter())
+class _Written(LogFormatter):
+    """Writes numbers as everywhere else, where matplotlib would write formulas."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def __call__(self, value: float, place: int | None = None) -> str:
+        # It leaves out labels that would stand too close.
+        return _tick(value, self._unit) if super().__call__(value, place) else ""
+
+
+def _write_powers(axis: Axis, unit: str) -> None:
+    """Label a logarithmic axis."""
+    axis.set_major_formatter(_Written(unit))
+    axis.set_minor_formatter(_Written(unit))
 
 
 def _tick(value: float, unit: str) -> str:
@@ -121,20 +148,21 @@ def _tick(value: float, unit: str) -> str:
 
 
 def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
+    styles = line_styles(colors)
     for each in panel["series"]:
         color = INK if each["is_mark"] else colors[each["name"]]
-        style, width = ("--", 1.2) if each["is_mark"] else ("-", 1.8)
+        style, width = ("--", 1.2) if each["is_mark"] else (styles[each["name"]], 1.8)
         axes.plot(each["x"], each["y"], style, color=color, label=each["name"], linewidth=width)
         axes.plot(each["x"][-1:], each["y"][-1:], "o", color=color, markersize=4)
     # Studies of before had no other scale than this one.
     unit = panel.get("x_unit", "number")
     if panel.get("is_x_log", False):
         axes.set_xscale("log")
-        _write_powers(axes.xaxis)
+        _write_powers(axes.xaxis, unit)
         axes.minorticks_off()
     else:
         axes.set_xlim(left=0)
-    if unit != "number":
+    if unit != "number" and not panel.get("is_x_log", False):
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
 
 

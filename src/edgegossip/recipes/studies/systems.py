@@ -191,8 +191,8 @@ def _exhibits(links: Sequence[str], rows: Mapping[str, Row]) -> Exhibits:
             figures.append(
                 Figure(
                     name=f"systems-{setting.split()[0]}-Mbit",
-                    heading=f"Accuracy against time, bytes and samples: {setting}",
-                    caption="One seed. Black: the Pareto front, the most accuracy that any of "
+                    heading=f"Test error against time, bytes and samples: {setting}",
+                    caption="One seed. Dashed: the Pareto front, the least error that any of "
                     "them has for as much or less.",
                     panels=tuple(_panel(first, *axis) for axis in AXES),
                 )
@@ -205,13 +205,13 @@ def _exhibits(links: Sequence[str], rows: Mapping[str, Row]) -> Exhibits:
 def _panel(rows: Sequence[Row], field: str, label: str, unit: Unit) -> Panel:
     curves = {
         row["run"]: [
-            (x, y) for x, y in zip(row[field], row["accuracies"], strict=True) if x > 0
+            (x, 1 - y) for x, y in zip(row[field], row["accuracies"], strict=True) if x > 0
         ]
         for row in rows
     }
     front: list[tuple[float, float]] = []
     for x, y in sorted(point for curve in curves.values() for point in curve):
-        if not front or y > front[-1][1]:
+        if not front or y < front[-1][1]:
             front.append((x, y))
     curves["Pareto front"] = front
     return Panel(
@@ -220,7 +220,8 @@ def _panel(rows: Sequence[Row], field: str, label: str, unit: Unit) -> Panel:
         x_label=label,
         x_unit=unit,
         is_x_log=True,
-        y_label="accuracy",
+        is_log=True,
+        y_label="test error",
         y_unit="percent",
         series=tuple(
             Series(
