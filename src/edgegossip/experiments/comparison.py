@@ -36,12 +36,12 @@ def compare(
     ``out/summary.json`` is written after each run, with what there is by then.
 
     Args:
-        comparison: What to run.
+        comparison: Experiments to run.
         out: Made if need be.
         resume: Read the runs in `out` that are over, go on with the one that is not.
         recipe: Name of the recipe, for the record.
-        command: That would run it again, for the record.
-        num_threads: Of the compute pool of each process; None for one a core.
+        command: Command line that would run it again, for the record.
+        num_threads: Threads of the compute pool of each process; None for one per core.
         num_processes: With more than one, so many runs go on at once, each with one thread;
             the experiments have to be picklable. No effect on results.
         progress: A live view.
@@ -106,7 +106,7 @@ def _alone(work: Callable[..., Results], progress: Progress) -> Results:
 def summarize(
     comparison: Comparison, results: dict[str, Results], recipe: str | None
 ) -> dict[str, Any]:
-    """What `summary.json` of a comparison holds; runs that are not there yet are left out."""
+    """Contents of a comparison's `summary.json`; runs that do not exist yet are left out."""
     baseline = results.get(comparison.baseline)
     target = comparison.target_accuracy
     if target is None and baseline is not None:

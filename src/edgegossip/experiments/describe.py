@@ -85,7 +85,7 @@ def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
-    """What `experiment.json` holds and `events.jsonl` begins with."""
+    """Contents of `experiment.json`, with which `events.jsonl` begins."""
     return {
         "schema": 1,
         "recipe": recipe,

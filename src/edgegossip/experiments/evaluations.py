@@ -1,4 +1,4 @@
-"""What was measured while a run on real machines went on, kept for when it is resumed."""
+"""Evaluations made during a run on real machines, kept in case it is resumed."""
 
 from __future__ import annotations
 

@@ -93,10 +93,10 @@ def parse_event(line: bytes) -> dict[str, Any]:
 
 
 class SkippedLines:
-    """Warns of the lines of a log that are passed over, one by one but for a flood of them.
+    """Warns of the skipped lines of a log, one by one except in a flood of them.
 
     Args:
-        path: Of the log.
+        path: Path of the log.
     """
 
     def __init__(self, path: Path) -> None:
@@ -188,7 +188,7 @@ class EventLog:
 
     @property
     def mean_staleness(self) -> float:
-        """Of the messages received so far, in rounds."""
+        """Mean staleness of the messages received so far, in rounds."""
         return self.total_staleness / max(1, self.num_received)
 
     def write(self, event: str, /, **fields: object) -> None:
@@ -287,7 +287,7 @@ class EventLog:
             self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, besides the size of the file."""
+        """State that a checkpoint keeps in addition to the size of the file."""
         return {name: getattr(self, name) for name in _KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""What a study shows, as plain values: figures and tables that a report draws.
+"""Figures and tables of a study, as plain values that a report draws.
 
-They lie in `study.json`, so that a page is made from that file alone.
+They are stored in `study.json`, so that a page is made from that file alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Series:
     """One curve, or one bar in each category.
 
     Args:
-        name: In the legend; of a row of a map, its height as text.
-        x: Of a curve, or of the cells of a map; categories of bars by name.
+        name: Name in the legend; for a row of a map, its height as text.
+        x: Values along a curve or a row of a map; for bars, the names of the categories.
         y: One for each x; None for a bar that is missing or a cell without a number.
         low: Lower end of the range of each y over the seeds; empty for none.
         high: Upper end.
@@ -41,13 +41,13 @@ class Panel:
     """One pair of axes.
 
     Args:
-        title: Above it.
+        title: Title above it.
         kind: "lines", "bars" (side by side), "stacked" bars, or a "map": a series for each row
-            of cells, coloured by y on a logarithmic scale, both axes logarithmic.
-        x_label: Below it.
-        y_label: Beside it.
-        y_unit: Of the numbers on the vertical axis; in a map, of the colours.
-        x_unit: Of the numbers on the horizontal axis of curves.
+            of cells, colored by y on a logarithmic scale, both axes logarithmic.
+        x_label: Label below it.
+        y_label: Label beside it.
+        y_unit: Unit of the numbers on the vertical axis; in a map, of the colors.
+        x_unit: Unit of the numbers on the horizontal axis of curves.
         series: In order of the legend.
         is_log: The vertical axis is logarithmic.
         is_x_log: The horizontal axis of curves is.
@@ -70,7 +70,7 @@ class Figure:
 
     Args:
         name: File name without suffix.
-        heading: What it shows, in a few words.
+        heading: Says in a few words what it shows.
         caption: How to read it.
         panels: At least one.
     """
@@ -86,7 +86,7 @@ class Table:
     """Numbers in rows.
 
     Args:
-        heading: What they are.
+        heading: Says what the numbers are.
         columns: Title and unit of each column.
         rows: As many values as columns in each.
         note: How to read it.

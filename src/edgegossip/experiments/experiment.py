@@ -49,15 +49,16 @@ class Experiment:
     """One run of one algorithm on one task.
 
     Args:
-        task: What is learnt.
-        algorithm: How, together.
+        task: Task to learn.
+        algorithm: Algorithm by which the workers learn it together.
         platforms: The hardware of each worker; their number is the number of workers.
-        links: Between the workers.
-        faults: What goes wrong.
-        profiles: Of the platforms of some workers, for the forecasts of EdgeGossip: those of
-            `sim.profile`, or measured. Without one, a worker learns what loads do on the way.
-            For the simulator; real workers have ``--profile``.
-        seed: Of everything random in the run but faults and algorithms, which have their own.
+        links: Links between the workers.
+        faults: Script of the faults.
+        profiles: Profiles of the platforms of some workers, for the forecasts of EdgeGossip:
+            made by `sim.profile`, or measured. A worker without one learns the effect of loads
+            during the run. For the simulator; real workers have ``--profile``.
+        seed: Seeds everything random in the run but faults and algorithms, which have their
+            own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
         until: Ends the simulated run sooner: when the averaged model's loss has come so far.
@@ -65,7 +66,7 @@ class Experiment:
             None for a quarter of the slowest worker's epoch.
         evaluation_epochs: Instead: epochs of all workers together between two evaluations. Fair
             to runs that take very different times for a round.
-        name: Of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
+        name: Name of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
 
     Raises:
         ValueError: If a number or rank is out of range, there is no worker, or the task's

@@ -108,7 +108,7 @@ LOADING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a checkpoint of something else makes code raise that takes its own for granted."""
+"""Errors of code that expects its own checkpoint and reads one of something else."""
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

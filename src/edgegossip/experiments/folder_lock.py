@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while it is held: whoever has opened it meanwhile notices, see `_take`.
+        # Removed while it is held: a process that has opened it meanwhile notices, see `_take`.
         with suppress(OSError):
             (folder / LOCK).unlink()
         _held.discard(descriptor)

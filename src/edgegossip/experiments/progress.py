@@ -1,4 +1,4 @@
-"""What a live view is told while a run goes on."""
+"""Status reports to a live view while a run goes on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Status:
     """Where a run stands.
 
     Attributes:
-        name: Of the run.
+        name: Name of the run.
         time: Virtual seconds.
-        share: Of the run that is done, in [0, 1].
-        evaluation: The newest; None before the first.
-        wall_seconds: Since the run began.
+        share: Share of the run that is done, in [0, 1].
+        evaluation: Newest evaluation; None before the first.
+        wall_seconds: Wall seconds since the run began.
         samples_per_second: Samples processed per wall second, since this process began.
-        commits: Of all workers to a server so far; None where nobody commits.
+        commits: Commits of all workers to a server so far; None where no worker commits.
         roles: The ranks of each role, in words; empty where all are workers.
     """
 

@@ -1,4 +1,4 @@
-"""What came out of a run."""
+"""Results of a run."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
-    """What came out of a run.
+    """Results of a run.
 
     Attributes:
-        name: Of the run.
+        name: Name of the run.
         reason: Why it ended: one of `ENDS`, "interrupted" or "failed".
         history: Evaluations of the averaged model, in order of time.
         worker_accuracies: In [0, 1], of each evaluated worker at the end.
         params: The averaged model's tensors by name, as in its `state_dict`.
         virtual_seconds: When it ended.
         wall_seconds: How long it took, resumed parts included; of workers only the last part.
-        mean_staleness: Of received messages, in rounds.
+        mean_staleness: Mean staleness of received messages, in rounds.
         folder: Where everything is kept.
     """
 

@@ -1,4 +1,4 @@
-"""Which rank has which role, in words and in the record of a run."""
+"""Roles of the ranks, in words and in the record of a run."""
 
 from __future__ import annotations
 

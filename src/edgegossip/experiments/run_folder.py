@@ -95,7 +95,7 @@ class RunFolder:
         self._checkpoint.unlink(missing_ok=True)
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """What to go on from, None where nothing was kept yet; the old summary is dropped."""
+        """Checkpoint to resume from, None if none was kept yet; drops the old summary."""
         if not self._resume:
             return None
         checkpoint: dict[str, Any] | None = None
@@ -107,7 +107,7 @@ class RunFolder:
                     f"{self._checkpoint} is not the checkpoint of a run; delete it, and "
                     "--resume begins from the start"
                 )
-        # What came out before is no summary of what will be in the log.
+        # The old results do not summarize what will be in the log.
         (self.path / "summary.json").unlink(missing_ok=True)
         return checkpoint
 
@@ -192,7 +192,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_evaluation(line: Mapping[str, Any]) -> Evaluation:
-    """What the fields of an "evaluated" line say.
+    """Read the fields of an "evaluated" line.
 
     Raises:
         LookupError: If one is missing.

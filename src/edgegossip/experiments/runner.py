@@ -43,13 +43,14 @@ def run(
     """Simulate `experiment` and keep everything in the folder `out`.
 
     Args:
-        experiment: What to run.
+        experiment: Experiment to run.
         out: Made if need be; must not hold another run unless `resume`.
         resume: Go on from the checkpoint in `out`, to the very result that an uninterrupted
             run gives. A finished run is read, not run again.
         recipe: Name of the recipe, for the record.
-        command: That would run it again, for the record.
-        num_threads: Of the compute pool; None for one a core. No effect on the result.
+        command: Command line that would run it again, for the record.
+        num_threads: Threads of the compute pool; None for one per core. No effect on the
+            result.
         checkpoint_seconds: Wall seconds between checkpoints.
         progress: A live view.
 
@@ -244,9 +245,9 @@ class _Run:
         self._progress.update(self._status(now))
 
     def _worker_accuracies(self) -> list[float]:
-        """Of all workers, or of 64 evenly spaced ones where there are more.
+        """Accuracies of all workers, or of 64 evenly spaced ones where there are more.
 
-        One that has a part of the model is measured with the average of the others.
+        A worker with a part of the model is measured with the average of the others.
         """
         estimates = self.simulator.estimates()
         mean, measured = self._params(), self._last_params

@@ -37,17 +37,17 @@ from edgegossip.experiments.signals import interrupt, on_stop_signal
 STUDY = "study.json"
 
 Row: TypeAlias = Mapping[str, Any]
-"""What a cell has found, in JSON. Fields that a clock has measured begin with `wall_`."""
+"""Findings of a cell, in JSON. Fields that a clock has measured begin with `wall_`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a cell may use while it works.
+    """Resources that a cell may use while it works.
 
     Args:
-        folder: Of the cell, for runs; not there yet.
-        rows: What the cells that it comes after have found, by name.
-        num_threads: Of the compute pool; None for one a core.
+        folder: Folder of the cell, for runs; does not exist yet.
+        rows: Findings of the cells that it comes after, by name.
+        num_threads: Threads of the compute pool; None for one per core.
         progress: A live view.
     """
 
@@ -75,9 +75,9 @@ class Cell:
 
     Args:
         name: Path of its folder within the study's; the last part says which run it is.
-        group: What it is part of; `only` picks groups.
+        group: Group that it belongs to; `only` picks groups.
         work: Does it; one simulator run or some measurements.
-        scaled_down: What is smaller in it than in the paper, a sentence; empty for nothing.
+        scaled_down: One sentence on what is smaller in it than in the paper; empty for nothing.
         after: Names of the cells whose rows it reads.
     """
 
@@ -89,7 +89,7 @@ class Cell:
 
     @property
     def run(self) -> str:
-        """Which run it is, such as "edge-gossip"."""
+        """Name of the run, such as "edge-gossip"."""
         return self.name.rpartition("/")[2]
 
 
@@ -99,10 +99,11 @@ class Study:
 
     Args:
         name: E.g. "edgegossip/fig3".
-        title: What is asked, in a line.
-        printed: What the paper says and prints about it, a sentence each.
-        scaled_down: What is smaller in all cells than there, and how much, a sentence each.
-        settings: What the rows depend on, in JSON.
+        title: The question, in one line.
+        printed: Statements and printed figures of the paper about it, one sentence each.
+        scaled_down: Things that are smaller in all cells than there, and by how much, one
+            sentence each.
+        settings: Values that the rows depend on, in JSON.
         cells: In the order in which they are done.
         exhibit: Figures and tables of the rows that there are, by name of the cell.
         is_timed: Its cells measure times of this machine, so none is done beside another.
@@ -172,12 +173,12 @@ def run_study(
     noted, and the others are done.
 
     Args:
-        study: What to do.
+        study: Study whose cells to do.
         out: Made if need be; must not hold a study unless `resume`.
         resume: Keep the cells that `out` has of this study.
-        command: That would do it again, for the record.
-        num_threads: Of the compute pool; None for one a core. No effect on results.
-        num_processes: That do a cell each, with one thread. No effect on results.
+        command: Command line that would do it again, for the record.
+        num_threads: Threads of the compute pool; None for one per core. No effect on results.
+        num_processes: Processes that do a cell each, with one thread. No effect on results.
         progress: A live view.
 
     Raises:
@@ -247,7 +248,7 @@ def _interrupted(where: str, out: Path) -> Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is done for a cell, in this process or in another; returns its row, and seconds."""
+    """Work of a cell, done in this process or in another; returns its row, and seconds."""
 
     cell: Cell
     label: str
@@ -302,7 +303,7 @@ class _Record:
             ) from error
 
     def session(self, cell: Cell, out: Path) -> Session:
-        """What `cell` may use: of the rows that there are, those it says that it reads."""
+        """Session of `cell`, with those of the existing rows that it declares to read."""
         rows = {name: self.rows[name] for name in cell.after if name in self.rows}
         return Session(folder=out / "cells" / cell.name, rows=rows)
 
@@ -367,7 +368,7 @@ def _plain(values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, object]:
-    """What measured times depend on, besides versions."""
+    """Properties of the machine that measured times depend on, in addition to versions."""
     return {
         "num_cores": os.cpu_count(),
         "system": platform.system(),

@@ -11,14 +11,14 @@ from edgegossip.experiments.results import Results
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What a run sent, and for how many samples.
+    """Bytes that a run sent, and for how many samples.
 
     Attributes:
-        bytes_sent: By all workers.
-        samples_processed: By all workers.
-        num_workers: Workers.
-        out_degree: To how many others a worker sends in a round, on average over workers and
-            rounds; None where the algorithm has no topology.
+        bytes_sent: Bytes sent by all workers.
+        samples_processed: Samples processed by all workers.
+        num_workers: Number of workers.
+        out_degree: Number of others to which a worker sends in a round, on average over workers
+            and rounds; None where the algorithm has no topology.
     """
 
     bytes_sent: int
@@ -34,7 +34,7 @@ class Traffic:
     def ratios(self, dense: Traffic | None) -> dict[str, float | None]:
         """The bytes of dense push-sum for as many samples, over those of this run.
 
-        What one of its messages takes for each sample is measured in the run `dense`, which
+        The bytes of one of its messages for each sample are measured in the run `dense`, which
         sends one to each out-neighbor after each step. On the same graph as this run's it sends
         `out_degree` of them, on the complete graph ``num_workers - 1``.
 
@@ -59,7 +59,7 @@ class Traffic:
 
 
 def traffic(experiment: Experiment, results: Results) -> Traffic:
-    """What a run sent, at its last evaluation."""
+    """Traffic of a run up to its last evaluation."""
     topology = experiment.algorithm.traits.topology
     last = results.history[-1]
     return Traffic(
