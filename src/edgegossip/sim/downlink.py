@@ -12,7 +12,7 @@ from edgegossip.core.protocol import Seconds
 
 @dataclass(slots=True)
 class Downlink:
-    """What waits at a downlink, and what is still to come.
+    """Bytes that wait at a downlink, and those still to come.
 
     Bytes pass as soon as they are there and the downlink is free; those of messages that began
     earlier go first. It never rests while bytes wait, so it is done with all of them when a
@@ -37,7 +37,7 @@ class Downlink:
     def receive(self, now: Seconds, last: Seconds, num_bytes: int, bandwidth: float) -> Seconds:
         """Begin with a message whose bytes come from `now` to `last`; say when all have passed.
 
-        What begins later does not change that. `bandwidth` is in bytes/s.
+        Messages that begin later do not change that time. `bandwidth` is in bytes/s.
         """
         self._advance(now, bandwidth)
         if last > now:

@@ -1,4 +1,4 @@
-"""What waits in the simulator's queue, and what it keeps of a worker."""
+"""Entries of the simulator's queue, and its record of each worker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class InTraining:
     pending: Pending[TrainingResult]
 
     def finish(self, now: Seconds) -> Trained:
-        """What the worker is told when virtual time reaches the end."""
+        """Event that the worker is told when virtual time reaches the end."""
         return self.pending.result().event(self.before, now - self.start, self.cost)
 
 
@@ -59,9 +59,9 @@ class Delivery:
     """A message under way.
 
     Attributes:
-        sender: Who sends it.
-        receiver: To whom.
-        message: As the receiver will see it.
+        sender: Rank that sends it.
+        receiver: Rank to which it is sent.
+        message: Message as the receiver will see it.
         num_bytes: Size on the wire.
         start: When its sender's uplink begins to carry it.
         end: When its last byte has left.
@@ -100,7 +100,7 @@ class Alarm:
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """What the simulator keeps of a worker, besides the algorithm's state."""
+    """The simulator's record of a worker, without the algorithm's state."""
 
     has_finished: bool = False
     training: InTraining | None = None

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, as a script: crashes, partitions, lost and late messages."""
+"""Faults of a run, as a script: crashes, partitions, lost and late messages."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Faults:
     """The script of a run.
 
     Args:
-        script: In any order.
+        script: Faults, in any order.
         detection_time: Seconds after which the others are told that a worker is lost.
-        seed: Of which messages are dropped, and how late the delayed ones are.
+        seed: Seeds which messages are dropped, and how late the delayed ones are.
 
     Raises:
         ValueError: If a time or probability is out of range.
@@ -96,7 +96,7 @@ class Faults:
             _check(fault)
 
     def schedule(self) -> Iterator[tuple[Seconds, Rank, Crash | Recover | Detection]]:
-        """What happens when, and to whom (-1 for all)."""
+        """Time, rank (-1 for all) and event of everything that is scheduled."""
         for fault in self.script:
             match fault:
                 case Crash() | Recover():

@@ -1,4 +1,4 @@
-"""What a monitor on a simulated platform sees, and what is forecast from it."""
+"""Monitor of a simulated platform, and the forecasts made from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgegossip.machine.watch import Predictor, Watch
 from edgegossip.sim.platform import Platform
 
 FORECAST_SECONDS: Seconds = 1e-3
-"""What a forecast takes: reading counters, accounting for what was measured, regression."""
+"""Time for a forecast: reading counters, accounting for measurements, regression."""
 
 MakePredictor = Callable[[Rank], Predictor]
 """Makes the predictor of a worker, and another one for each of its incarnations."""
@@ -28,7 +28,7 @@ class SimulatedMonitor(Watch):
     It reads its counters at every whole second; it sees neither sensitivity nor throttling.
 
     Args:
-        platform: What it watches.
+        platform: Platform that it watches.
         make_predictor: Called when the first forecast is asked for.
         start: When it begins to watch.
     """
@@ -67,9 +67,9 @@ def profile(
     """Profile `platform` as a session on it would: train under random loads, and measure.
 
     Args:
-        platform: What to measure; its trace and throttling play no part.
+        platform: Platform to measure; its trace and throttling play no part.
         num_samples: Loads to try, at least 10; the first is none at all.
-        seed: Of loads and noise.
+        seed: Seeds loads and noise.
         noise: Standard deviation of the measured times, relative; at least 0.
 
     Raises:

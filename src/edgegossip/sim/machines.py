@@ -1,4 +1,4 @@
-"""What runs beside the algorithm on each worker's platform, and ends when that crashes."""
+"""Trainer and monitor on each worker's platform, which end when that crashes."""
 
 from __future__ import annotations
 

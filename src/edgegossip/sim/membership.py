@@ -1,4 +1,4 @@
-"""Who is online, who can reach whom, and what each worker has been told about it."""
+"""Online workers, their reachability, and what each of them has been told about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgegossip.sim.entries import Delivery
 from edgegossip.sim.fault import Partition
 
 Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
-"""What `rank` is told."""
+"""A rank, and the event that it is told."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Membership:
         """
         everyone = range(len(self.is_online))
         is_divided = any(p.start <= now < p.end for p in self.partitions)
-        # Of thousands of workers few are offline at a time, so not all pairs are looked at.
+        # Few of thousands of workers are offline at a time, so not all pairs are looked at.
         offline = [rank for rank in everyone if not self.is_online[rank]]
         for one in everyone if of is None else [of]:
             if not self.is_online[one]:

@@ -25,7 +25,7 @@ class Network:
 
     Args:
         links: Latencies and bandwidths.
-        faults: Which messages are dropped or delayed.
+        faults: Faults that drop or delay messages.
         platforms: One for each worker, with its uplink and downlink.
         wire: Push every message through the codec.
     """

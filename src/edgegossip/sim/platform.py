@@ -105,7 +105,7 @@ def _require_steps(times: Sequence[Seconds], values: Sequence[object], period: S
 
 
 def _step(times: Sequence[Seconds], period: Seconds, now: Seconds) -> tuple[int, Seconds]:
-    """Which step holds at `now`, and when the next one begins."""
+    """Index of the step that holds at `now`, and the time when the next one begins."""
     start = 0.0 if period == math.inf else now // period * period
     # Division rounds, so `now` may fall a hair outside [start, start + period).
     index = bisect.bisect_right(times, now - start) - 1
@@ -122,7 +122,7 @@ class Platform:
         throughput: Training samples per second of one executor, alone, for the workload.
         executors: Nodes of the platform; their throughputs add up.
         trace: Contention over time; None for an idle machine.
-        throttling: Slow-downs over time besides, which no monitor shows; None for none.
+        throttling: Further slow-downs over time, which no monitor shows; None for none.
         sensitivity: How contention slows it down; hidden from algorithms.
         uplink: Bytes per second that it sends at most, all messages together, above 0.
         downlink: Bytes per second that it receives at most, all messages together, above 0.
@@ -153,11 +153,11 @@ class Platform:
         return self.throughput * self.executors
 
     def contention(self, now: Seconds) -> Contention:
-        """What others use at `now`."""
+        """Usage by others at `now`."""
         return Contention() if self.trace is None else self.trace.at(now)[0]
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """What others use on average from `start` to `end`: what a monitor would see."""
+        """Mean usage by others from `start` to `end`, as a monitor would see it."""
         if self.trace is None or start >= end:
             return self.contention(end)
         now, sums = start, [0.0, 0.0, 0.0]
@@ -183,7 +183,7 @@ class Platform:
             now = end
 
     def work(self, start: Seconds, end: Seconds) -> float:
-        """What is done from `start` to `end`, in samples: the inverse of `duration`."""
+        """Work done from `start` to `end`, in samples: the inverse of `duration`."""
         now, done = start, 0.0
         while now < end:
             speed, until = self._speed(now)

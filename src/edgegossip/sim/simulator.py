@@ -77,18 +77,20 @@ class Simulator(Generic[State]):
     reaches its end.
 
     Args:
-        algorithm: What the workers do.
+        algorithm: Algorithm that the workers run.
         platforms: One for each worker.
-        initial_params: What every worker starts from, [num_params]; or a function of its rank.
+        initial_params: Parameters that every worker starts from, [num_params]; or a function of
+            its rank.
         make_trainer: Makes a worker's trainer when it first trains.
-        make_predictor: Makes what forecasts a worker's throughput; by default one that knows
-            the platform's throughput alone and follows what is measured.
+        make_predictor: Makes the predictor of a worker's throughput; by default one that knows
+            the platform's throughput alone and follows the measurements.
         links: Latencies and bandwidths.
-        faults: What goes wrong.
+        faults: Script of the faults.
         pool: Where training runs; by default in the caller's thread.
         observer: Sees what happens.
         evaluate: Answers `Evaluate` effects with (loss, accuracy).
-        evaluation_cost: What that takes, in training samples' worth of the platform's time.
+        evaluation_cost: Cost of an evaluation, in training samples' worth of the platform's
+            time.
         wire: Push every message through the codec, as a network would.
         max_seconds: When the run will be cut off, for `Traits.progress`.
     """
@@ -133,7 +135,7 @@ class Simulator(Generic[State]):
         )
         self._order = 0
         self._queue: list[Entry] = []
-        # What keeps the run going: workers that have not finished, work and messages under way.
+        # Reasons to keep the run going: unfinished workers, work and messages under way.
         self._num_open = len(platforms)
         self._num_recoveries = sum(isinstance(fault, Recover) for fault in script)
         for at, rank, item in self._faults.schedule():
@@ -213,7 +215,7 @@ class Simulator(Generic[State]):
             setattr(self, name, state[name])
         self._machines.load_state_dict(state["machines"])
 
-    # What keeps a platform busy: getting ready, training, evaluating.
+    # Work that keeps a platform busy: getting ready, training, evaluating.
 
     def _start(self, rank: Rank, start: Start) -> None:
         if self._membership.is_online[rank]:
@@ -289,7 +291,7 @@ class Simulator(Generic[State]):
 
     def _receive(self, rank: Rank, first_byte: FirstByte) -> None:
         delivery, at = first_byte.delivery, first_byte.delivery.last
-        # What is lost by now takes none of the downlink.
+        # A message that is lost by now takes none of the downlink.
         if self._membership.loss(delivery, self.now) is None:
             at = self._network.receive(self.now, self._records[rank], delivery)
         self._push(at, rank, delivery)

@@ -43,7 +43,7 @@ def phones(
             study published is one (github.com/PKU-Chengxu/FLASH, raw_ai_benchmark_list.json).
         num_workers: Phones to draw.
         throughput: Samples per second of the fastest phone of the list.
-        seed: Of the draw.
+        seed: Seeds the draw.
 
     Raises:
         DataError: If the file is missing or not of this form.
@@ -73,7 +73,7 @@ def gpus(
             physical_cluster_throughputs.json): {GPU: {"('JOB', GPUs)": {"null": steps/s}}}.
         num_workers: GPUs to draw.
         job: One of the file's jobs whose name ends in its batch size.
-        seed: Of the draw.
+        seed: Seeds the draw.
 
     Raises:
         DataError: If the file is missing or not of this form, or the job is not in it.
@@ -115,7 +115,7 @@ def batch_jobs(
     shares are made up, after what such jobs do on a machine with eight cores and one disk.
 
     Args:
-        seed: Of the draws; give each platform its own.
+        seed: Seeds the draws; give each platform its own.
         phase: Mean seconds of a phase or pause: the load changes this often.
         intensity: Share of the usual load, in (0, 2]; it varies by a third either way.
         period: Seconds after which it all repeats.
