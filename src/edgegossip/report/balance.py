@@ -1,4 +1,4 @@
-"""Who waited, and what was done against it: in words."""
+"""Waiting of the workers, and the measures taken against it: in words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def balance(folder: ReportData) -> str:
 
 
 def _before(folder: ReportData) -> str:
-    """What happens in the baseline."""
+    """Describe what happens in the baseline."""
     run = next((run for run in folder.runs if run.name == folder.baseline), None)
     if run is None or not run.workers or kept_shares(run) is not None:
         return ""

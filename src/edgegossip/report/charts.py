@@ -28,9 +28,9 @@ from edgegossip.report.units import NO_BREAK, listing, written
 
 WIDTH, HEIGHT = 9.6, 3.7
 LEGEND_WIDTH = 130
-"""In letters; a line before each name takes 8."""
+"""Width in letters; a line before each name takes 8."""
 GREY = ("epoch-gossip", "stochastic-gradient-push", "paper")
-"""What others are measured against is drawn in grey, as in every report."""
+"""References that others are measured against are drawn in grey, as in every report."""
 
 
 def study_picture(figure: Mapping[str, Any]) -> Picture:

@@ -20,7 +20,7 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What accuracy is drawn against."""
+    """Quantity that accuracy is drawn against."""
 
     name: str
     heading: str
@@ -242,7 +242,7 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     free = list(heights)
     for below, above in itertools.pairwise(order):
         free[above] = max(free[above], free[below] + gap)
-    # What was pushed out at the top comes back down, and pushes those below it.
+    # Heights pushed out at the top come back down, and push those below them.
     ceiling = 1.0
     for index in reversed(order):
         free[index] = min(free[index], ceiling)

@@ -44,8 +44,8 @@ class Run:
     """One run.
 
     Attributes:
-        name: What it is called.
-        log: What happened.
+        name: Name of the run.
+        log: Its events.
         summary: Its numbers.
         workers: Where the time of each rank went; empty if no virtual time passed.
     """
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:
-    """What a report is about.
+    """Subject of a report.
 
     Attributes:
         title: The recipe, or the name of the only run.

@@ -18,12 +18,12 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 
 def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
-    """Draw rows of cells on logarithmic axes, coloured on a logarithmic scale.
+    """Draw rows of cells on logarithmic axes, colored on a logarithmic scale.
 
     Args:
-        axes: To draw on.
-        panel: Of `study.json`. Cells without a number are hatched; a series that is a mark
-            becomes a line over the cells.
+        axes: Axes to draw on.
+        panel: Panel of `study.json`. Cells without a number are hatched; a series that is a
+            mark becomes a line over the cells.
     """
     rows = [each for each in panel["series"] if not each["is_mark"]]
     x, y = np.array(rows[0]["x"], float), np.array([float(each["name"]) for each in rows])
@@ -63,7 +63,7 @@ def _draw_cells(
 
 
 def map_words(panel: Mapping[str, Any]) -> list[str]:
-    """What is to be seen in it: the smallest number of each column."""
+    """Describe the map in words: the smallest number of each column."""
     rows = [each for each in panel["series"] if not each["is_mark"]]
     words = []
     for column, x in enumerate(rows[0]["x"]):

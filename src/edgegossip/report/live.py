@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table, or plain lines off a terminal."""
+"""View of a run that goes on: a live table, or plain lines off a terminal."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
 """Thirty million years: later times are damage, and no axis has room for them."""
 _LARGEST = 1e30
-"""Of a number in a note: no axis has room for more."""
+"""Largest number in a note: no axis has room for more."""
 HEADER_TYPES = {
     "name": str,
     "num_workers": int,
@@ -59,7 +59,7 @@ class Noted:
 
 @dataclass(slots=True)
 class WorkerLog:
-    """What one worker did, in order of virtual time.
+    """Activity of one worker, in order of virtual time.
 
     Attributes:
         training: When it trained.
@@ -105,7 +105,7 @@ class RunLog:
         workers: One log for each rank.
         evaluations: In order of virtual time.
         lost: Messages lost, by reason.
-        notes: What the algorithm put on record, in order of virtual time.
+        notes: Notes that the algorithm recorded, in order of virtual time.
         ended: None if the process was killed, or is still running.
         duration: Virtual time of the last event.
     """
@@ -278,8 +278,8 @@ def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
     """The log of a run that has just begun.
 
     Args:
-        path: Of the file that says what the experiment is.
-        header: What it says.
+        path: File that says what the experiment is.
+        header: Contents of that file.
     """
     try:
         if header["schema"] != SCHEMA:

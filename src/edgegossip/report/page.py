@@ -38,7 +38,7 @@ DRAWING_ERRORS = (
     ValueError,
     TemplateError,
 )
-"""What values that are no run's or study's make drawing raise."""
+"""Errors of drawing from values that are not those of a run or a study."""
 # A topology may carry all its edges: enough to recognize it, not enough to bury the page.
 MAX_SETTING = 160
 
@@ -57,7 +57,7 @@ def write_report(folder: Path) -> Path:
     """Write `figures/*.png`, `figures/*.svg` and `report.html` into a run folder.
 
     Args:
-        folder: What a run or a comparison wrote; it may have been interrupted.
+        folder: Folder of a run or a comparison; it may have been interrupted.
 
     Returns:
         Where the page is. It makes no request to anywhere: all it shows is inside.
@@ -179,7 +179,7 @@ def _platform_groups(run: Run) -> list[PlatformGroup]:
         PlatformGroup(
             listing([str(rank) for rank in ranks]),
             role_words(role),
-            # Of one that has not trained nothing was measured.
+            # Nothing was measured for a worker that has not trained.
             None
             if is_measured and ranks[0] not in run.speeds
             else platforms[ranks[0]]["throughput"],

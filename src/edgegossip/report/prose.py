@@ -1,4 +1,4 @@
-"""What happened, in plain sentences made from the numbers."""
+"""Events of a run, in plain sentences made from the numbers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _waiting_tile(folder: ReportData) -> Tile | None:
 
 
 def _clock(run: Run) -> str:
-    """What a time is: on real machines there is only one kind."""
+    """Kind of a time, in words; empty for real machines, which have only one kind."""
     return "" if run.log.header.get("driver") == "network" else " of virtual time"
 
 
@@ -160,7 +160,7 @@ def _crew(run: Run) -> str:
 
 
 def _race(folder: ReportData) -> str:
-    """Who reached the target first, who later, who never."""
+    """Say which run reached the target first, which later, which never."""
     target, baseline = folder.target_accuracy, folder.baseline
     if target is None:
         return _most_accurate(folder.runs)
@@ -231,7 +231,7 @@ def _data_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _traffic(folder: ReportData) -> str:
-    """Who sent how much for the same accuracy: whole runs differ in what they achieved."""
+    """Compare data sent for the same accuracy: whole runs differ in what they achieved."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""What workers committed to a server, and how the commit rate was searched: in numbers."""
+"""Commits of workers to a server, and the search for the commit rate: in numbers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ class CommitRow:
     """One run in the table of those with a server.
 
     Attributes:
-        run: Which.
-        servers: Their ranks, in words; empty where no role says so.
+        run: Run that the row describes.
+        servers: Ranks of the servers, in words; empty where no role says so.
         total: Commits of all workers.
-        least: Of the worker with the fewest.
-        most: Of the one with the most.
-        seconds: Between two commits of a worker, on average; None where there were none.
-        num_steps: Between two commits; None where there were none.
-        explicit_momentum: Of the workers' optimizer; None where unknown.
+        least: Commits of the worker with the fewest.
+        most: Commits of the worker with the most.
+        seconds: Seconds between two commits of a worker, on average; None where there were
+            none.
+        num_steps: Steps between two commits; None where there were none.
+        explicit_momentum: Momentum of the workers' optimizer; None where unknown.
         implicit_momentum: Median over the windows of a search; None where it was not noted.
     """
 

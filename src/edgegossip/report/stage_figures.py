@@ -87,9 +87,9 @@ def _panels(
 
     Args:
         runs: At least one; with a single one, axes have `titles` instead of its name.
-        colors: Of the runs.
+        colors: Colors of the runs.
         draw: Called for each.
-        titles: What the axes of a run show.
+        titles: Titles of the axes of a run.
         shown: The stages that are in the legend.
     """
     width = len(titles)
@@ -131,7 +131,7 @@ def _dress(axes: Axes, run: Run) -> None:
 
 
 def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow], str]) -> str:
-    """What `say` says of each stage of the runs, where it says anything."""
+    """Collect the words of `say` on each stage of the runs, where it has any."""
     words = []
     for run in runs:
         said = [

@@ -25,16 +25,16 @@ class StageRow:
     """One stage of a run; None where a number is unknown, or the stage has none such.
 
     Attributes:
-        run: Which.
-        stage: From 0.
-        ranks: That hold it, in words.
+        run: Run that has the stage.
+        stage: Number of the stage, from 0.
+        ranks: Ranks that hold it, in words.
         worked: Share of the steady state in which they trained, on average.
-        waited: In which they were there and did not train.
-        num_batches: By which they have updated the stage, in all.
+        waited: Share in which they were there and did not train.
+        num_batches: Batches by which they have updated the stage, in all.
         num_given_up: Batches whose answer did not come in time, in all.
         most_waiting: Batches from below that waited at one of them at a time, at most.
         most_pending: Batches of one of them without an answer from above, at most.
-        cosine: Of synthetic and true gradient, median of the second half of the notes.
+        cosine: Cosine of synthetic and true gradient, median of the second half of the notes.
     """
 
     run: Run

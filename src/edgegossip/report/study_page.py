@@ -36,7 +36,7 @@ def write_study_report(folder: Path) -> Path:
     """Write `figures/*.png`, `figures/*.svg` and `report.html` from `study.json` alone.
 
     Args:
-        folder: Of a study; it may have been interrupted.
+        folder: Folder of a study; it may have been interrupted.
 
     Returns:
         Where the page is. It makes no request to anywhere: all it shows is inside.

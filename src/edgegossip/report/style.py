@@ -65,9 +65,9 @@ class Picture:
 
     Attributes:
         name: File name without suffix.
-        heading: What it shows, in a few words.
+        heading: Says in a few words what it shows.
         caption: How to read it.
-        alt: What is to be seen in it.
+        alt: Describes what is to be seen in it.
         png: Raster image.
         svg: Vector image.
     """

@@ -1,4 +1,4 @@
-"""What every worker did when: training, sending, waiting, crashed."""
+"""Timeline of every worker: training, sending, waiting, crashed."""
 
 from __future__ import annotations
 
