@@ -153,7 +153,8 @@ class Dataset:
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 where x is
             uint8; None subtracts nothing.
         std: Standard deviation of each channel, like `mean`; None divides by nothing.
-        subjects: Who each training sample comes from, int64 [num_train], where that is known.
+        subjects: Subject that each training sample comes from, int64 [num_train]; None if
+            unknown.
         validation: Samples that `Evaluate` measures on; None if no algorithm asks.
 
     Raises:
@@ -301,8 +302,8 @@ def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = total * x.shape[1] / x.numel()
     std = (squares * x.shape[1] / x.numel() - mean.square()).clamp(min=0).sqrt()
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
-    # What rounding leaves of a constant is noise, which must not be blown up; nor may what is
-    # divided by become infinite.
+    # The remainder that rounding leaves of a constant is noise, which must not be amplified;
+    # nor may the divisor make results infinite.
     least = (1e-6 * mean.abs()).clamp(min=unit * torch.finfo(torch.float32).tiny)
     std = torch.where(std <= least, unit, std)
     return (mean / unit).float(), (std / unit).float()

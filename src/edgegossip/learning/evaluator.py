@@ -28,8 +28,8 @@ class Evaluator:
     (batch-norm recalibration).
 
     Args:
-        model: Copied.
-        loss: Of outputs and targets.
+        model: Model to measure; copied.
+        loss: Loss of outputs and targets.
         dataset: Has the split to measure on.
         has_buffers: As in `Learner`.
         torch_device: Where to compute.
@@ -37,7 +37,7 @@ class Evaluator:
         split: "test" for reports, "validation" for algorithms.
 
     Attributes:
-        cost: What an evaluation takes, in training samples' worth of time: a third of the
+        cost: Cost of an evaluation, in training samples' worth of time: a third of the
             samples that go through the model, as a backward pass takes twice as many operations
             as a forward pass.
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 OVERHEAD = 4e5
-"""What a training sample costs besides its arithmetic (autograd, optimizer, loading it), in
+"""Cost of a training sample beyond its arithmetic (autograd, optimizer, loading it), in
 operations that take as long: about 14 microseconds of a core at 2.9e10 FLOP/s."""
 
 

@@ -24,10 +24,10 @@ def hold_out(
     were measured, with the samples that are held out now.
 
     Args:
-        dataset: Without a validation split.
-        share: Of the training samples, in (0, 1). Each class is off its exact share by less
-            than one sample.
-        seed: Of the stream ``(seed, "validation")`` that draws them.
+        dataset: Data set without a validation split.
+        share: Share of the training samples, in (0, 1). Each class is off its exact share by
+            less than one sample.
+        seed: Seeds the stream ``(seed, "validation")`` that draws them.
         by_subject: Hold out whole subjects instead, `share` of them, at least one: to measure
             on people that nobody trained on, as the test split of such a data set does.
 

@@ -38,19 +38,19 @@ class Learner(Trainer):
     the last bit.
 
     Args:
-        model: Copied; the learner's own.
-        loss: Of outputs and targets.
+        model: Model to train; copied, so that the learner has its own.
+        loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
         dataset: Its training split is trained on.
         shard: [n] indices of this worker's samples in the training split; may be empty until
             it is assigned some.
         batch_size: Samples a step.
         schedule: Sets the learning rate, by how much of the run is over.
-        seed: Of the run.
-        rank: Whose learner this is.
+        seed: Seed of the run.
+        rank: Rank of the learner's worker.
         incarnation: How often this worker has come back.
         accuracy_aware: Chooses the samples of each pass.
-        shards: Of all workers whose data it can reach, by rank, for `assign`.
+        shards: Shards of all workers whose data it can reach, by rank, for `assign`.
         augmentation: Applied to each training batch; None for none.
         has_buffers: Exchange normalisation buffers too; see `FlatModel`.
         torch_device: Where to compute.
@@ -111,12 +111,12 @@ class Learner(Trainer):
 
     @property
     def epoch_cost(self) -> float:
-        """What a pass over the shard costs, in samples' worth, the look at points included."""
+        """Cost of a pass over the shard, in samples' worth, the look at points included."""
         return self._accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
 
     @property
     def setup_cost(self) -> float:
-        """What aggregating the shard costs, in training samples' worth."""
+        """Cost of aggregating the shard, in training samples' worth."""
         if not self._accuracy_aware.selection.needs_losses:
             return 0.0
         sample = self._dataset.train.batch(self.shard[:1])

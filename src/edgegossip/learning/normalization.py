@@ -21,14 +21,14 @@ def normalization_2d(
     *,
     activation: type[nn.ReLU | nn.ReLU6] | None = nn.ReLU,
 ) -> nn.Sequential:
-    """Build what follows a convolution: a normalisation and its activation.
+    """Build the layers after a convolution: a normalisation and its activation.
 
     They come together because EvoNorm is both in one. Where no activation is wanted, a
     GroupNorm with as many groups stands in for EvoNorm (the authors' code only scales and
     shifts there).
 
     Args:
-        kind: Which normalisation.
+        kind: Kind of normalisation.
         num_channels: Channels of the input [batch, num_channels, height, width].
         activation: Its class; None for none.
 

@@ -245,7 +245,7 @@ def _deal(num_samples: int, weights: NDArray[np.float64]) -> Tensor:
 
 
 def _shards(owners: Tensor, num_workers: int) -> list[Tensor]:
-    """The samples of each owner, sorted; who has none takes one from whoever has most."""
+    """The samples of each owner, sorted; an owner of none takes one from the largest."""
     sizes = owners.bincount(minlength=num_workers)
     for rank in (sizes == 0).nonzero().flatten().tolist():
         largest = int(sizes.argmax())

@@ -39,7 +39,7 @@ class Parts:
         has_buffers: As in `FlatModel`.
 
     Attributes:
-        models: What the workers of each role start from.
+        models: Models that the workers of each role start from.
         whole: The joined model.
 
     Raises:

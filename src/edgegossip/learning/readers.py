@@ -30,10 +30,10 @@ MAX_CLASSES = 1000
 def digits(seed: int = 0) -> Dataset:
     """Read scikit-learn's 1797 handwritten digits of 8x8 pixels; needs no file.
 
-    The 17 gray levels are spread over 0 .. 255. Of each class one fifth is for testing.
+    The 17 gray levels are spread over 0 .. 255. One fifth of each class is for testing.
 
     Args:
-        seed: Which samples these are: 1437 for training, 360 for testing.
+        seed: Seeds the split into 1437 samples for training and 360 for testing.
 
     >>> task = digits()
     >>> len(task.train), len(task.test), task.input_shape
@@ -189,7 +189,7 @@ def huggingface(
 
     Args:
         name: "ylecun/mnist", or the path of a folder.
-        configuration: Which of its configurations, where it has several.
+        configuration: Name of one of its configurations, where it has several.
         input_column: Pictures of one size, or lists of numbers of one length.
         label_column: Whole numbers from 0.
         train_split: Its split to train on.
@@ -275,7 +275,7 @@ def _imagenet_batch(path: Path, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _without_remote_code(load: Callable[..., Any]) -> dict[str, bool]:
-    """What forbids a data set to bring code of its own, which since version 4 none can."""
+    """Arguments that forbid a data set to bring its own code; since version 4 none can."""
     is_asked = "trust_remote_code" in inspect.signature(load).parameters
     return {"trust_remote_code": False} if is_asked else {}
 
@@ -296,7 +296,7 @@ def _split(x: NDArray[Any], y: NDArray[Any], where: str = "") -> ArraySplit:
             "expected numbers [num_samples, channels, ...]"
         )
     if x.dtype != np.uint8:
-        # What is too large becomes infinite, and `Dataset` says where.
+        # Numbers that are too large become infinite, and `Dataset` says where.
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
     return ArraySplit(torch.from_numpy(np.ascontiguousarray(x)), _int64(y, f"{where}: labels"))

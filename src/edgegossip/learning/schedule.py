@@ -53,7 +53,7 @@ class WarmUp:
             raise ValueError(unknown_name("rise", self.rise, get_args(Rise)))
 
     def factor(self, progress: float) -> float:
-        """What the rate is multiplied by, at `progress` in [0, 1]."""
+        """Factor of the rate at `progress` in [0, 1]."""
         if progress >= self.share:
             return 1.0
         risen = progress / self.share if self.rise == "linear" else 0.0
@@ -71,7 +71,7 @@ class Schedule(ABC):
     warm_up: WarmUp | None = None
 
     def factor(self, progress: float) -> float:
-        """What the optimizer's rate is multiplied by, at `progress` in [0, 1]."""
+        """Factor of the optimizer's rate at `progress` in [0, 1]."""
         warm = 1.0 if self.warm_up is None else self.warm_up.factor(progress)
         return warm * self._decay(progress)
 

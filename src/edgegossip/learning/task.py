@@ -1,4 +1,4 @@
-"""What is learnt: data, model, loss, optimizer, and who gets which samples."""
+"""Tasks to learn: data, model, loss, optimizer, and the split of samples among workers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Task:
 
     @property
     def models(self) -> Mapping[str, MakeModel]:
-        """What makes each part, by role name; one model that is for all has the name ""."""
+        """Factory of each part, by role name; one model that is for all has the name ""."""
         return self.model if isinstance(self.model, Mapping) else {"": self.model}
 
     def part(self, role: str) -> str:
@@ -107,9 +107,9 @@ class Workload:
     """A task made ready for one run: shards dealt, initial parameters drawn.
 
     Args:
-        task: What is learnt.
+        task: Task to learn.
         ranks: The workers that have data, in order.
-        seed: Of the run.
+        seed: Seed of the run.
         role: Each worker's role, where they hold parts or slices of a model.
 
     Attributes:

@@ -31,7 +31,7 @@ class InvertedResidual(nn.Module):
         num_inputs: Channels of the input.
         num_outputs: Channels of the output.
         expansion: Channels in between, in multiples of `num_inputs`.
-        stride: Of the filters, in pixels.
+        stride: Stride of the filters, in pixels.
         normalization: Behind each convolution.
     """
 

@@ -1,4 +1,4 @@
-"""Which pictures a model takes."""
+"""Shapes of the pictures that a model takes."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ def scaled(num_channels: int, width: float, model: str) -> int:
     """`width` times `num_channels`, to a multiple of 8 that is at least 0.9 times as many.
 
     Args:
-        num_channels: Of the full model, or hidden units.
+        num_channels: Channels of the full model, or hidden units.
         width: Share of them, above 0.
         model: Its name, for the message.
 

@@ -1,4 +1,4 @@
-"""Which of its data a worker trains on where it has no time for all of it."""
+"""Choice of the data that a worker trains on where it has no time for all of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AccuracyAware:
     """How a worker chooses what an epoch visits, and what stands for its data meanwhile.
 
     Args:
-        selection: What to prefer.
+        selection: Selection of the preferred samples.
         aggregator: Makes the aggregated points; not used by selections that need no losses.
         look_share: Share of each epoch, in (0, 1], that looking at aggregated points may take,
             those first that were looked at longest ago; None looks at as many as the selection
@@ -55,12 +55,12 @@ class AccuracyAware:
         """Aggregate a worker's data, if the selection needs it, and make its stream.
 
         Args:
-            dataset: Has the samples.
+            dataset: Data set with the samples.
             shard: [n] indices of the worker's.
-            batch_size: Samples a step.
-            key: Of the random stream.
-            module: What aggregated points are looked at with, as it is then.
-            loss: Of outputs and targets.
+            batch_size: Samples per step.
+            key: Key of the random stream.
+            module: Model with which aggregated points are looked at, as it is then.
+            loss: Loss of outputs and targets.
             torch_device: Where the module lives.
         """
         make = partial(self.stream_of, num_samples=len(shard), batch_size=batch_size, key=key)
@@ -93,7 +93,7 @@ class AccuracyAware:
         return BatchStream(sampler, Look(loss_of, self._budget(num_samples, len(aggregated.y))))
 
     def epoch_cost(self, labels: Tensor) -> float:
-        """What a pass over samples of these labels ([n]) costs, in their worth, with its look.
+        """Cost of a pass over samples of these labels ([n]), in their worth, with its look.
 
         The `BatchStream.epoch_cost` of their stream, without aggregating them.
         """
@@ -119,7 +119,7 @@ class AggregatedLosses:
 
     Args:
         module: The model, at its present parameters.
-        loss: Of outputs and targets.
+        loss: Loss of outputs and targets.
         dataset: Says how samples are prepared for the model.
         aggregated: The points.
         torch_device: Where to compute.

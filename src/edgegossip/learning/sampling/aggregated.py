@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregatedData:
-    """Aggregated points, and which samples each of them stands for.
+    """Aggregated points, and the samples that each of them stands for.
 
     Each sample is in exactly one subset, each subset has samples of one class only, and none is
     empty.
@@ -18,7 +18,8 @@ class AggregatedData:
         x: Aggregated points, float32 [num_subsets, *sample_shape]: the mean of the original
             samples of a subset, in their units (0 .. 255 for uint8 pictures).
         y: The class of each aggregated point, int64 [num_subsets], ascending.
-        subset_of: Which aggregated point stands for each sample, int64 [num_samples].
+        subset_of: Index of the aggregated point that stands for each sample, int64
+            [num_samples].
 
     >>> import torch
     >>> points = torch.tensor([[1.0], [8.0]])

@@ -42,7 +42,7 @@ class Aggregator:
         ratio: Samples for each aggregated point, at least 1 (every sample by itself). Classes
             of fewer samples have one aggregated point; otherwise the number of all subsets is
             num_samples / ratio, rounded.
-        seed: Of the random draws in reduction and division.
+        seed: Seeds the random draws in reduction and division.
 
     Raises:
         ValueError: If `ratio` is not finite or below 1.
@@ -110,18 +110,18 @@ class Aggregator:
     def num_flops(
         self, num_samples: int, sample_shape: tuple[int, ...], num_classes: int = 10
     ) -> float:
-        """What `fit` costs, counted in FLOPs of training that take as long.
+        """Cost of `fit`, counted in FLOPs of training that take as long.
 
-        So that a simulated platform can be charged for it: the time of `fit` is this number
+        A simulated platform is charged for it: the time of `fit` is this number
         over the FLOP/s at which the platform trains. Formulas count operations; their constants
         were measured on one core that trains LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10
         FLOP/s, and hold within a factor of 1.5 for 1,000 to 15,000 samples of MNIST, CIFAR-10
         and HAR (`benchmarks/aggregation.py`).
 
         Args:
-            num_samples: In the shard.
-            sample_shape: Of one sample.
-            num_classes: In the shard, taken to be of one size.
+            num_samples: Samples in the shard.
+            sample_shape: Shape of one sample.
+            num_classes: Classes in the shard, taken to be of one size.
         """
         num_points = num_samples / num_classes
         num_subsets = max(1.0, num_points / self.ratio)
@@ -178,16 +178,16 @@ COMBINATIONS = {
     "full-svd-lsh": Combination(WholeDataSVD(), MedianSplit()),
     "histogram-kmeans": Combination(Histogram(), KMeans()),
 }
-"""What the EdgeGossip paper compares (its figure 3), by name."""
+"""Combinations that the EdgeGossip paper compares (its figure 3), by name."""
 
 
 def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
     """Make the aggregator of one of the eight `COMBINATIONS`, e.g. "svd-kmeans".
 
     Args:
-        name: Which reduction and division.
+        name: Name of a reduction and a division.
         ratio: Samples for each aggregated point, at least 1.
-        seed: Of its random draws.
+        seed: Seeds its random draws.
 
     Raises:
         ValueError: If there is none of that name, or `ratio` is below 1.

@@ -1,4 +1,4 @@
-"""Which samples a worker trains on next: endless passes over what it has."""
+"""Samples that a worker trains on next: endless passes over its data."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class BatchStream:
 
     @property
     def epoch_cost(self) -> float:
-        """What a pass over all samples costs, in samples' worth."""
+        """Cost of a pass over all samples, in samples' worth."""
         return self.sampler.num_samples + self._look_cost(1.0)
 
     def cost(self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True) -> float:
-        """What `take` would cost, in samples' worth; does not change anything.
+        """Cost that `take` would have, in samples' worth; does not change anything.
 
         Where subsets are kept whole, batches turn out larger than can be known before a pass
         begins; the rest is charged with the next work, or taken off it.
@@ -78,9 +78,9 @@ class BatchStream:
         """Give the batches of `work` one after the other; look when a pass begins.
 
         Args:
-            work: How much.
-            keep_ratio: Of what; see `Train`.
-            begins_pass: The same.
+            work: Amount of work.
+            keep_ratio: Share of the data that a pass visits; see `Train`.
+            begins_pass: Also as in `Train`.
         """
         cost = self._cost(work, keep_ratio, begins_pass)
         self._unpaid = min(0.0, self._unpaid + cost) - cost
@@ -109,7 +109,7 @@ class BatchStream:
     def resize(self, ratio: float) -> None:
         """Let batches have `ratio` times their first size from the next one on.
 
-        What is left of the present pass is cut anew; a selection that keeps subsets whole
+        The rest of the present pass is cut anew; a selection that keeps subsets whole
         leaves that pass as it is.
         """
         size = min(self.sampler.num_samples, max(1, round(ratio * self._batch_size)))
@@ -154,7 +154,7 @@ class BatchStream:
         self._sizes = list(map(len, self._batches))
         self._position = 0
 
-    # What it costs.
+    # Costs.
 
     def _look_cost(self, keep_ratio: float) -> float:
         return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
@@ -200,7 +200,7 @@ class BatchStream:
         self.sampler.batch_size = state["batch_size"]
         self._unpaid = state["unpaid"]
         self._sizes, self._position = list(state["sizes"]), state["position"]
-        # Of what has been taken only the sizes matter.
+        # Only the sizes of batches already taken matter.
         self._batches = [Batch(torch.empty(0, dtype=torch.int64))] * self._position
         left = self._sizes[self._position :]
         if left:

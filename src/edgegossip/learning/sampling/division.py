@@ -33,7 +33,7 @@ class Division(Protocol):
         """The subset of each point, int64 [num_points]."""
 
     def num_flops(self, num_points: float, num_subsets: float) -> float:
-        """What a call costs, in training FLOPs: see `Aggregator.num_flops`."""
+        """Cost of a call, in training FLOPs: see `Aggregator.num_flops`."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 
 FORWARD_COST = 1 / 3
-"""What a forward pass over a point costs, in training samples' worth: a backward pass takes
+"""Cost of a forward pass over a point, in training samples' worth: a backward pass takes
 twice as long as a forward one."""
 
 
@@ -22,15 +22,15 @@ class Budget:
     Attributes:
         num_points: Aggregated points to look at each time, those first that were looked at
             longest ago.
-        max_cost: What the look may cost at most, in samples' worth, before a pass over all
-            data; proportionally less before one that is cut down. None for any.
+        max_cost: Maximum cost of the look, in samples' worth, before a pass over all data;
+            proportionally less before one that is cut down. None for any.
     """
 
     num_points: int
     max_cost: float | None = None
 
     def cost(self, keep_ratio: float) -> float:
-        """What the look before a pass of `keep_ratio` costs, in training samples' worth."""
+        """Cost of the look before a pass of `keep_ratio`, in training samples' worth."""
         return self.num_looked_at(keep_ratio) * FORWARD_COST
 
     def num_looked_at(self, keep_ratio: float) -> int:

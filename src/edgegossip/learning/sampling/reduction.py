@@ -37,7 +37,7 @@ class Reduction(Protocol):
     def num_flops(
         self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
     ) -> float:
-        """What a call costs, in training FLOPs: see `Aggregator.num_flops`."""
+        """Cost of a call, in training FLOPs: see `Aggregator.num_flops`."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class SingularValues:
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: "SVD on single
-        data points", 10 values, cost of order d^1.5 a point. What becomes of the channels of a
-        picture is not said there: gray ones divide as well as stacked ones and cost less.
+        data points", 10 values, cost of order d^1.5 a point. The paper does not say what
+        becomes of the channels of a picture: gray ones divide as well as stacked ones and cost
+        less.
 
     >>> points = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]) / 4
     >>> SingularValues()(points, num_subsets=1, seed=0)
@@ -96,10 +97,10 @@ class IncrementalSVD:
     come to the number of subsets, at least one.
 
     Args:
-        attribute_share: Of the attributes, used for one factor, in (0, 1].
+        attribute_share: Share of the attributes used for one factor, in (0, 1].
         lr: Step size :math:`\eta`.
         regularization: :math:`\lambda`.
-        num_passes: Over all points, for each factor.
+        num_passes: Passes over all points, for each factor.
         block_size: Points whose steps are summed.
 
     References:

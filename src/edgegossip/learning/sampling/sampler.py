@@ -62,18 +62,19 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     nothing.
 
     Args:
-        aggregated: What stands for the samples; None for selections that look at no losses.
+        aggregated: Points that stand for the samples; None for selections that look at no
+            losses.
         num_samples: Samples in all; needed only without `aggregated`.
         batch_size: Samples a step, at least 1; batches are smaller only at the end of an epoch
             and larger only where `Ranked` keeps subsets whole. One sample alone joins the batch
             before.
-        selection: What to prefer.
+        selection: Selection of the preferred samples.
         keep_ratio: :math:`r`, the share of the samples that an epoch visits, in (0, 1]; may be
             set anew before each epoch.
         key: (seed, rank, incarnation), or a seed alone: names the random stream.
 
     Attributes:
-        weights: [num_samples] what to multiply each sample's loss by in the present epoch.
+        weights: [num_samples] factor of each sample's loss in the present epoch.
         focus: Share of the present epoch that was chosen for its high loss, in [0, 1].
 
     Raises:
@@ -134,7 +135,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self.weights = torch.ones(num_samples)
         self.focus = 0.0
 
-    # What the model thinks of the aggregated points.
+    # The model's losses on the aggregated points.
 
     def set_losses(self, losses: Tensor, points: Tensor | None = None) -> None:
         """Hand in what the present model's loss is on the aggregated points.

@@ -1,4 +1,4 @@
-"""Which samples to train on where there is no time for all of them."""
+"""Selection of the samples to train on where there is no time for all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgegossip.learning.sampling.visits import (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Candidates:
-    """What a selection chooses from, at the start of an epoch.
+    """Data that a selection chooses from, at the start of an epoch.
 
     Attributes:
         losses: [M] loss of each aggregated point when it was last looked at.
@@ -46,7 +46,7 @@ class Candidates:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """What an epoch visits.
+    """Samples that an epoch visits.
 
     Attributes:
         order: [num_samples] positions, in the order of visiting.
@@ -176,7 +176,8 @@ class Importance(Selection):
     all samples.
 
     Args:
-        uniform_share: What is the same for all, in (0, 1]: bounds the weights by one over it.
+        uniform_share: Share of the probability that is the same for all samples, in (0, 1];
+            bounds the weights by one over it.
 
     References:
         Horvitz and Thompson, JASA 1952; Katharopoulos and Fleuret, "Not All Samples Are Created
@@ -268,7 +269,7 @@ class Focused(Selection):
     of the epoch is spent on high losses and the rest on any samples, as by `Random`. Means of
     alike samples are recognised (:math:`f \to 1`: MNIST); those of samples that differ are
     not, however well the model has memorised each of them (:math:`f` below 0.01: CIFAR-10).
-    Which samples are hard, training has said for free: within each class, a sample is visited
+    Training has shown for free which samples are hard: within each class, a sample is visited
     in proportion to its loss when it was last trained on, up to `max_visits` times an epoch. So
     the fastest platforms too spend their time where there is something left to learn. Samples
     never trained on count twice the mean.

@@ -24,7 +24,7 @@ class Both(TeacherFactory):
     Args:
         gradients: Predicts the gradient.
         losses: The local loss, or another teacher that learns from no gradient.
-        weight: Of the local loss, at least 0.
+        weight: Weight of the local loss, at least 0.
 
     Raises:
         ValueError: If `weight` is below 0.

@@ -102,10 +102,10 @@ class StageMaker:
 
     Args:
         make: Makes the whole model.
-        stage: Which stage of it, from 0.
+        stage: Number of the stage, from 0.
         at: Where it is cut: this and the rest as in `cut`.
-        names: Of its blocks.
-        sample: On which they are checked.
+        names: Names of its blocks.
+        sample: Inputs on which they are checked.
         is_flat: Whether sequences among them are taken apart.
     """
 
@@ -149,7 +149,7 @@ def stage_models(
     Args:
         make: Makes the whole model; called once for each stage.
         at: Where to cut: this and the rest as in `cut`.
-        names: Of the blocks of a module with a forward of its own.
+        names: Names of the blocks of a module with a forward of its own.
         sample: [batch, ...] inputs, needed with `names`.
         is_flat: Take an `nn.Sequential` among the blocks apart too.
 
@@ -204,7 +204,7 @@ def boundaries(stages: Sequence[nn.Module], sample: Tensor) -> tuple[tuple[int, 
     """Shapes of what one sample becomes between stages, one for each boundary.
 
     Args:
-        stages: Of `cut`; their modes and buffers stay as they are.
+        stages: Stages from `cut`; their modes and buffers stay as they are.
         sample: [batch, ...] inputs.
 
     >>> boundaries(cut(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), [1]), torch.zeros(1, 4))

@@ -48,7 +48,7 @@ class GreedyClassifier(Teacher):
 
     Args:
         settings: Its size, and how it learns.
-        shape: Of a sample's activations.
+        shape: Shape of a sample's activations.
         num_classes: Labels that there are.
     """
 

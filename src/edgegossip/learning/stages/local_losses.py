@@ -57,7 +57,7 @@ class LocalLoss(Teacher):
 
     Args:
         settings: Weights and sizes.
-        shape: Of a sample's activations.
+        shape: Shape of a sample's activations.
         num_classes: Labels that there are.
     """
 

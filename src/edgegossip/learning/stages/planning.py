@@ -26,7 +26,7 @@ Bandwidth: TypeAlias = float | tuple[float, float]
 """Bytes per second of a link: shared by both directions, or (forward, back) of each its own."""
 
 StageOverhead: TypeAlias = Callable[[int, int], float]
-"""``(first, last)``: work of a stage besides its blocks ``first`` to ``last - 1``."""
+"""``(first, last)``: work of a stage beyond its blocks ``first`` to ``last - 1``."""
 
 _T = TypeVar("_T")
 
@@ -36,9 +36,9 @@ class BlockCost:
     """Cost of one block, for one training sample.
 
     Args:
-        work: Of forward and backward pass: in FLOPs, or in seconds on some machine.
+        work: Work of forward and backward pass: in FLOPs, or in seconds on some machine.
         num_outputs: Entries of the activations that leave it, at least 0.
-        num_bytes: Of these activations, at least 0.
+        num_bytes: Size of these activations, at least 0.
         num_params: Its trainable parameters, at least 0.
 
     Raises:
@@ -61,8 +61,9 @@ class CutPlan:
 
     Attributes:
         at: Index of the first block of each stage but the first: for `cut` and `stage_models`.
-        stage_seconds: Of training one sample, for each stage.
-        link_seconds: Of passing its activations on, and their gradients back, for each link.
+        stage_seconds: Seconds of training one sample, for each stage.
+        link_seconds: Seconds of passing its activations on, and their gradients back, for each
+            link.
         bottleneck: The largest of all these. A pipeline whose stages all work at once trains
             ``1 / bottleneck`` samples a second.
     """
@@ -175,20 +176,20 @@ def plan_cut(
 
     is the best for the first :math:`j` blocks on machines 0 to :math:`k`: found in O(K n^2)
     steps for K machines and n blocks. Each machine gets a block with parameters, since there
-    is nothing to train in others. Of several best cuts the one that sends the
+    is nothing to train in others. Among several best cuts, the one that sends the
     fewest bytes is chosen, and then the one whose cuts come first. Latency does not matter: it
     delays batches, and holds none of them up.
 
     Args:
-        costs: Of the blocks, in order.
-        speeds: Of the machines, in the order of their stages, above 0: work a second. Where
-            work is in FLOPs these are FLOP/s; where it was measured in seconds, they say how
-            many times as fast as the measured machine each of them is.
-        bandwidths: Of the link from each machine to the next: bytes/s that both directions
-            share, as on the air, or a pair (forward, back).
+        costs: Costs of the blocks, in order.
+        speeds: Speeds of the machines, in the order of their stages, above 0: work per second.
+            Where work is in FLOPs these are FLOP/s; where it was measured in seconds, they say
+            how many times as fast as the measured machine each of them is.
+        bandwidths: Bandwidth of the link from each machine to the next: bytes/s that both
+            directions share, as on the air, or a pair (forward, back).
         return_share: Share of the batches, in [0, 1], whose gradients go back. Synthetic
             gradients may need fewer.
-        stage_overhead: ``stage_overhead(first, last)``: work of a stage besides its blocks
+        stage_overhead: ``stage_overhead(first, last)``: work of a stage beyond its blocks
             ``first`` to ``last - 1``, such as that of a module for synthetic gradients.
 
     Raises:

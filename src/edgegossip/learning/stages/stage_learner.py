@@ -19,11 +19,11 @@ class Place:
     """Where a stage stands in its model.
 
     Args:
-        number: From 0.
-        num_stages: Of the model.
-        shape: Of a sample's activations at its outputs; empty for the last.
+        number: Number of the stage, from 0.
+        num_stages: Stages of the model.
+        shape: Shape of a sample's activations at its outputs; empty for the last.
         num_classes: Labels that there are.
-        cost: What a sample costs in it, in training samples of the whole model.
+        cost: Cost of a sample in it, in training samples of the whole model.
     """
 
     number: int

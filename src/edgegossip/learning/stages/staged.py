@@ -28,7 +28,7 @@ class Staged:
         task: The task; its model is one for each role ``stage-0``, ``stage-1``, ...
         boundaries: For `Stages`: shape of a sample's activations at each cut.
         num_classes: For `Stages`.
-        costs: What a sample costs in each stage, in training samples of the whole model.
+        costs: Cost of a sample in each stage, in training samples of the whole model.
     """
 
     task: Task
@@ -48,10 +48,10 @@ def staged(
     The joined stages start from the parameters that the whole model would have.
 
     Args:
-        task: With one model for all, which `cutting.blocks` can take apart.
+        task: Task with one model for all, which `cutting.blocks` can take apart.
         at: Index of the first block of each stage but the first.
         make_stage: `DecoupledStage` or `PipelinedStage`, with its own arguments bound.
-        teacher: Of decoupled stages; what it computes counts in their costs.
+        teacher: Teacher of decoupled stages; its computations count in their costs.
 
     Raises:
         ValueError: If the task has parts already, or the model cannot be cut so.
@@ -104,8 +104,8 @@ def teaching_flops(teacher: TeacherFactory, outputs: Tensor, num_classes: int) -
     """Count a teacher's operations for one sample: to teach, and to learn from what comes back.
 
     Args:
-        teacher: Of a stage.
-        outputs: The stage's, of one sample, [1, ...].
+        teacher: Teacher of a stage.
+        outputs: Outputs of the stage for one sample, [1, ...].
         num_classes: Labels that there are.
     """
     made = teacher.make(tuple(outputs.shape[1:]), num_classes, 0)

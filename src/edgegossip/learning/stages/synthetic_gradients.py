@@ -76,7 +76,7 @@ class SyntheticGradient(Teacher):
 
     Args:
         settings: Its size, and how it learns.
-        shape: Of a sample's activations.
+        shape: Shape of a sample's activations.
         num_classes: Labels that there are.
     """
 
@@ -87,7 +87,7 @@ class SyntheticGradient(Teacher):
         self._is_picture = len(shape) == 3
         make = _convolutions if self._is_picture else _dense
         super().__init__(make(settings, shape, self._num_classes), settings.lr)
-        # Of the targets; kept with the module.
+        # Mean square of the targets; kept with the module.
         self.module.register_buffer("mean_square", torch.zeros(()))
 
     def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:

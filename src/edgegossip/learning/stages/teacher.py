@@ -19,11 +19,11 @@ class Teacher(ABC):
     """Tells one stage by which gradient to train.
 
     Args:
-        module: What it learns.
+        module: Module that it trains.
         lr: Learning rate of Adam for it.
 
     Attributes:
-        has_loss: What `teach` gives is a loss, and no mere product with a gradient.
+        has_loss: `teach` returns a loss, not merely a product with a gradient.
     """
 
     has_loss: bool = True
