@@ -88,7 +88,12 @@ def links(settings: StudySettings = StudySettings()) -> Study:
         problem = replace(DIGITS, num_train=320, num_test=100)
         megabits, latencies = (1.0, 100.0), (0.001, 0.1)
         machines = StageSettings(
-            num_epochs=1, width=0.1, num_stages=2, speeds=(1.0, 0.5), throughput=2000.0
+            num_epochs=1,
+            width=0.1,
+            num_stages=2,
+            speeds=(1.0, 0.5),
+            throughput=2000.0,
+            batch_size=8,  # so that there are more batches than may be in flight
         )
     contests = [
         StageNetwork(
