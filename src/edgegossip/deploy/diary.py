@@ -13,7 +13,7 @@ from edgegossip.core.protocol import Note, Rank, Seconds
 from edgegossip.experiments.event_log import EventLog, whole_lines
 
 NOTES_A_SECOND, NOTES_AT_ONCE = 10, 100
-"""Notes of the algorithm that are kept: on average since the run began, and besides."""
+"""Notes of the algorithm that are kept: on average since the run began, and in addition."""
 _LOG = logging.getLogger("edgegossip.deploy")
 
 
@@ -21,7 +21,7 @@ class Diary(EventLog):
     """An `EventLog` whose end is no reason to stop: a full disk is no reason to lose a model.
 
     Args:
-        path: Of the log; one that is there goes on after its last whole line.
+        path: Path of the log; an existing log goes on after its last whole line.
 
     Attributes:
         incarnation: How often this worker was started before.

@@ -62,10 +62,10 @@ class Gathering:
     """Measures the averaged model of a run on real machines, and writes the run folder.
 
     Args:
-        experiment: What the workers did.
+        experiment: The workers' experiment.
         out: Run folder; its subfolder `workers` holds the workers' own.
         recipe: Name of the recipe, for the record.
-        command: That would run it again, for the record.
+        command: Command that would run it again, for the record.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Gathering:
 
     @property
     def history(self) -> list[Evaluation]:
-        """What was measured so far, also before the run was resumed."""
+        """Evaluations so far, also from before the run was resumed."""
         return self._evaluations.history
 
     # While the run goes on.
@@ -117,7 +117,7 @@ class Gathering:
         ranks = self._evaluated_ranks()
         there = {rank: self.workers[rank].snapshots for rank in ranks}
         self._drop_measured(there)
-        # Of what is later, more snapshots may still come.
+        # Later moments may still get more snapshots.
         running = [rank for rank in ranks if not self.workers[rank].has_ended]
         complete = min((max(there[rank], default=-1) for rank in running), default=math.inf)
         waiting = {index for found in there.values() for index in found if index <= complete}
@@ -256,13 +256,13 @@ class Gathering:
         self, summaries: Mapping[Rank, Mapping[str, Any]]
     ) -> dict[Rank, Tensor]:
         """The estimates of those who have come to their ends."""
-        # What is left of one that failed may be no model.
+        # The last parameters of a failed worker may be no model.
         ends = [
             rank
             for rank in self._evaluated_ranks()
             if rank in summaries and summaries[rank]["reason"] != "failed"
         ]
-        # Of a server and those on standby, the one that serves at the end.
+        # With a server and workers on standby: the one that serves at the end.
         ends = [rank for rank in ends if summaries[rank].get("is_evaluated", True)] or ends
         found = {rank: self.workers[rank].last_params(self._num_params(rank)) for rank in ends}
         estimates = {rank: params for rank, params in found.items() if params is not None}
@@ -307,7 +307,7 @@ class Gathering:
         return replace(self._experiment, platforms=platforms, links=Links(), faults=Faults())
 
     def _timeline(self, history: Sequence[Evaluation]) -> Iterator[bytes]:
-        """What all workers did, and the evaluations, in order of time."""
+        """All workers' events, and the evaluations, in order of time."""
         lines = (to_line({"type": "evaluated", **asdict(each)}) for each in history)
         evaluated = zip((each.time for each in history), lines, strict=True)
         timelines = [worker.timeline() for worker in self.workers]

@@ -1,4 +1,4 @@
-"""What a worker says of its experiment when it meets the others: settings, parameters, data."""
+"""A worker's introduction when it meets the others: settings, parameters, data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIMULATED = (
     "versions",
     "recipe",
 )
-"""What the workers of one real run may differ in: it describes simulated machines."""
+"""Fields in which workers of one real run may differ: they describe simulated machines."""
 _NUM_SAMPLES = 64
 _NUM_VALUES = 2**20
 _FREQUENCIES = (0.7390851332, 1.2020569032, 1.7724538509, 2.6651441427)
@@ -40,7 +40,7 @@ def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
     'second_try:cancer'
     """
     known = (recipe or experiment.run_name).rpartition(":")[2]
-    # What stands first is the name that certificates may be bound to.
+    # The first part is the name that certificates may be bound to.
     parts = [name, known] if name else [known]
     return ":".join(re.sub(r"[^A-Za-z0-9_.-]", "_", part) for part in parts)
 

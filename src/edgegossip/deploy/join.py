@@ -70,16 +70,17 @@ def join(
     """Be worker `rank` of `experiment` on this machine, until the end of the run.
 
     Args:
-        experiment: What the workers do together, the same on all machines.
-        rank: Of this worker.
+        experiment: The workers' common experiment, the same on all machines.
+        rank: Rank of this worker.
         out: Folder of this worker; started again with the same one it goes on.
         connection: How it meets the others.
         settings: How it takes part.
-        profile: Of `edgegossip profile` on this machine; None to learn its speed on the way.
+        profile: Profile by `edgegossip profile` on this machine; None to learn its speed on the
+            way.
         telemetry: Where a sample of what the machine was busy with goes each minute: a .jsonl
             file, a redis:// URL, or "memory".
         recipe: Name of the recipe, for the record.
-        command: That started this, for the record.
+        command: Command that started this, for the record.
 
     Returns:
         How it ended: "finished", "time limit" or "interrupted".

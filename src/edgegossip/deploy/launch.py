@@ -51,11 +51,11 @@ def launch(
     its folder says, is not started again.
 
     Args:
-        experiment: What the workers do.
+        experiment: The workers' experiment.
         make_command: Says how to start each.
         out: Run folder, made if need be.
         recipe: Name of the recipe, for the record.
-        command: That would run it again, for the record.
+        command: Command that would run it again, for the record.
         progress: A live view.
 
     Raises:

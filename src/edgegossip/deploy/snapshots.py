@@ -1,4 +1,4 @@
-"""What a worker's model was at times that all workers agree on, kept to be measured later."""
+"""Snapshots of a worker's model at times that all workers agree on, to be measured later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgegossip.net.runtime import BackgroundThread
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
 MAX_BYTES = 2**30
-"""Of one worker's snapshots; a model so large that these are few has to do with few."""
+"""Limit of one worker's snapshots; a model so large that few fit has to do with few."""
 
 
 def schedule() -> Iterator[Seconds]:
@@ -83,7 +83,7 @@ def snapshot_path(folder: Path, index: int) -> Path:
 
 
 def indices(folder: Path) -> list[int]:
-    """Which snapshots there are, in order."""
+    """Indices of the snapshots there are, in order."""
     found = (path.stem for path in folder.glob("*.safetensors"))
     return sorted(int(stem) for stem in found if stem.isdecimal())
 
@@ -92,7 +92,7 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
     """Read a snapshot, or a worker's last parameters.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         num_params: How many there must be; None for any number.
 
     Raises:

@@ -57,12 +57,12 @@ class TrainingLoop:
         model: Trained by the caller; its parameters are laid into one vector, in place.
         algorithm: The same for all workers, with equal settings: one that differs is refused,
             and ends with an error that names the setting.
-        rank: Of this worker.
+        rank: Rank of this worker.
         num_workers: In all.
         transport: Carries the messages.
-        num_samples: Of this worker's data, which `step` counts through; 0 for a rank whose role
-            has none.
-        name: Of the run, the same for all workers.
+        num_samples: Number of samples of this worker, which `step` counts through; 0 for a rank
+            whose role has none.
+        name: Name of the run, the same for all workers.
         forecaster: For `EdgeGossip`: a `Monitor` of this machine.
         meet_seconds: How long to wait for all workers before beginning without some.
         min_workers: With fewer, this one included, the run neither begins nor goes on, and
@@ -210,7 +210,7 @@ class TrainingLoop:
         momentum is not finite either.
 
         Args:
-            loss: Of the batch.
+            loss: Loss of the batch.
             num_samples: In the batch.
 
         Raises:
@@ -305,7 +305,7 @@ class _Piece:
         return len(self.losses) >= self._num_steps or self.num_samples >= self._num_due
 
     def result(self, model: FlatModel) -> TrainingResult:
-        """What came of it; parameters are copied."""
+        """Result so far; parameters are copied."""
         return TrainingResult(
             model.params.to("cpu", copy=True),
             self.num_samples,

@@ -53,7 +53,7 @@ class WorkerSettings:
     """How one worker takes part.
 
     Args:
-        name: Of the run, if several of the same experiment are under way at once.
+        name: Name of the run, if several of the same experiment are under way at once.
         meet_seconds: See `HostSettings`.
         min_workers: With fewer, this one included, the run neither begins nor goes on; None
             to begin with at least one other, and go on with however few are left.
@@ -62,8 +62,8 @@ class WorkerSettings:
         checkpoint_seconds: Between checkpoints.
         snapshots: Keep what accuracy over time is measured on afterwards.
         parent: Stop when the process of this number has ended; None to depend on nobody.
-        threads: Of one training step, at least 1.
-        max_waiting_bytes: Of messages that are held in memory; see `HostSettings`.
+        threads: Number of threads of one training step, at least 1.
+        max_waiting_bytes: Limit of messages that are held in memory; see `HostSettings`.
 
     Raises:
         ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1, or no whole
@@ -108,7 +108,7 @@ def take_part(
     others do so too, otherwise from what a neighbor gives it.
 
     Args:
-        experiment: What the workers do together; its platforms, links and faults describe
+        experiment: The workers' common experiment; its platforms, links and faults describe
             simulated machines and are not looked at.
         rank: In 0..num_workers - 1.
         transport: Carries the messages.
@@ -116,7 +116,7 @@ def take_part(
         settings: How.
         forecaster: Forecasts the speed of this machine, for `EdgeGossip`.
         recipe: Name of the recipe, for the record.
-        command: That started this, for the record.
+        command: Command that started this, for the record.
 
     Returns:
         How it ended: "finished", "time limit" or "interrupted".
@@ -338,7 +338,7 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
 
     Args:
         out: Need not be there.
-        header: Of the experiment that it should be of.
+        header: Header of the experiment that the worker should belong to.
 
     Raises:
         RunFolderError: If it is a worker of another experiment.

@@ -28,7 +28,7 @@ _NUMBERS = {
     "trained": ("time", "start", "num_samples", "cost"),
     "sent": ("time", "num_bytes", "round"),
 }
-"""What is read of an event of each type; of all others the time."""
+"""Fields that are read from an event, by type; from all other types only the time."""
 _COUNTS = ("num_samples", "cost", "num_bytes", "round")
 _LARGEST = 2.0**63
 REASONS = ("finished", "time limit", "interrupted", "failed")
@@ -77,14 +77,14 @@ class WorkerFolder:
     Nothing that is damaged in it raises: it is passed over with a warning, once.
 
     Attributes:
-        path: Of the folder.
-        rank: Whose it is.
-        samples: That it has trained on.
-        bytes_sent: By it.
-        num_rounds: After which it sent its parameters.
-        num_commits: To a server.
-        time: Of its last event.
-        has_ended: There will be no more, whoever says so.
+        path: Path of the folder.
+        rank: Rank of the worker.
+        samples: Samples that the worker has trained on.
+        bytes_sent: Bytes that the worker has sent.
+        num_rounds: Rounds after which the worker sent its parameters.
+        num_commits: Commits to a server.
+        time: Time of the worker's last event.
+        has_ended: There will be no more events, no matter who says so.
     """
 
     path: Path
@@ -134,7 +134,7 @@ class WorkerFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What the worker wrote at its end; None if it never did, or that is damaged."""
+        """Summary that the worker wrote at its end; None if there is none, or it is damaged."""
         path = self.path / "summary.json"
         try:
             return read_summary(path) if path.exists() else None
@@ -202,7 +202,7 @@ class WorkerFolder:
             case "ended":
                 return
             case "recovered":
-                # That it was away it could not say itself.
+                # The worker could not report itself that it was away.
                 crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
                 self._crashes[self._offset] = crash
                 self._note(self._last_seen)

@@ -39,8 +39,8 @@ def known_holders(num_workers: int, run_names: Sequence[str]) -> dict[str, Rank 
     """Common names of the certificates that take part, and whose they are; None is a router.
 
     Args:
-        num_workers: Of the run.
-        run_names: Names of runs whose bound certificates count besides those for all runs.
+        num_workers: Number of workers in the run.
+        run_names: Names of runs whose bound certificates count, as do those for all runs.
     """
     return {
         holder_name(rank, name): rank
@@ -71,10 +71,10 @@ def zenoh_security(
     they may be replaced meanwhile.
 
     Args:
-        credentials: Of this worker or router.
+        credentials: Credentials of this worker or router.
         run: Name of the run in the keys, or "*" for all of a router: messages go to
             `edgegossip/RUN/data/RECEIVER/SENDER`, tokens are `edgegossip/RUN/alive/RANK/N`.
-        num_workers: Of the run.
+        num_workers: Number of workers in the run.
         run_names: Names of runs whose bound certificates count, for a router. A worker has
             one run only.
 
@@ -92,8 +92,8 @@ def zenoh_security(
         # Discovery could otherwise lead to a plain link.
         "transport/link/protocols": ["tls"],
         # A second link of a session has the rights of the first. With more than one allowed,
-        # zenoh makes sure that it is the same session, by a key of its own; with one, whoever
-        # takes the id of a session that was called could join its link.
+        # zenoh makes sure that it is the same session, by a key of its own; with one, a stranger
+        # that takes the id of a session that was called could join its link.
         "transport/unicast/max_links": 2,
         "transport/link/tls": {
             "root_ca_certificate_base64": _base64(credentials.anchors()),

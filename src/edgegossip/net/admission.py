@@ -28,7 +28,7 @@ from edgegossip.net.strikes import (
 )
 
 _LOG = logging.getLogger("edgegossip.net")
-# Whoever invents ever new reasons shall fill neither memory nor log.
+# A peer that invents ever new reasons shall fill neither memory nor log.
 _MAX_REASONS = 1000
 _Sizes: TypeAlias = Mapping[str, float | None]
 """The largest absolute value of each tensor, by name; see `TensorSpec.magnitude`."""
@@ -44,8 +44,8 @@ class Admission:
         run: 8 bytes that tell this run from others.
         rank: The own.
         num_workers: In the run.
-        schema: What messages look like, by kind.
-        max_bytes: Of a frame; None for what the largest message of the schema takes.
+        schema: Form of the messages, by kind.
+        max_bytes: Limit of a frame; None for what the largest message of the schema takes.
         plausibility: Says which values are too large; None if any may be sent.
         seals: Checks what others have written that the sender passes on; None where nothing
             is sealed.
@@ -53,8 +53,8 @@ class Admission:
 
     Attributes:
         max_bytes: The same, for a transport that need not collect more.
-        offenders: Who has sent what no honest worker sends, once each time; the owner empties
-            it.
+        offenders: Workers that sent what no honest worker sends, once each time; the owner
+            empties it.
         dropped: How much was dropped, or is missing, which counts what was dropped again, by
             sender and reason. The sender is None for what comes from no worker of this run.
     """
@@ -105,7 +105,7 @@ class Admission:
         """Count what was dropped, here or on the way; log it if it is new.
 
         Args:
-            rank: Who seems to have sent it, if anybody.
+            rank: Apparent sender, if any.
             reason: One of a few.
             detail: For the log only.
             number: How often.
@@ -188,8 +188,8 @@ class Admission:
     def _counts(self, message: Message, origin: Rank, part: Payload) -> bool:
         """Whether `origin` has written a part in its present life, with a good certificate.
 
-        One whose certificate has expired, or is revoked, is nobody's lie: whoever passes it on
-        may have taken it in before, or not know of it yet.
+        A part whose certificate has expired, or is revoked, is nobody's lie: the worker that
+        passes it on may have taken it in before, or not know of it yet.
         """
         if self._seals is None:
             return True

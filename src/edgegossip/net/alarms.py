@@ -10,7 +10,7 @@ from edgegossip.net.host_settings import Chore
 
 
 class Chores:
-    """What is to be done from time to time, whatever happens; due at once.
+    """Chores that are done from time to time, whatever happens; the first time at once.
 
     >>> chores = Chores([lambda now: now + 5.0])
     >>> chores.do_due(2.0)

@@ -103,7 +103,7 @@ def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
 def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = None) -> Path:
     """Make the authority that signs the certificates of all workers.
 
-    Whoever has its key can be any worker, so the key should not leave the machine.
+    Anyone who has its key can be any worker, so the key should not leave the machine.
 
     Args:
         folder: Where certificate and key go; made if need be.
@@ -146,7 +146,7 @@ def issue(
     """Make a key and a certificate for each of some workers, or for routers.
 
     Args:
-        folder: That of the authority; the new files go there too.
+        folder: Folder of the authority; the new files go there too.
         ranks: The workers, at least one; None for routers, who can speak for any worker.
         hosts: Names and addresses of their machine, for programs that compare these; workers
             compare ranks.

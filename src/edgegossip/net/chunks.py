@@ -46,11 +46,11 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
 class Assembler:
     r"""Puts the pieces of one sender's frames together; not for several threads at once.
 
-    At most one frame is in the making. A piece that does not continue it ends it, and
-    whoever sends pieces at random makes no more of it than that.
+    At most one frame is in the making. A piece that does not continue it ends it; pieces sent
+    at random do no more than that.
 
     Args:
-        max_bytes: Of a frame; larger ones are refused at their first piece.
+        max_bytes: Limit of a frame; larger ones are refused at their first piece.
         refused: Told why something was discarded.
 
     >>> assembler = Assembler(1_000_000, refused=print)

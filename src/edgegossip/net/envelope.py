@@ -1,4 +1,4 @@
-"""What stands around a message on a network: between whom, in which run, and a checksum."""
+"""Envelope of a message on a network: sender, receiver, run and a checksum."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Envelope:
 
     Attributes:
         run: 8 bytes that tell this run from others.
-        sender: Who wrote the message.
-        sender_life: Of its lives, that in which it did.
-        receiver_life: Of the receiver's lives, that which it is for; 0 for any.
-        number: Of the message.
+        sender: Author of the message.
+        sender_life: Life of the sender in which it wrote the message.
+        receiver_life: Life of the receiver that the message is for; 0 for any.
+        number: Number of the message.
 
     Raises:
         ValueError: If `run` is not 8 bytes, or a number is not in 0 .. 2**63 - 1.

@@ -1,4 +1,4 @@
-"""What waits for the host: whoever sends much waits longer, and nobody else does."""
+"""Queue of what waits for the host: a worker that sends much delays only itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BURST = 100_000
 
 More than are ever sent again: a checkpoint holds 64 MiB, of at least 1 KiB for each message."""
 REFUSED_COST = 100
-"""What a frame that is refused costs: in messages, as honest workers send none."""
+"""Cost of a refused frame, in messages; honest workers send none."""
 STATUS_COST = 20
-"""What a worker's account of itself costs, which is due every twentieth of a second at most."""
+"""Cost of a worker's status, in messages; one is due every twentieth of a second at most."""
 
 
 class Sink(Protocol):
@@ -32,8 +32,8 @@ class Sink(Protocol):
 class FairQueue:
     """A queue for one taker that takes from senders in turns.
 
-    What is of one sender (a `sender` or a `rank` says of whom) stays in order; so does what is
-    of none, which has its own turn.
+    Items of one sender (named by their `sender` or `rank`) stay in order; so do items of none,
+    which have a turn of their own.
 
     >>> from edgegossip.core.protocol import WorkerJoined, WorkerLost
     >>> waiting = FairQueue()

@@ -79,7 +79,7 @@ class Footing:
         Raises:
             TrainingError: The same, if nobody can be blamed for it.
         """
-        # What a stage trains on comes from others, even where its parameters do not.
+        # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):
             raise error  # nobody else has touched these
         if self._credit == 0 and not self._blame():

@@ -29,13 +29,13 @@ class Holding:
     """Counts frames from when they arrive until the last tensor made of them is gone.
 
     However much is held, three of the largest messages are taken from each sender: the present
-    round's, the next one's, and one besides. Else a worker could refuse the very message that
+    round's, the next one's, and one more. Else a worker could refuse the very message that
     all it holds is waiting for.
 
     `take` is for any thread.
 
     Args:
-        max_bytes: Of all frames; None for an eighth of the machine's memory, but at least
+        max_bytes: Limit of all frames; None for an eighth of the machine's memory, but at least
             eight of the largest messages, and otherwise at most 1 GiB.
         largest: Bytes of the largest message.
 
@@ -71,7 +71,7 @@ class Holding:
 
     @property
     def num_bytes(self) -> int:
-        """What is held now."""
+        """Bytes that are held now."""
         with self._lock:
             self._settle()
             return self._held.total()

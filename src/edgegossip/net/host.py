@@ -52,24 +52,24 @@ class Host(Generic[State]):
     """Runs an algorithm for one worker, unchanged, as the simulator does for all of them.
 
     One thread, the caller's, handles events and carries out effects; training, evaluation and
-    sending run beside it. What arrives is checked before the algorithm sees it.
+    sending run beside it. Messages are checked before the algorithm sees them.
 
     A run begins when all workers have met, or the wait for the missing is over. A worker that
     comes when others have begun rejoins. The run ends when everyone who is there has finished
     and nothing is under way, at `settings.max_seconds`, or after `stop`.
 
     Args:
-        algorithm: What the workers do.
-        rank: Whose part this is.
+        algorithm: The workers' algorithm.
+        rank: Rank of this worker.
         num_workers: In all.
-        initial_params: What every worker starts from, [num_params].
+        initial_params: Parameters that every worker starts from, [num_params].
         trainer: This worker's.
         transport: Carries messages; opened and closed here.
-        settings: Of this host.
+        settings: Settings of this host.
         forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
         evaluate: Answers `Evaluate` with (loss, accuracy).
         observer: Sees what happens to this worker.
-        chores: What else is to be done from time to time, between two events.
+        chores: Other things to do from time to time, between two events.
         save: Keeps a checkpoint and says whether it could; None for none.
         checkpoint: One that was kept, to go on from.
     """
@@ -167,7 +167,7 @@ class Host(Generic[State]):
         peers = self.peers
         has_rejoined = peers.must_rejoin
         if has_rejoined:
-            # What it knows is too old; its parameters are better than the initial ones, unless
+            # Its state is too old; its parameters are better than the initial ones, unless
             # they are a slice of the model. Some may have begun with the life that it had until
             # now, and wait for what it sends.
             params = self.post.footing.whole(self.state.estimate)
@@ -208,7 +208,7 @@ class Host(Generic[State]):
         item = yield self._zero + wake_at
         if isinstance(item, ITEMS):
             if self._should_stop:
-                return  # it will be sent again to whoever goes on from the checkpoint
+                return  # it will be sent again once the worker goes on from the checkpoint
             for event in self.post.take(item, self.state.round, self.now):
                 self._handle(event)
         elif isinstance(item, Completed):

@@ -1,4 +1,4 @@
-"""What a host is told, besides the algorithm."""
+"""Settings of a host, apart from the algorithm."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MIB = 2**20
 
 
 class Forecaster(Protocol):
-    """What answers `Predict`; `machine.monitor.Monitor` is one."""
+    """Answers `Predict`; `machine.monitor.Monitor` is one."""
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
         """Training ran from `start` to `end` on the host's clock, for `cost` samples' worth."""
 
     def forecast(self, now: Seconds) -> Predicted:
-        """What to expect of the work that begins at `now` on the host's clock."""
+        """Forecast for the work that begins at `now` on the host's clock."""
 
 
 Chore: TypeAlias = Callable[[Seconds], Seconds]
@@ -32,7 +32,7 @@ when it is due again."""
 
 @dataclass(frozen=True, kw_only=True)
 class HostSettings:
-    """Of one worker's host.
+    """Settings of one worker's host.
 
     Args:
         run: 8 bytes that tell this run from others; messages of others are refused.
@@ -48,11 +48,11 @@ class HostSettings:
         quiet_seconds: At the end, how often to tell the others the own counts, and half of how
             long nothing must have changed.
         settle_seconds: How long counts may disagree before a worker leaves anyway.
-        max_waiting_bytes: That may wait for one receiver; and of what has arrived, until the
-            algorithm needs it no more. There is room for three of the largest messages in
+        max_waiting_bytes: Limit of what waits for one receiver; also of what has arrived, until
+            the algorithm needs it no more. There is room for three of the largest messages in
             any case. None for a default: see `Holding`.
-        max_log_bytes: Of messages that are kept for each worker, to send them again when a
-            run is resumed.
+        max_log_bytes: Limit of the messages that are kept for each worker, to send them again
+            when a run is resumed.
         runtime: Clock, inbox and threads.
 
     Raises:

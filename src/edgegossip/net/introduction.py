@@ -1,4 +1,4 @@
-"""What workers tell each other when they meet, so that only those of equal settings go on."""
+"""Introductions that workers exchange when they meet; only those of equal settings go on."""
 
 from __future__ import annotations
 

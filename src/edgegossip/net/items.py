@@ -1,4 +1,4 @@
-"""What happens on a network, as it waits for a host in its inbox."""
+"""Network events, as they wait for a host in its inbox."""
 
 from __future__ import annotations
 

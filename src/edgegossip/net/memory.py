@@ -68,7 +68,7 @@ class MemoryNetwork:
         with self._lock:
             self.leave(self._open[rank])
 
-    # What the transports need.
+    # For the transports.
 
     def join(self, transport: MemoryTransport) -> None:
         """Make `transport` reachable."""
@@ -161,7 +161,7 @@ class MemoryTransport:
     def __repr__(self) -> str:
         return f"MemoryTransport(rank={self.rank})"
 
-    # What the network says; it makes one call after the other.
+    # Calls of the network, one after the other.
 
     def take(self, sender: Rank, piece: bytes) -> None:
         """A piece of a frame of `sender` arrived."""

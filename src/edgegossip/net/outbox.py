@@ -16,7 +16,7 @@ _LOG = logging.getLogger("edgegossip.net")
 
 
 class Outbox:
-    """What is waiting to be sent, by receiver.
+    """Frames that wait to be sent, by receiver.
 
     Args:
         transport: Where it goes.
@@ -74,9 +74,9 @@ class Outbox:
     def drop(self, receiver: Rank) -> None:
         """A link with `receiver` has ended: send nothing of what waits for it.
 
-        What was on the link is lost, and frames are not to arrive without those before them;
-        the receiver will say what it lacks. What is put by a caller that does not know of it
-        yet, until it calls `resume`, is dropped too. May be called from any thread.
+        Frames on the link are lost, and frames are not to arrive without those before them;
+        the receiver will say what it lacks. Frames put by a caller that does not know of it
+        yet, until it calls `resume`, are dropped too. May be called from any thread.
         """
         with self._lock:
             self._ended[receiver] += 1

@@ -21,9 +21,9 @@ class Patience:
     by the transport; this is for those that are there and say nothing, and for messages that
     were lost.
 
-    Whoever waits says so from time to time, ten times in `slack`; so that others who wait for
-    the same silent one do not take it for silent too. After `factor` deadlines that helps no
-    more: then a message was lost, and each waits for the other.
+    A waiting worker says so from time to time, ten times in `slack`, so that others that wait
+    for the same silent worker do not take it for silent too. After `factor` deadlines this no
+    longer helps: a message was lost, and each waits for the other.
 
     Args:
         factor: At least 1.
@@ -110,11 +110,11 @@ class Patience:
         Args:
             heard_at: When the last message of the algorithm came.
             spoke_at: When it said last how it is.
-            now: Of the wait.
+            now: Time on the clock of the wait.
         """
         assert self._since is not None
         silent = now - max(self._since, heard_at, spoke_at)
-        # What comes meanwhile may be of no use: that one speaks is not enough for ever.
+        # Its messages meanwhile may be of no use: to speak is not enough for ever.
         waited = now - self._since
         is_over = silent >= self.deadline or waited >= self.factor * self.deadline
         self._has_given_up |= is_over

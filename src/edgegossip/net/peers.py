@@ -1,4 +1,4 @@
-"""What a worker knows of the others, and when it begins, rejoins and may leave: no I/O."""
+"""A worker's view of the others, and when it begins, rejoins and may leave: no I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GRACE: Seconds = 3.0
 _MAX_LIVES = 2
 """A process begins anew when it rejoins, and once only."""
 _OVERHEAD = 1024
-"""Bytes of memory that a message takes besides its payload."""
+"""Bytes of memory that a message takes in addition to its payload."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SentLog:
     """Messages to one worker that are not in its checkpoint, so that they can be sent again.
 
     Args:
-        max_bytes: Of memory; older messages are dropped.
+        max_bytes: Memory limit; older messages are dropped.
     """
 
     max_bytes: int
@@ -58,16 +58,16 @@ class SentLog:
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
-    """What a worker knows of one other.
+    """State kept for one other worker.
 
     Attributes:
-        log: What can be sent to it again.
-        incarnation: Of its process; 0 if none was seen.
+        log: Messages that can be sent to it again.
+        incarnation: Incarnation of its process; 0 if none was seen.
         is_reachable: The transport says so.
         is_refused: This process is not listened to, and confirms nothing.
         status: The newest of that process.
         began_at: When it began, on the own clock, as its status has it.
-        life: Which one messages are numbered for.
+        life: Life that messages are numbered for.
         num_lives: How many it has had in one process.
         sent: Number of the last message to that life.
         received: Number of the last message from it.
@@ -126,8 +126,8 @@ class Peers:
         rank: The own.
         num_workers: In all.
         life: The own.
-        max_log_bytes: Of messages kept for each worker, to be sent again; 0 for none.
-        ended: Who has come to its end before, and is not waited for.
+        max_log_bytes: Limit of messages kept for each worker, to be sent again; 0 for none.
+        ended: Workers that have come to their ends before, and are not waited for.
         takes_repeats: As in the algorithm's `Traits`.
     """
 
@@ -147,7 +147,7 @@ class Peers:
         self.has_begun = False
         self._ended = frozenset(ended)
         self._takes_repeats = takes_repeats
-        # Who has left, and will be missed when the own clock shows what.
+        # Workers that have left, and the time on the own clock when they will be missed.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
         self._peers = {other: Peer(log=SentLog(max_bytes=max_log_bytes)) for other in others}
@@ -168,7 +168,7 @@ class Peers:
         """Whom the algorithm believes to be gone, though it has not come to its end."""
         return [rank for rank, peer in self if peer.is_lost and rank not in self._ended]
 
-    # What the transport and the others say.
+    # Reports of the transport and of the others.
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """A process of `rank` can be reached; what it is will be in its status."""
@@ -276,7 +276,7 @@ class Peers:
 
     @property
     def missing(self) -> list[Rank]:
-        """Who has not ended, but cannot be reached or has not said how it is."""
+        """Workers that have not ended, but are unreachable or have not sent a status."""
         known = self._here().keys() | self._ended
         return [rank for rank, _ in self if rank not in known]
 
@@ -396,7 +396,7 @@ class Peers:
 
     @property
     def is_nothing_under_way(self) -> bool:
-        """What each has sent to each has arrived, by what they have said last."""
+        """Whether everything that was sent has arrived, by the workers' latest statuses."""
         own = self.status_for(self.active[0], Phase.FINISHED, 0.0) if self.active else None
         statuses = {self.rank: own} | {rank: self[rank].status for rank in self.active}
         return all(
@@ -409,7 +409,7 @@ class Peers:
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed worker has to know; everything received so far is in it."""
+        """State that a resumed worker needs; everything received so far is in it."""
         return {
             "life": self.life,
             "peers": {

@@ -37,8 +37,8 @@ class Plausibility:
     failed and asks who stood out.
 
     Args:
-        schema: What messages look like, by kind.
-        params: [num_params] what the worker starts from.
+        schema: Form of the messages, by kind.
+        params: Parameters that the worker starts from, [num_params].
         rank: The own.
     """
 
@@ -74,11 +74,11 @@ class Plausibility:
     def excess(
         self, sender: Rank | None, kind: str, sizes: Mapping[str, float | None]
     ) -> str | None:
-        """What is too large in a message; None if nothing is.
+        """Find what is too large in a message; None if nothing is.
 
         Args:
-            sender: Who has written it; None if that is not known for sure.
-            kind: Of the message.
+            sender: Author of the message; None if that is not known for sure.
+            kind: Kind of the message.
             sizes: The largest absolute value of each tensor; see `TensorSpec.magnitude`.
         """
         excess = None
@@ -106,7 +106,7 @@ class Plausibility:
         self._num_trained += 1
 
     def suspect(self) -> Rank | None:
-        """Who stood out most before training failed, with what was let in; None if nobody."""
+        """Sender whose admitted values stood out most before training failed; None if nobody."""
         since = self._num_trained - _MEMORY
         ratios = {r: ratio for r, (ratio, at) in self._ratios.items() if at > since}
         worst = max(ratios, key=lambda rank: (ratios[rank], -rank), default=None)

@@ -45,7 +45,7 @@ class Post:
         params: [num_params] what the worker starts from.
         transport: Carries frames.
         items: Where what happens is put, for the host to pass to `take`.
-        peers: What is known of the others; says whose post this is.
+        peers: State kept for the others; says whose post this is.
         settings: Limits.
     """
 
@@ -97,8 +97,9 @@ class Post:
         room = max(self._holding.max_bytes, self._holding.share)
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
-        # Whose link was cut and is back, or who left and came back in the same life: it has
-        # not received all, and gets nothing new before it has said what it lacks. Until when.
+        # Workers whose link was cut and is back, or that came back in the same life: such a
+        # worker has not received all, and gets nothing new before it has said what it lacks.
+        # By worker, until when.
         self._relinked: dict[Rank, Seconds] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
@@ -118,7 +119,7 @@ class Post:
         self._outbox.close(seconds)
         self._transport.close()
 
-    # What the transport says, from its threads.
+    # Calls of the transport, from its threads.
 
     def received(self, sender: Rank, frame: memoryview) -> None:
         if sender in self._strikes.muted:
@@ -149,10 +150,10 @@ class Post:
         if is_first:  # the others will be counted with it
             self._items.put(refused)
 
-    # What the host makes of it.
+    # For the host, on its thread.
 
     def take(self, item: Item, own_round: int, now: Seconds) -> list[Event]:
-        """What the algorithm has to know of something that happened."""
+        """Events for the algorithm that follow from `item`."""
         match item:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
@@ -279,7 +280,7 @@ class Post:
         self.blamed += self._mute(rank, why)
         return True
 
-    # What the host wants sent.
+    # Messages that the host sends.
 
     def send(
         self, receiver: Rank, message: Message, left: Callable[[], None] | None = None

@@ -1,4 +1,4 @@
-"""Which of a session's links lead beyond this machine."""
+"""Find the links of a session that lead beyond this machine."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class Revoked:
     """Certificates that one authority has revoked.
 
     Args:
-        number: Of its list, which grows from one to the next; 0 if it has none.
-        serials: Of the certificates.
+        number: Number of its list, which grows from one to the next; 0 if it has none.
+        serials: Serial numbers of the certificates.
     """
 
     number: int
@@ -76,9 +76,9 @@ def revoke(
     Certificates on it that have expired are taken off, as no one accepts them anyway.
 
     Args:
-        folder: That of the authority.
+        folder: Folder of the authority.
         ranks: Workers, or None for routers, all of whose certificates are revoked.
-        serials: Of single certificates.
+        serials: Serial numbers of single certificates.
 
     Returns:
         The serial numbers on the list that were not on it before.
@@ -119,9 +119,9 @@ def parse_lists(
     Lists do not expire: a certificate that was revoked once does not become good by waiting.
 
     Args:
-        content: Of the file; empty if it is not there.
-        path: Of the file.
-        authorities: That may have signed them.
+        content: Contents of the file; empty if it is not there.
+        path: Path of the file.
+        authorities: Authorities that may have signed them.
         in_force: Lists that these must not fall behind.
 
     Raises:

@@ -25,8 +25,8 @@ class Router:
 
     Workers of any run may connect to it, and other routers. With certificates it holds each
     worker to its own rank, as workers do among themselves. Workers believe it whom a message
-    comes from, so whoever has a router's certificate can be any worker. Of two workers of a
-    router that both listen, one must be able to call the other: zenoh leaves it to them.
+    comes from, so anyone with a router's certificate can be any worker. Where two workers of a
+    router both listen, one must be able to call the other: zenoh leaves it to them.
 
     Args:
         address: Where to listen, and other routers to call.
@@ -34,7 +34,7 @@ class Router:
             is `security`.
         security: The files of routers. When they change, or a certificate is revoked, all links
             are closed, and opened anew.
-        run_names: Names of runs that it passes on besides for workers whose certificates are
+        run_names: Names of further runs that it passes on, for workers whose certificates are
             bound to these.
         lease: As in `ZenohTransport`.
 

@@ -1,4 +1,4 @@
-"""What a host runs on: its clock, its inbox, and threads beside it.
+"""Runtime of a host: its clock, its inbox, and threads beside it.
 
 Everything but the host's own logic and the transport passes through a `Runtime`. Tests give the
 same code a virtual one: a run of minutes takes milliseconds, and one seed gives one trace.

@@ -73,7 +73,7 @@ class Seals:
 
     A seal is a signature (ECDSA on SHA-256) of run, origin, its life, kind, round and every
     byte of the part, and the origin's certificate. So a part counts nowhere but where it was
-    written for. That each seal has its certificate with it costs some 700 bytes, and makes
+    written for. The certificate in each seal costs some 700 bytes, and makes
     sure that everybody who gets a part can check it, whomever they reach.
 
     Args:
@@ -179,7 +179,7 @@ def _holders(
             is_own = credentials.is_of(rank, certificate)
         except Exception as error:  # whatever a parser raises of bytes that anybody may send
             raise ValueError("no certificate") from error
-        # What an authority has signed can be read.
+        # A certificate that an authority has signed can be read.
         public = certificate.public_key() if is_own else None
         if not isinstance(public, ec.EllipticCurvePublicKey):
             raise ValueError(f"no certificate of worker {rank}")

@@ -57,7 +57,7 @@ def require_lease(lease: Seconds) -> None:
 
 
 def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> dict[str, object]:
-    """What differs from zenoh's defaults, by its key in their configuration.
+    """Settings that differ from zenoh's defaults, by their keys in its configuration.
 
     Raises:
         ValueError: If `lease` is out of range.
@@ -85,7 +85,7 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         # It goes past the link, and a process that is killed leaves 16 MB behind until the next
         # one begins; but on one machine it halves the time.
         "transport/shared_memory/enabled": is_local,
-        # What neighbors that are gone have shared, 16 MB each, stays mapped for good, which is
+        # Memory shared by neighbors that are gone, 16 MB each, stays mapped for good, which is
         # too much for messages that are copied in no time.
         "transport/shared_memory/transport_optimization/message_size_threshold": (
             CHUNK_BYTES // 2
@@ -99,7 +99,7 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
             lease * 1e6
         ),
-        # Of 64 kB; with zenoh's two the ends wait for each other, for a third of the time.
+        # Batches of 64 kB; with zenoh's two the ends wait for each other, for a third of the time.
         "transport/link/tx/queue/size/data": 16,
         # Strangers cannot make this machine collect more for a message.
         "transport/link/rx/max_message_size": 4 * CHUNK_BYTES,

@@ -1,4 +1,4 @@
-"""What workers tell each other about themselves, beside the algorithm's messages."""
+"""Statuses that workers send each other, beside the algorithm's messages."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _content(status: WorkerStatus) -> tuple[object, ...]:
 
 
 def spec(num_workers: int) -> MessageSpec:
-    """What the message of a status may be."""
+    """Form of the message that holds a status."""
     return MessageSpec(
         {"counts": TensorSpec(torch.int64, (2, num_workers), minimum=0)},
         numbers={

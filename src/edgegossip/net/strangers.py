@@ -38,9 +38,9 @@ def report_strangers(
     Nothing comes of what they send. This lasts until the session is closed.
 
     Args:
-        session: That of a worker.
+        session: Session of a worker.
         run: Its run's name in the keys.
-        num_workers: Of the run.
+        num_workers: Number of workers in the run.
         holders: Ranks of the certificates that take part, by common name.
         refused: Called once for each stranger.
     """
@@ -69,7 +69,7 @@ def report_links(
     that it is the same session, but the key by which it does so is short.
 
     Args:
-        session: That of a worker or a router.
+        session: Session of a worker or a router.
         holders: Ranks of the certificates that take part, by common name.
         refused: Told what was wrong.
     """

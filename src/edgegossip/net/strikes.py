@@ -1,4 +1,4 @@
-"""Who has sent what no honest worker sends, and is heard no longer."""
+"""Strikes for what no honest worker sends; workers with too many are no longer heard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may take part outside of one machine, and as whom: the files of mutual TLS."""
+"""Files of mutual TLS: they say who may take part outside of one machine, and as whom."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Credentials:
 
     Args:
         identity: Contents of its files.
-        revocations: What the authorities have revoked.
+        revocations: Certificates that the authorities have revoked.
         banned: Serial numbers that it does not accept of its own accord.
-        run_names: Names of runs whose bound certificates count besides those for all runs.
+        run_names: Names of runs whose bound certificates count, as do those for all runs.
     """
 
     identity: IdentityFiles
@@ -169,7 +169,7 @@ class TLS:
         Warns of a key that others can read, and of a certificate that soon expires.
 
         Args:
-            rank: Whose certificate it should be; None for routers.
+            rank: Worker that the certificate should be for; None for routers.
             run_names: Names of runs that the certificate may be bound to; None for any.
 
         Raises:
@@ -315,7 +315,7 @@ def load_tls(
     """The files of worker `rank`, or of routers, found good; see `require_tls`.
 
     Args:
-        folder: Of the files; None for none.
+        folder: Folder of the files; None for none.
         rank: The worker; None for a router.
         run_names: Names of runs that its certificate may be bound to.
         ban: Serial numbers, in hex, of certificates that it shall not accept.

@@ -1,4 +1,4 @@
-"""What carries messages between the workers of one run: whole or not at all, in order."""
+"""Transport of messages between the workers of one run: whole or not at all, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_FRAME_BYTES = 2**30
 
 
 class Listener(Protocol):
-    """Who is told what happens; called from threads of the transport, so it must not wait."""
+    """Told what happens, from threads of the transport, so it must not wait."""
 
     def received(self, sender: Rank, frame: memoryview) -> None:
         """A whole frame from `sender` arrived; it is the listener's own, and writable."""
@@ -55,8 +55,8 @@ class Transport(Protocol):
         """Become reachable and begin to listen.
 
         Args:
-            listener: Who is told what happens.
-            max_bytes: Of a frame; larger ones that arrive are refused before memory is spent.
+            listener: Told what happens.
+            max_bytes: Limit of a frame; larger ones that arrive are refused before memory is spent.
             keep_trying: Asked again and again where a transport cannot open before somebody
                 answers; it gives up once the answer is false.
 

@@ -1,4 +1,4 @@
-"""What a host's own machine does for it: training, evaluating, forecasting."""
+"""Work that a host's own machine does for it: training, evaluating, forecasting."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Work:
     """Carries out one worker's effects on its own machine, beside the host.
 
     Args:
-        rank: Whose work it is.
+        rank: Rank of the worker.
         trainer: Trains, on a thread of its own; others call only its `epoch_cost`, `layout`,
             `state_dict` and `cancel`, the last two also while it sets up or trains.
         items: Where a `Completed` is put, for the host to pass to `take`.
@@ -79,7 +79,7 @@ class Work:
         self._runtime = runtime
         self._clock = runtime.clock
         self.footing: Footing | None = None
-        # What is trained, or would be after setting up, and when it was asked for.
+        # Training that runs, or will after setting up, and when it was asked for.
         self._training: tuple[Train, Seconds] | None = None
         self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
         self._lock = threading.Lock()  # of the two below
@@ -88,7 +88,7 @@ class Work:
         self._judge: Background | None = None
 
     def started(self, has_rejoined: bool, has_data: bool) -> Started:
-        """What the worker is told first."""
+        """First event for the worker."""
         if not has_data:
             return Started(has_rejoined)
         self._beside(self._bench, self._set_up)
@@ -122,7 +122,7 @@ class Work:
             self._is_set_up = True
 
     def put_off(self) -> bool:
-        """Leave what waits for setting up to whoever goes on from the checkpoint.
+        """Leave work that waits for setting up to a process that resumes the checkpoint.
 
         False if it does not wait for that: then it is worth waiting for.
         """

@@ -30,7 +30,7 @@ from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 _LOG = logging.getLogger("edgegossip.net")
 _MAX_ALIVE = 64
 
-# What a worker sends to one that leaves, after all else.
+# Sent to a worker that leaves, after all else.
 _FAREWELL = b""
 _RUN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -51,14 +51,14 @@ class ZenohTransport:
         rank: The own.
         num_workers: In the run.
         address: Where to listen and whom to call.
-        incarnation: Of this process; drawn if it is not given.
+        incarnation: Incarnation of this process; drawn if it is not given.
         security: Certificates, without which links are neither encrypted nor checked.
         insecure: Do without them beyond this machine.
         lease: A link is cut, and opened anew, when nothing has come for so long, or when a
             piece of 256 kB could not leave in that time, from 0.1 to 3600. So a slow link
             needs more: the default is for 1.4 Mbit/s to each worker that is sent to at once.
             How long a worker may be silent is for itself to say; how long a piece may take,
-            for whoever sends it.
+            for its sender.
 
     Raises:
         ValueError: If `run` has other characters, `rank` is none of the run, or `lease` is out
@@ -164,7 +164,7 @@ class ZenohTransport:
                 reliability=zenoh.Reliability.RELIABLE,
             )
             peer.return_to_life()
-        # In this order: whoever sees the token can send.
+        # In this order: a worker that sees the token can send.
         session.declare_subscriber(
             f"{self._prefix}/data/{self.rank}/*", _direct(self._take_sample)
         )
@@ -208,7 +208,7 @@ class ZenohTransport:
             _LOG.warning("the link with worker %d leads nowhere; all are opened anew", rank)
         return rank is not None
 
-    # What zenoh says, from its threads.
+    # Calls of zenoh, from its threads.
 
     def _take_sample(self, sample: zenoh.Sample) -> None:
         peer = self._inboxes.get(str(sample.key_expr))
@@ -236,7 +236,7 @@ class ZenohTransport:
 
 
 class _Peer:
-    """What goes to, and comes from, one other worker."""
+    """Traffic to and from one other worker."""
 
     publisher: zenoh.Publisher
 
@@ -358,5 +358,5 @@ def _until(deadline: Seconds) -> Seconds:
 
 
 def _direct(callback: Callable[[zenoh.Sample], None]) -> zenoh.handlers.Callback[zenoh.Sample]:
-    # In the thread that reads the link: in order, and whoever sends too fast has to wait.
+    # In the thread that reads the link: in order, and a sender that is too fast has to wait.
     return zenoh.handlers.Callback(callback, indirect=False)
