@@ -45,8 +45,8 @@ class Issue:
     """Make keys and certificates for workers and routers.
 
     Args:
-        rank: Of a worker; say it again for more of them.
-        router: Make one for routers. Whoever has it can be any worker.
+        rank: Rank of a worker; say it again for more of them.
+        router: Make one for routers. Anyone who has it can be any worker.
         run_name: Good only in runs of this name (worker --name); by default in all.
         replace: Put them in the place of earlier ones, which stay valid until they expire or
             are revoked. A running worker goes on with the new ones.
@@ -89,7 +89,7 @@ class Revoke:
     """Put certificates on the authority's list of those that are good no more.
 
     Args:
-        rank: Of a worker, all of whose certificates so far are revoked; say it again for more.
+        rank: Rank of a worker whose certificates so far are all revoked; say it again for more.
         router: Revoke all of routers.
         serial: Number of a single certificate, from edgegossip certs list; say it again for
             more of them.

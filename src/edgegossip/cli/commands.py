@@ -65,7 +65,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
             if is_comparison:
                 comparison = _require_comparison(name, chosen, options.only)
                 assert isinstance(options, CompareOptions)
-                # What a file defines, other processes do not know.
+                # Other processes do not know recipes that a file defines.
                 number = 1 if ":" in name else options.num_processes
                 results = compare(comparison, num_processes=number, progress=view, **settings)
             else:
@@ -126,7 +126,7 @@ def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
     """Draw figures and report.html of a run folder again.
 
     Args:
-        folder: Of a run, a comparison or a study.
+        folder: Folder of a run, a comparison or a study.
     """
     return folder
 

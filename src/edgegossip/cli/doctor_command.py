@@ -30,7 +30,7 @@ class Doctor:
     Args:
         connect: Endpoints of other workers to try, such as tls/host:7447.
         tls: Folder of this worker's certificate, from edgegossip certs.
-        rank: Of this worker, with --tls.
+        rank: Rank of this worker, with --tls.
         router: Instead of a rank: this machine is for a router.
         redis: Server to try for telemetry, such as redis://host:6379.
     """
@@ -55,9 +55,9 @@ class Finding:
     """One line of the table.
 
     Args:
-        what: Was looked at.
+        what: Thing that was checked.
         state: "ok", "none" (optional, and not here), "missing" or "failed".
-        detail: What was found, or what to do.
+        detail: Result of the check, or the thing to do.
         was_asked_for: Whether the command fails if this has.
     """
 

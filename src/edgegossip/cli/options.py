@@ -24,7 +24,7 @@ class Options:
     Args:
         out: Folder of the results; by default runs/NAME/STAMP.
         resume: Go on with what was interrupted in `out`, to the result that it would have had.
-        threads: Of the compute pool; by default one a core. No effect on results.
+        threads: Threads of the compute pool; by default one a core. No effect on results.
     """
 
     out: Path | None = None
@@ -62,7 +62,7 @@ class ManyRunsOptions(Options):
 
 
 def argument_names(make: Callable[..., Any]) -> list[str]:
-    """What a recipe or a study has options for, those within its settings included.
+    """Names of a recipe's or a study's options, those within its settings included.
 
     >>> from edgegossip.recipes.registry import load_recipe
     >>> "num_workers" in argument_names(load_recipe("quickstart"))
@@ -81,10 +81,10 @@ def parse(
     """Read our options, and call `make` with its own.
 
     Args:
-        prog: What stands before the options.
+        prog: Text before the options.
         kind: Our options.
         make: A recipe or a study; its arguments become options.
-        arguments: What was typed after `prog`.
+        arguments: Words typed after `prog`.
 
     Raises:
         UsageError: If a value is out of range, or an argument of `make` is called like one of

@@ -87,7 +87,7 @@ class Proposal:
         return f"{self.only}, {self.told}" if self.told else self.only
 
     def command(self, start: str) -> str:
-        """What to type to start it for real."""
+        """Command that starts it for real."""
         return shlex.join(
             ["edgegossip", *start.split(), self.recipe, "--only", self.only, *self.words]
         )
@@ -215,13 +215,13 @@ def _run(
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What is expected of a candidate: medians over the seeds.
+    """Expected figures of a candidate: medians over the seeds.
 
     Attributes:
         run: The candidate's label.
-        times: To the target, of each seed; infinite where it is never reached.
-        accuracy: At the end.
-        bytes_per_second: That each worker sends.
+        times: Time to the target, for each seed; infinite where it is never reached.
+        accuracy: Accuracy at the end.
+        bytes_per_second: Bytes that each worker sends in a second.
         used: Share of the workers' capacity that trains on samples.
     """
 

@@ -1,4 +1,4 @@
-"""What the program prints, with nothing in it that a terminal or a log would obey."""
+"""Output of the program, with nothing in it that a terminal or a log would obey."""
 
 from __future__ import annotations
 

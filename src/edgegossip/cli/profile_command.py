@@ -33,7 +33,7 @@ class ProfileOptions:
     Args:
         minutes: How long it takes, at least 0.5.
         out: The profile, a CSV file.
-        threads: Of one training step, as many as the worker will have.
+        threads: Threads of one training step, as many as the worker will have.
         only: The one algorithm of a comparison whose task is trained.
     """
 

@@ -1,4 +1,4 @@
-"""What commands that take a recipe share: read it, and pick one of its runs."""
+"""Shared by commands that take a recipe: read it, and pick one of its runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parse_recipe(
     Args:
         command: For messages.
         kind: The command's options.
-        arguments: What was typed after the command.
+        arguments: Words typed after the command.
 
     Raises:
         UsageError: If there is no such recipe, or it gives something else.

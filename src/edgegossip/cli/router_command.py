@@ -27,13 +27,13 @@ class RouterOptions:
         connect: Other routers, e.g. tls/server:7447.
         tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`. Files that
             are replaced there, and revoked.pem, count at once.
-        ban: Serial number of a certificate that is not accepted, besides those in revoked.pem;
+        ban: Serial number of a certificate that is not accepted, like those in revoked.pem;
             say it again for more of them.
         run: Name of a run that has certificates of its own (certs issue --run); say it again
             for more of them.
         insecure: Do without TLS outside this machine: anybody can read and join.
         num_workers: As many as the largest run has.
-        lease: Of links, in seconds; as long as that of the workers.
+        lease: Lease of links, in seconds; as long as that of the workers.
     """
 
     listen: tuple[str, ...]

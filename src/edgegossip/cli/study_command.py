@@ -39,9 +39,9 @@ def carry_out(study: Study, options: ManyRunsOptions, command: str) -> dict[str,
     """Do what is not done yet of a study, draw its report, and give all that was found.
 
     Args:
-        study: What to do.
+        study: The study.
         options: Where, and how.
-        command: That would do it again.
+        command: Command that would do it again.
 
     Raises:
         TrainingError: If a cell has failed.

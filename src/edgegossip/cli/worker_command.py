@@ -36,40 +36,40 @@ from edgegossip.report.page import write_report
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Which worker this machine is, and how it meets the others.
+    """Options of one worker: its rank, and how it meets the others.
 
     Args:
-        rank: Of this worker, from 0; the others have the others.
+        rank: Rank of this worker, from 0; the others have the other ranks.
         only: The one algorithm of a comparison to run; by default its baseline.
         out: Folder of this worker; started again with the same one it goes on. By default
             runs/NAME/STAMP.
         listen: Where others reach this worker, e.g. tls/0.0.0.0:7447.
         connect: Where to reach others, or a zenoh router, e.g. tls/server:7447.
-        multicast: Find the others in the local network, besides.
+        multicast: Find the others in the local network, too.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Files that
             are replaced there, and revoked.pem, count at once.
-        ban: Serial number of a certificate that is not accepted, besides those in revoked.pem;
+        ban: Serial number of a certificate that is not accepted, like those in revoked.pem;
             say it again for more of them.
         insecure: Do without TLS outside this machine: anybody can read and join.
         lease: Seconds after which a link is given up that is silent, or on which a piece of
             256 kB does not leave; longer for slow links.
-        name: Of the run, the same for all its workers: tells it from other runs of the recipe
-            that are under way at once. Certificates may be for runs of this name only.
+        name: Name of the run, the same for all its workers: tells it from other runs of the
+            recipe that are under way at once. Certificates may be for runs of this name only.
         meet_seconds: How long to wait for all workers before beginning without some.
         min_workers: With fewer workers, this one included, the run neither begins nor goes on
             (it ends after `meet_seconds`, with a checkpoint). By default it begins with any
             two, and goes on with however few are left.
         ended: Ranks that have come to their ends before, and are not waited for.
         max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
-        checkpoint_seconds: Between checkpoints.
+        checkpoint_seconds: Seconds between checkpoints.
         snapshots: Keep what accuracy over time is measured on afterwards.
         profile: CSV of `edgegossip profile`, which makes forecasts better from the start.
         telemetry: Where a sample of what this machine was busy with goes each minute: a
             .jsonl file, a redis:// URL, or memory. EDGEGOSSIP_REDIS_PASSWORD can hold the
             password, which other users of this machine could see in a URL.
         parent: Stop when the process of this number has ended.
-        threads: Of one training step.
-        max_waiting_bytes: Of messages that are held in memory: of those that wait for one
+        threads: Threads of one training step.
+        max_waiting_bytes: Limit of messages held in memory: of those that wait for one
             receiver, and of those that have arrived; by default an eighth of the memory, or
             1 GiB if that is less.
     """
@@ -107,8 +107,8 @@ class LaunchOptions:
         out: Run folder; by default runs/NAME/STAMP.
         resume: Go on with what was interrupted in `out`.
         max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
-        checkpoint_seconds: Between checkpoints.
-        max_waiting_bytes: Of messages that each worker holds; see `edgegossip worker`.
+        checkpoint_seconds: Seconds between checkpoints.
+        max_waiting_bytes: Limit of messages that each worker holds; see `edgegossip worker`.
     """
 
     only: str | None = None
@@ -236,7 +236,7 @@ def _say_what_came_out(out: Path, gather: Sequence[str]) -> None:
 
 
 _NUMBERS = ("num_workers", "num_stages")
-"""What `-n` sets: the first of these that is an argument of the recipe."""
+"""Arguments for `-n`: it sets the first of these that the recipe has."""
 
 
 def _number(name: str) -> str:

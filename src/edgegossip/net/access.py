@@ -92,8 +92,8 @@ def zenoh_security(
         # Discovery could otherwise lead to a plain link.
         "transport/link/protocols": ["tls"],
         # A second link of a session has the rights of the first. With more than one allowed,
-        # zenoh makes sure that it is the same session, by a key of its own; with one, a stranger
-        # that takes the id of a session that was called could join its link.
+        # zenoh makes sure that it is the same session, by a key of its own; with one,
+        # anybody who takes the id of a session that was called could join its link.
         "transport/unicast/max_links": 2,
         "transport/link/tls": {
             "root_ca_certificate_base64": _base64(credentials.anchors()),

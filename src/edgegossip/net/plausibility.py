@@ -106,7 +106,7 @@ class Plausibility:
         self._num_trained += 1
 
     def suspect(self) -> Rank | None:
-        """Sender whose admitted values stood out most before training failed; None if nobody."""
+        """Sender whose accepted values stood out most before training failed; None if none."""
         since = self._num_trained - _MEMORY
         ratios = {r: ratio for r, (ratio, at) in self._ratios.items() if at > since}
         worst = max(ratios, key=lambda rank: (ratios[rank], -rank), default=None)

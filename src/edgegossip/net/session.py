@@ -99,7 +99,7 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
             lease * 1e6
         ),
-        # Batches of 64 kB; with zenoh's two the ends wait for each other, for a third of the time.
+        # Batches of 64 kB; with zenoh's two the ends wait for each other a third of the time.
         "transport/link/tx/queue/size/data": 16,
         # Strangers cannot make this machine collect more for a message.
         "transport/link/rx/max_message_size": 4 * CHUNK_BYTES,

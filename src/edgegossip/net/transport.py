@@ -56,7 +56,7 @@ class Transport(Protocol):
 
         Args:
             listener: Told what happens.
-            max_bytes: Limit of a frame; larger ones that arrive are refused before memory is spent.
+            max_bytes: Limit of a frame; larger ones are refused before memory is spent.
             keep_trying: Asked again and again where a transport cannot open before somebody
                 answers; it gives up once the answer is false.
 

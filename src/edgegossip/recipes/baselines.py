@@ -50,9 +50,9 @@ def compare_baselines(
         dataset: Training and test samples.
         model: Called with `input_shape` and `num_classes`.
         platforms: The hardware of each worker.
-        settings: Of the recipe.
+        settings: Settings of the recipe.
         partition: Deals the samples to the workers.
-        augmentation: Of the training batches.
+        augmentation: Augmentation of the training batches.
         link: Every link.
         accuracy_aware: How EdgeGossip chooses samples.
         target_accuracy: See `Comparison`.

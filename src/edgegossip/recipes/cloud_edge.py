@@ -43,7 +43,7 @@ def cloud_edge(
     """Activities of 21 people: phones train the lower stage, a cloud the upper one.
 
     Args:
-        settings: What to change; `throughput` is that of the fastest phone of the trace.
+        settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
         data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
         phone_trace: See `har-cnn`.
         precision: In which activations and gradients travel: float32, bfloat16 or int8.

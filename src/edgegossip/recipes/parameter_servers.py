@@ -43,23 +43,23 @@ class ServerSettings:
 
     Args:
         seconds: Virtual time of each run, above 0.
-        num_workers: Workers; servers come besides.
+        num_workers: Workers, not counting servers.
         throughput: Training samples per second of the fastest worker, and of the server.
         heterogeneity: Mean of the workers' speeds over the slowest, at least 1.
         batch_size: Samples a step and worker.
         lr: Learning rate.
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds its own.
-        weight_decay: Of SGD.
+        weight_decay: Weight decay of SGD.
         window: Seconds of a check period of ADSP and ADACOMM, above 0.
         min_interval: Least seconds between two commits of ADSP, below `window`.
         rate: Commits in a window of ADSP+, at least 1.
         slack: Steps that a worker of SSP may be ahead, at least 1.
         tau: Local steps of FixedADACOMM, and of ADACOMM at first, at least 1.
-        validation_share: Of the training samples, held out for the search of ADSP and the
-            steps of ADACOMM, in (0, 1).
+        validation_share: Share of the training samples, held out for the search of ADSP and
+            the steps of ADACOMM, in (0, 1).
         standby: Workers that can take the server's place; see `ParameterServer`.
         num_servers: Ranks that share the model, at least 1; only 1 goes with `standby`.
-        seed: Of everything random.
+        seed: Seeds the random choices.
         torch_device: Where models live: cpu or cuda.
     """
 
@@ -109,7 +109,7 @@ def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> 
 
     Args:
         num_workers: Platforms.
-        throughput: Of the fastest, in samples per second.
+        throughput: Throughput of the fastest, in samples per second.
         heterogeneity: H, mean over minimum of the speeds, at least 1; below
             `num_workers` for those that are evenly spread.
     """
@@ -131,7 +131,7 @@ def mnist_lenet5(
     """MNIST, LeNet-5, a server and 4 workers of unequal speed, seven methods.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
     """
     return compare_servers(mnist(data_dir), lenet5, settings)
@@ -143,7 +143,7 @@ def cifar10_lenet5(
     """CIFAR-10, LeNet-5, a server and 18 workers of unequal speed, seven methods.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
     """
     return compare_servers(cifar10(data_dir), lenet5, settings)
@@ -155,7 +155,7 @@ def cifar10_cnn(
     """CIFAR-10, the ADSP paper's network, a server and 18 workers, seven methods: hours.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
     """
     return compare_servers(cifar10(data_dir), lrn_cnn, settings)
@@ -167,7 +167,7 @@ def har_svm(
     """Activities on 21 phones, a linear support vector machine (hinge loss), seven methods.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
     """
     linear = partial(mlp, hidden=())

@@ -27,7 +27,7 @@ def mnist_lenet5(
     """MNIST with LeNet-5 on 4 uneven platforms.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
     """
     platforms = uneven(settings.num_workers, settings.throughput)
@@ -42,7 +42,7 @@ def cifar10_lenet5(
     """CIFAR-10 with LeNet-5 on 4 uneven platforms.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     platforms = uneven(settings.num_workers, settings.throughput)
@@ -60,7 +60,7 @@ def cifar10_resnet20(
     parameters.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     platforms = uneven(settings.num_workers, settings.throughput)

@@ -66,26 +66,26 @@ class PushSettings:
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
         nesterov: Nesterov's momentum, as in the paper.
-        weight_decay: Of SGD.
-        decay: Of the learning rate: none, to a tenth after 1/2 and 3/4 of the epochs, or along
-            a cosine; after a first epoch at a tenth.
+        weight_decay: Weight decay of SGD.
+        decay: Decay of the learning rate: none, to a tenth after 1/2 and 3/4 of the epochs, or
+            along a cosine; after a first epoch at a tenth.
         skew: Share of the samples that is dealt out sorted by class, in [0, 1].
         dirichlet_alpha: Share out classes in random proportions instead; small is skewed.
         by_subject: Keep together what comes from one person instead.
         keep_ratio: Share of the entries that compressed messages hold, in (0, 1].
-        value_bits: Of each of them: 1 to 8, 16 or 32.
+        value_bits: Bits of each of them: 1 to 8, 16 or 32.
         per_layer: Keep that share of each layer, as in the paper, instead of the whole vector.
-        consensus_step: Of the compressed runs, in (0, 1]; by default Sparse-Push's own rule,
-            and three times the kept share for DifferencePush.
+        consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
+            Sparse-Push's own rule, and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense one sends
             after each.
         compensation_rounds: Rounds of averaging that end the skew-compensated run; by default
             as many as add a tenth to its bytes.
-        compensation_bits: Of each entry in them: 1 to 8, 16 or 32.
+        compensation_bits: Bits of each entry in them: 1 to 8, 16 or 32.
         link: Bandwidth of each worker's uplink in Mbit/s.
         throughput: Training samples per second of each platform.
         num_evaluations: How often each run is evaluated, at least 1.
-        seed: Of everything random.
+        seed: Seeds the random choices.
         torch_device: Where models live: cpu or cuda.
 
     Raises:
@@ -144,12 +144,12 @@ class PushSettings:
 
     @property
     def schedule(self) -> Schedule:
-        """Of the learning rate."""
+        """Schedule of the learning rate."""
         return schedule(self.decay, self.num_epochs)
 
     @property
     def compressor(self) -> PartwiseCompressor:
-        """Of the messages of compressed runs, or of each layer in them."""
+        """Compressor of the messages of compressed runs, or of each layer in them."""
         return compressor(self.keep_ratio, self.value_bits)
 
 
@@ -206,8 +206,8 @@ def compare_pushes(
     Args:
         dataset: Training and test samples.
         model: Called with `input_shape` and `num_classes`.
-        settings: Of the recipe.
-        augmentation: Of the training batches.
+        settings: Settings of the recipe.
+        augmentation: Augmentation of the training batches.
     """
     task = make_task(
         dataset,
@@ -309,7 +309,7 @@ def mnist_lenet5(
     """Push-sum, dense and compressed: MNIST with LeNet-5, 8 workers in a directed ring.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(mnist(data_dir), lenet5, settings)
@@ -325,7 +325,7 @@ def har_cnn(
     With --by-subject every worker has three people of its own.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(har(data_dir), sensor_cnn, settings)
@@ -341,7 +341,7 @@ def cifar10_lenet5(
     Pictures are flipped and cropped at random.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(cifar10(data_dir), lenet5, settings, augmentation=flip_and_crop)
@@ -358,7 +358,7 @@ def cifar10_resnet20(
     flipped and cropped at random.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     model = partial(resnet20, normalization="evonorm")
@@ -375,7 +375,7 @@ def cifar10_vgg11(
     Without normalisation, as in the paper; pictures are flipped and cropped at random.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(cifar10(data_dir), vgg11, settings, augmentation=flip_and_crop)

@@ -1,4 +1,4 @@
-"""What the recipes let a person change."""
+"""Settings that the recipes share."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Settings:
         batch_size: Samples a step and worker.
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
-        weight_decay: Of SGD.
+        weight_decay: Weight decay of SGD.
         exchange_probability: Chance that a worker of GoSGD pushes after a step, in [0, 1].
-        seed: Of everything random.
+        seed: Seeds the random choices.
         torch_device: Where models live: cpu or cuda.
     """
 

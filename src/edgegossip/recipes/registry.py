@@ -164,7 +164,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Checkpoints look up the classes of states by module.
     sys.modules[name] = module
-    # What lies beside the file can be imported, but goes before nothing else.
+    # Modules beside the file can be imported, but go before nothing else.
     sys.path.append(str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)

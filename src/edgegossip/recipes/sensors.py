@@ -31,7 +31,7 @@ def har_cnn(
     """Activities of 21 people on 21 phones of measured speeds, tested on 9 others.
 
     Args:
-        settings: What to change; `throughput` is that of the fastest phone of the trace.
+        settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
         data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
         phone_trace: AI-Benchmark scores of phones (see `sim.traces.phones`); by default
             raw_ai_benchmark_list.json.gz in `data_dir`.

@@ -53,19 +53,19 @@ class StageSettings:
         in_flight: Batches under way in pipelined training, by default two a stage; in decoupled
             training those of each stage that the next has not answered, by default 4.
         throughput: Training samples of the whole model per second of a machine of speed 1.
-        speeds: Of the machines, in the order of their stages; by default all are 1. The whole
-            model is trained on the first.
-        width: Of the model, over its usual one.
+        speeds: Speeds of the machines, in the order of their stages; by default all are 1. The
+            whole model is trained on the first.
+        width: Width of the model, over its usual one.
         batch_size: Samples a step.
         lr: Learning rate.
-        momentum: Of SGD, in [0, 1). Synthetic gradients are trained without, at the learning
-            rate over 1 - momentum.
-        weight_decay: Of SGD.
+        momentum: Momentum of SGD, in [0, 1). Synthetic gradients are trained without, at the
+            learning rate over 1 - momentum.
+        weight_decay: Weight decay of SGD.
         teacher_lr: Learning rate of Adam for what teaches the stages.
-        latency: Of each link, in seconds.
-        bandwidth: Of each link, in bytes per second.
-        precision: In which activations and gradients travel.
-        seed: Of everything random.
+        latency: Latency of each link, in seconds.
+        bandwidth: Bandwidth of each link, in bytes per second.
+        precision: Precision in which activations and gradients travel.
+        seed: Seeds the random choices.
         torch_device: Where models live: cpu or cuda.
     """
 
@@ -139,7 +139,7 @@ def eight_layers(
     """Four convolutions and four linear layers in four stages, eight ways.
 
     Args:
-        settings: What to change.
+        settings: Settings of the recipe.
         dataset: mnist or cifar10.
         data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
     """

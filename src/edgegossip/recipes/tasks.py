@@ -14,7 +14,7 @@ from edgegossip.learning.task import Task
 
 
 class TrainingSettings(Protocol):
-    """What settings of all recipes have in common."""
+    """Settings that all recipes have in common."""
 
     @property
     def lr(self) -> float:
@@ -26,7 +26,7 @@ class TrainingSettings(Protocol):
 
     @property
     def weight_decay(self) -> float:
-        """Of SGD."""
+        """Weight decay of SGD."""
 
     @property
     def torch_device(self) -> str:
@@ -46,9 +46,9 @@ def make_task(
     Args:
         dataset: Training and test samples.
         model: Called with `input_shape` and `num_classes`.
-        settings: Of the recipe.
+        settings: Settings of the recipe.
         nesterov: Use Nesterov's momentum.
-        others: What else a `Task` is told.
+        others: Further arguments of `Task`.
     """
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
     optimizer = SGD(

@@ -46,7 +46,7 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     """The eight combinations: time of each step, and accuracy learnt from the points alone.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     problem = DIGITS_MLP if settings.short else CIFAR10_LENET5
     num_steps = 100 if settings.short else 2_000
@@ -216,7 +216,7 @@ def fig7(settings: StudySettings = StudySettings()) -> Study:
     """Time to generate aggregated points, for ratios 5, 10 and 20.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     problems = (DIGITS_MLP,) if settings.short else (MNIST_LENET5, CIFAR10_LENET5)
     cells = [

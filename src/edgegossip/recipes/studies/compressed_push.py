@@ -120,7 +120,7 @@ class Rung:
 
     Args:
         keep_ratio: Share of the entries in a message.
-        value_bits: Of each of them.
+        value_bits: Bits of each of them.
         local_steps: Steps between two messages.
     """
 
@@ -142,7 +142,7 @@ DIFFERENCE = (Rung(0.01, 4), OURS, Rung(0.1, 4, local_steps=32))
 FLOODED = Rung(0.036, 2, local_steps=32)
 """466 times fewer bytes, with LeNet-5, where a message is passed on by 7 of 8 workers."""
 FINAL = compressor(1, 3)
-"""Of the rounds of averaging that skewed data is compensated with, for a tenth of the bytes."""
+"""Compressor of the averaging rounds that compensate skewed data, for a tenth of the bytes."""
 
 
 def _dense(topology: Graph = directed_ring) -> Contenders:
@@ -199,7 +199,7 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
     """Even data: dense SGP, D-PSGD, CHOCO, and rising compression in a directed ring.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     sparse, difference = (
         (SPARSE[::3], DIFFERENCE[:2]) if settings.short else (SPARSE, DIFFERENCE)
@@ -224,7 +224,7 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
     """Skewed data: with and without compensation, and quasi-global momentum.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     partitions: dict[str, Partition] = {
         "skew 0.8": LabelSkew(0.8),
@@ -257,7 +257,7 @@ def time_varying(settings: StudySettings = StudySettings()) -> Study:
     """Graphs that change from round to round: dense, Sparse-Push and DifferencePush.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     topologies: dict[str, Graph] = {
         "directed ring": directed_ring,

@@ -1,4 +1,4 @@
-"""Which consensus steps go with which compression: quadratics, in microseconds a step."""
+"""Consensus steps for each compression, tried on quadratics, in microseconds a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DIVERGED = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is tried.
+    """Values that are tried.
 
     Args:
         keep_ratios: Shares of the entries that are kept.
@@ -64,7 +64,7 @@ def consensus(settings: StudySettings = StudySettings()) -> Study:
     """The map of compression and consensus step: how far apart workers end, on quadratics.
 
     Args:
-        settings: What to change; one seed is enough, of several the first counts.
+        settings: Settings of the study; one seed is enough, and only the first counts.
     """
     grid = SHORT if settings.short else Grid()
     return Study(
@@ -109,10 +109,10 @@ def distance(
     """How far the workers are from their mean at the end, over how far the targets are.
 
     Args:
-        grid: Says for how many rounds.
-        targets: Of the quadratics, [num_workers, dim].
-        name: Of the algorithm.
-        lr: Of the gradient steps; with 0 the workers only average their targets.
+        grid: Says for how many rounds to run.
+        targets: Targets of the quadratics, [num_workers, dim].
+        name: Name of the algorithm.
+        lr: Learning rate of the gradient steps; with 0 the workers only average their targets.
         keep_ratio: Share of the entries that is kept.
         step: The consensus step.
 

@@ -27,13 +27,14 @@ class Contender:
 
     Args:
         algorithm: Its class.
-        topology: Who talks to whom, by the number of workers.
+        topology: Makes the topology from the number of workers.
         local_steps: Steps between two messages.
         options: Its other arguments.
         has_momentum: The optimizer has the task's; otherwise none, for those with their own.
-        lr_factor: Of the task's learning rate, for those who go further with the same steps.
-        ending: What the options of the rounds that end it begin with, where there are to be as
-            many of them as add a tenth to its bytes.
+        lr_factor: Factor on the task's learning rate, for those that go further with the same
+            steps.
+        ending: Prefix of the options of the rounds that end it, where there are to be as many
+            rounds as add a tenth to its bytes.
         accuracy_aware: How `EdgeGossip` around it chooses samples; None to do without.
     """
 
@@ -72,7 +73,7 @@ class Contender:
         )
 
     def plain(self, num_workers: int) -> dict[str, Any]:
-        """What its rows depend on, in JSON."""
+        """Everything that its rows depend on, in JSON."""
         described: dict[str, Any] = describe(self)
         if self.accuracy_aware is None:
             del described["accuracy_aware"]  # older folders have none, and can be resumed
@@ -88,8 +89,8 @@ class Contest(ABC):
     """One problem and seed, learnt in several ways.
 
     Args:
-        problem: What is learnt; `--only` picks it by name.
-        seed: Of everything random.
+        problem: Problem to learn; `--only` picks it by name.
+        seed: Seeds the random choices.
     """
 
     problem: Problem
@@ -120,7 +121,7 @@ class Contest(ABC):
 def settings_and_cells(
     contests: Sequence[Contest], settings: StudySettings
 ) -> tuple[dict[str, object], tuple[Cell, ...]]:
-    """What a study of these contests depends on in any case, in JSON, and its cells."""
+    """Dependencies that every study of these contests has, in JSON, and its cells."""
     problems = {each.problem.name: each.problem.plain() for each in contests}
     depends_on = {**settings.plain(), "problems": [*problems.values()]}
     cells = (cell for each in contests for cell in each.cells(settings.data_dir))

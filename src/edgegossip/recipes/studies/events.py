@@ -1,4 +1,4 @@
-"""What the events of a run say about its training."""
+"""Figures about training, read from the events of a run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class System:
     Args:
         build: Makes the algorithm from the number of workers and the value.
         option: Name of the setting that is tuned beside the learning rate; empty for none.
-        values: That are tried, the likeliest second; none without such a setting.
+        values: Values that are tried, the likeliest second; none without such a setting.
         has_server: One more rank, the first, serves and trains nothing.
         has_cloud: One more rank, the last, trains the upper part of the model.
         accuracy_aware: How workers choose samples; to make aggregated points takes time.
@@ -84,7 +84,7 @@ class InTwoStages(System):
     Args:
         build: Makes the algorithm from the number of workers and its other arguments.
         stage: Trains a stage.
-        teacher: Of the lower stage; None where the true gradient comes back.
+        teacher: Teacher of the lower stage; None where the true gradient comes back.
     """
 
     stage: Callable[..., Trainer]

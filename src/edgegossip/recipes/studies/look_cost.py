@@ -42,7 +42,7 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
     """The share of an epoch that looking at points takes: accounted and measured.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     problems = (DIGITS_MLP,) if settings.short else (MNIST_LENET5, CIFAR10_ALEXNET)
     works = {"accounted": _accounted, "measured": _measured}
@@ -77,7 +77,7 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
 
 
 def _accounted(problem: Problem, settings: StudySettings, seed: int, session: Session) -> Row:
-    """What the simulator charges: (cost - samples) / cost over two epochs of EdgeGossip."""
+    """Charge by the simulator: (cost - samples) / cost over two epochs of EdgeGossip."""
     session.run(
         Experiment(
             task=replace(problem.task(settings.data_dir), accuracy_aware=LOOKING_AT_ALL),

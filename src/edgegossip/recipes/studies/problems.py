@@ -1,4 +1,4 @@
-"""What the studies learn: data, model and settings, scaled down where two cores need it."""
+"""Problems of the studies: data, model and settings, scaled down where two cores need it."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Problem:
         num_train: Training samples, drawn at random; None for all there are.
         num_test: Test samples, likewise.
         settings: Epochs of EpochGossip, SGD, and the throughput of the fastest platform.
-        augmentation: Of the training batches.
-        schedule: Of the learning rate.
-        scaled_down: What is smaller than in the paper, in a sentence; empty for nothing.
+        augmentation: Augmentation of the training batches.
+        schedule: Schedule of the learning rate.
+        scaled_down: Sentence that says what is smaller than in the paper; empty for nothing.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Problem:
         )
 
     def plain(self) -> dict[str, object]:
-        """What results depend on, in JSON."""
+        """Everything that results depend on, in JSON."""
         varied: dict[str, object] = {}
         if self.schedule != Constant():
             varied["schedule"] = describe(self.schedule)
@@ -104,7 +104,7 @@ def _load(name: str, data_dir: Path, num_train: int | None, num_test: int | None
         dataset,
         train=_some(dataset.train, num_train, "train"),
         test=_some(dataset.test, num_test, "test"),
-        # Of samples drawn at random nobody asks whose they are.
+        # Subjects do not matter for samples drawn at random.
         subjects=dataset.subjects if num_train is None else None,
     )
 

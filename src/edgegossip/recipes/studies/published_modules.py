@@ -60,7 +60,7 @@ class PublishedModules(Contest):
     """Dense layers, learnt by the true gradient and by synthetic ones.
 
     Args:
-        num_layers: That there are, and stages.
+        num_layers: Number of layers, and of stages.
         width: Units of a hidden layer, and of a module's.
     """
 
@@ -148,7 +148,7 @@ def published(settings: StudySettings = StudySettings()) -> Study:
     """3 to 6 dense layers on MNIST, each a stage: test error, as published.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     depths: tuple[int, ...] = (3, 4, 5, 6)
     problem, width = MNIST, 256

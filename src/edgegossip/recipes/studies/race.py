@@ -53,13 +53,13 @@ MAX_WORK = 1.2
 
 
 def work_limit(settings: StudySettings, wanted: float | None = MAX_WORK) -> float | None:
-    """What a study's races are limited to; see `Race`."""
+    """Limit of the work in a study's races; see `Race`."""
     # In the short form they would be over before anybody gets anywhere.
     return None if settings.short else wanted
 
 
 def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
-    """What a report says of that limit."""
+    """Sentence about that limit, for a report."""
     if wanted is None:
         return ()
     return (
@@ -74,7 +74,7 @@ CONTROLS: Contenders = {
     "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
     "gosgd": Contender(algorithm=GoSGD, topology=complete),
 }
-"""What EdgeGossip has to beat: the same shares of data chosen at random, and no barrier."""
+"""Runs for EdgeGossip to beat: the same shares of data chosen at random, and no barrier."""
 
 CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
 
@@ -86,7 +86,7 @@ class Setup:
     Args:
         name: E.g. "imbalance 4".
         platforms: One for each worker.
-        runs: Who races against EpochGossip, by the name of the run.
+        runs: Contenders that race against EpochGossip, by the name of the run.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Race(Contest):
 
     @property
     def num_workers(self) -> int:
-        """Of each setup."""
+        """Number of workers in each setup."""
         return len(self.setups[0].platforms)
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
@@ -191,7 +191,7 @@ class Race(Contest):
                 links=Links(default=HOME_LINK),
                 seed=self.seed,
                 max_seconds=self._max_seconds(times),
-                # What has not changed is not measured again; GoSGD's model always has.
+                # A model that has not changed is not measured again; GoSGD's model always has.
                 evaluation_interval=times["round_seconds"] / (2 if is_gosgd else 10),
                 name=name,
             )
@@ -216,7 +216,7 @@ class Race(Contest):
 
 
 def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
-    """What a run has shown: its curve, and what its events say about shares and looks."""
+    """Results of a run: its curve, and the shares and looks that its events tell of."""
     events = TrainingEvents(folder / "events.jsonl")
     left = events.sent_by(problem.settings.num_epochs)
     before = [None, *(evaluation.accuracy for evaluation in results.history)]
@@ -262,7 +262,7 @@ def race_study(
     scaled_down: tuple[str, ...],
     **varied: object,
 ) -> Study:
-    """A study of races; `varied` is what its rows depend on besides all other arguments."""
+    """A study of races; its rows depend on `varied` and on all other arguments."""
     depends_on, cells = settings_and_cells(races, settings)
     edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
     del edge_gossip["inner"]
@@ -282,7 +282,7 @@ def standings(rows: Iterable[Row], target_gap: float) -> list[Score]:
     """Set each run beside the EpochGossip of its group, machines and seed.
 
     Args:
-        rows: Of `Race.cells`, in any order.
+        rows: Rows of `Race.cells`, in any order.
         target_gap: The target is EpochGossip's best accuracy less this, in [0, 1].
     """
     return scores(on_each_setup(rows), BASELINE, target_gap, _measures)
@@ -292,7 +292,7 @@ def on_each_setup(rows: Iterable[Row]) -> list[Row]:
     """The rows of races as a scoreboard wants them, with a curve of EpochGossip for each setup.
 
     Args:
-        rows: Of `Race.cells`, in any order.
+        rows: Rows of `Race.cells`, in any order.
     """
     rows = list(rows)
     found: list[Row] = []
@@ -367,9 +367,9 @@ def race_table(
 
     Args:
         found: In the order of the rows.
-        heading: What the numbers are.
+        heading: Says what the numbers are.
         target_gap: As for `standings`.
-        dash: What it means besides having no epochs.
+        dash: Meaning of a dash, other than having no epochs.
         looks: When accuracy is measured, to be said of the target.
     """
     note = (

@@ -136,7 +136,7 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
     """Four searches for the commit rate: rates tried, rewards, losses, implicit momentum.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     problem = SMALL_MLP if settings.short else MNIST_MLP
     if not settings.short:

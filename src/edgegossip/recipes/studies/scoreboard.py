@@ -26,11 +26,11 @@ class Score:
 
     Attributes:
         group: Part of the study.
-        setting: What sets this contest apart from others of the group.
+        setting: Difference of this contest from others of the group.
         run: Name of the run.
-        seed: Of both runs.
+        seed: Seed of both runs.
         target: Accuracy to reach, in [0, 1]; None without a reference run.
-        measures: What is known of the run.
+        measures: Measures of the run.
     """
 
     group: str
@@ -111,7 +111,7 @@ def score_table(
 
     Args:
         found: In the order of the table's rows.
-        heading: What the numbers are.
+        heading: Says what the numbers are.
         note: How to read them.
         setting: Title of the column of settings.
         left_out: Measures that have no column.
@@ -159,10 +159,10 @@ def bars(
     """A bar for each setting and run: the median over the seeds, with their range.
 
     Args:
-        found: Of one group.
+        found: Scores of one group.
         measure: Title of what is drawn.
-        y_label: What the measure is.
-        x_label: What the settings are.
+        y_label: Label of the measure.
+        x_label: Label of the settings.
         title: Above the panel; by default the measure's.
         mark: A line across the bars of each setting: its name, and the measure it shows.
     """
@@ -207,10 +207,10 @@ def curves(
     """Accuracy of all runs of one contest.
 
     Args:
-        rows: Of any contests.
-        contest: Which of them is drawn.
+        rows: Rows of any contests.
+        contest: Contest that is drawn.
         title: Above the panel.
-        x_label: What the accuracies are drawn against.
+        x_label: Label of what the accuracies are drawn against.
         x: Field of a row that holds it.
         x_unit: Its unit.
         is_x_log: Whether its axis is logarithmic; what is 0 has no place on it.

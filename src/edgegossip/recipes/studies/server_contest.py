@@ -39,8 +39,9 @@ class Goal:
     Args:
         loss: To be reached by the mean of the last ten looks.
         look_seconds: Between two looks.
-        max_seconds: After which a run has failed.
-        validation_share: Of the training samples, held out for methods that measure a loss.
+        max_seconds: Seconds after which a run has failed.
+        validation_share: Share of the training samples, held out for methods that measure a
+            loss.
     """
 
     loss: float
@@ -84,7 +85,7 @@ def machines(
         problem: Says how fast the fastest is.
         num_workers: Besides the server.
         heterogeneity: H, mean over minimum of the workers' speeds.
-        bandwidth: Of each uplink and downlink, the server's too, in bytes per second.
+        bandwidth: Bandwidth of each uplink and downlink, the server's too, in bytes per second.
         delay: Added to each message, in seconds.
     """
     fastest = problem.settings.throughput
@@ -199,7 +200,7 @@ def _curve(results: Results) -> dict[str, Any]:
     }
 
 
-# What it comes to.
+# Scores.
 
 
 def server_scores(rows: Iterable[Row]) -> list[Score]:
@@ -222,7 +223,7 @@ TIME = "time to loss"
 def _measures(row: Row, adsp: Row | None) -> Measures:
     time: Seconds | None = row["seconds_to_loss"]
     least = None if adsp is None else adsp["seconds_to_loss"]
-    # Of one that never got there, what it had is less than it needs.
+    # A run that never got there needs more than the time that it had.
     less = None if least is None else 1 - least / row["seconds"]
     reached = time is not None
     return {

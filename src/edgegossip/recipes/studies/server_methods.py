@@ -33,7 +33,7 @@ class Candidate:
 
     Args:
         lr: Learning rate.
-        value: Of the method's own setting; None if it has none.
+        value: Value of the method's own setting; None if it has none.
     """
 
     lr: float
@@ -48,7 +48,7 @@ class Method:
         build: Makes the algorithm from the arguments that all have, the value, and the loss to
             be reached.
         option: Name of the setting that is tuned beside the learning rate; empty for none.
-        values: That are tried.
+        values: Values that are tried.
     """
 
     build: Callable[[Mapping[str, Any], Any, float], Algorithm[Any]]

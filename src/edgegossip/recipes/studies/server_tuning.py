@@ -18,7 +18,7 @@ from edgegossip.recipes.studies.server_contest import ServerContest, slug
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 
 TUNING_SEED = 100
-"""Of the runs by which settings are chosen; results have others."""
+"""Seed of the runs by which settings are chosen; results have others."""
 
 
 @dataclass(frozen=True, kw_only=True)

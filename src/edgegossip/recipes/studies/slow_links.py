@@ -35,7 +35,7 @@ SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
 """1 Mbit/s."""
 
 NUM_EVALUATIONS = 60
-"""Of each run, over its length."""
+"""Evaluations of each run, over its length."""
 
 TARGET_GAP = 0.01
 """The target is the dense run's best accuracy less this."""
@@ -48,7 +48,7 @@ class SlowLinkContest(Contest):
     """One problem, dealt out in one way with one seed, learnt in several.
 
     Args:
-        setting: What is special about it, such as "skew 0.8".
+        setting: Its distinguishing feature, such as "skew 0.8".
         partition: Deals the samples to the workers.
         contenders: By the name of the run; `DENSE` among them.
         num_workers: Workers on equal platforms.
@@ -66,7 +66,7 @@ class SlowLinkContest(Contest):
             yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
 
     def plain(self) -> dict[str, Any]:
-        """What its rows depend on, in JSON, but for problem and seed."""
+        """Everything that its rows depend on, in JSON, but for problem and seed."""
         return {
             "group": self.group,
             "setting": self.setting,
@@ -98,7 +98,7 @@ class SlowLinkContest(Contest):
 
 
 def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
-    """What a run has shown: its curve, what it sent, and how well each worker does."""
+    """Results of a run: its curve, what it sent, and how well each worker does."""
     last, workers = results.history[-1], results.worker_accuracies
     return {
         "times": [evaluation.time for evaluation in results.history],
@@ -116,7 +116,7 @@ def placings(rows: Iterable[Row]) -> list[Score]:
     """Set each run beside the dense one of its group, setting and seed.
 
     Args:
-        rows: Of `SlowLinkContest.cells`, in any order.
+        rows: Rows of `SlowLinkContest.cells`, in any order.
     """
     return scores(rows, DENSE, TARGET_GAP, _measures)
 

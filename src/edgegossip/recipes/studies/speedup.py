@@ -64,7 +64,7 @@ def speedup(
     """Time to EpochGossip's best accuracy less 0.3 points, at imbalances 2, 4 and 8.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
         controls: At which imbalance to run random shares and GoSGD, too.
         max_work: Samples that others than EpochGossip process, in multiples of its own; None
             to give them all its time, in which they converge.
@@ -103,7 +103,7 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
     each epoch, as the paper does, and pay for that.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     others = [name for name in SELECTIONS if name not in ("focused", "random")]
     if settings.short:

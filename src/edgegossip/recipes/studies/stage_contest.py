@@ -37,8 +37,8 @@ class StageContest(Contest):
     Args:
         stages: Machines, links, sizes.
         methods: Names in `COMPETITORS` and `METHODS`.
-        seeds: Of the results.
-        setting: What sets it apart from others of its problem.
+        seeds: Seeds of the results.
+        setting: Difference from other contests of its problem.
     """
 
     stages: StageSettings
@@ -111,10 +111,10 @@ def stage_exhibits(name: str, setting: str, note: str, rows: Mapping[str, Row]) 
     """Draw accuracies, and tell them with what they have cost.
 
     Args:
-        name: Of the figure.
-        setting: What settings are; empty where there is one.
+        name: Name of the figure.
+        setting: Label of the settings; empty where there is one.
         note: Below the table.
-        rows: What the cells have found.
+        rows: Rows that the cells have found.
     """
     results = [row for row in rows.values() if not row["is_tuning"]]
     if not results:

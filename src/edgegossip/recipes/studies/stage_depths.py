@@ -44,7 +44,7 @@ def stages(settings: StudySettings = DEFAULTS) -> Study:
     """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, how late gradients are.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     methods: tuple[str, ...] = (WHOLE, "pipelined", "greedy", "synthetic-gradients")
     problem, cuts, machines = HALF_OF_MNIST, CUTS, TWO_LAYERS_EACH
@@ -70,7 +70,7 @@ def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stu
     """VGG16 in four stages on CIFAR-10, a quarter of its channels: accuracy, time, bytes.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     methods: tuple[str, ...] = (WHOLE, "greedy", "local-prediction")
     problem, machines = VGG16, BETWEEN_POOLINGS

@@ -53,7 +53,7 @@ def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> S
     """Eight ways to train eight layers in four stages, tuned alike: accuracy, time, bytes.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     names = (*COMPETITORS, *METHODS)
     stages = TWO_LAYERS_EACH

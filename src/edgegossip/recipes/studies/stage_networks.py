@@ -77,7 +77,7 @@ def links(settings: StudySettings = StudySettings()) -> Study:
     """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: who passes most samples a second.
 
     Args:
-        settings: What to change; one seed is enough, of several the first counts.
+        settings: Settings of the study; one seed is enough, and only the first counts.
     """
     machines = StageSettings(
         num_epochs=1, width=0.5, speeds=UNEVEN, throughput=2000.0, precision="int8"

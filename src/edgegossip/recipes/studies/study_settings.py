@@ -1,4 +1,4 @@
-"""What all studies let a person change."""
+"""Settings that all studies share."""
 
 from __future__ import annotations
 

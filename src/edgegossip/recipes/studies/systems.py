@@ -44,9 +44,9 @@ class SystemContest(Contest):
     """All systems on links of one speed: candidates on one seed, the best of them on others.
 
     Args:
-        megabits: Per second, of each worker's uplink and downlink, and of a server's.
-        systems: Who takes part.
-        seeds: Of the results.
+        megabits: Megabits per second of each worker's uplink and downlink, and of a server's.
+        systems: Systems that take part.
+        seeds: Seeds of the results.
     """
 
     megabits: float
@@ -55,7 +55,7 @@ class SystemContest(Contest):
 
     @property
     def setting(self) -> str:
-        """Of a row."""
+        """Setting in the rows."""
         return f"{self.megabits:g} Mbit/s"
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
@@ -87,7 +87,7 @@ class SystemContest(Contest):
         if is_tuning:
             task = replace(task, dataset=without_test_data(task.dataset, VALIDATION_SHARE))
         seconds = SECONDS[self.problem.name]
-        # Who measures no loss could train on validation samples, too; all get the same.
+        # Systems that measure no loss could train on validation samples, too; all get the same.
         task = learnt_with(task, VALIDATION_SHARE, lr=choice.lr)
         task, algorithm = system.on(task, NUM_WORKERS, choice.value)
         experiment = Experiment(
@@ -130,7 +130,7 @@ def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
     """Eleven systems tuned alike, links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     problem = SMALL_MLP if settings.short else MNIST_MLP
     names = ("gosgd", "greedy-stages") if settings.short else tuple(SYSTEMS)

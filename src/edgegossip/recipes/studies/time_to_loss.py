@@ -104,7 +104,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
         "asp": Candidate(lr=0.15),
         "fixed-adacomm": Candidate(lr=0.15, value=5),
         "fixed-adacomm, batches tuned": Candidate(lr=0.15, value=5),
-        # That of HAR: it was not tuned here.
+        # The value of HAR: it was not tuned here.
         "fixed-adacomm, shares balanced": Candidate(lr=0.15, value=20),
         "adacomm": Candidate(lr=0.15, value=80),
         "adsp-plus": Candidate(lr=0.15, value=12),
@@ -142,7 +142,7 @@ def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Stu
     """Three learning rates and three values of each method's setting, on validation data.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     contests = [
         Tuning(
@@ -163,7 +163,7 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     """All methods, 18 workers, H = 2: virtual time to one loss on test data.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     return _varied(
         "time-to-loss",
@@ -178,7 +178,7 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
     """Speeds more and more unequal: H of 1.45, 2, 2.6 and 3.2.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     return _varied(
         "heterogeneity",
@@ -196,7 +196,7 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
     """Each message takes 0, 2, 5 and 10 seconds longer.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     return _varied(
         "delay",
@@ -214,7 +214,7 @@ def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
     """Links of 100, 30 and 10 Mbit/s: how much of them is used, and what that costs.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     return _varied(
         "bandwidth",
@@ -232,7 +232,7 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
     """Twice as many workers: 18 and 36.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     return _varied(
         "workers",
@@ -252,7 +252,7 @@ def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     On the paper's own testbed, H rose from 2 to 6 in a run, unnoticed.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     return _varied(
         "nonstationary",

@@ -57,7 +57,7 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
     """Accuracy over time: four models, three aggregations, and the controls.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     problems = (
         with_epochs(MNIST_LENET5, 8),
@@ -112,7 +112,7 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy with 4, 8, 16 and 32 platforms.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
     numbers = (4, 8) if settings.short else (4, 8, 16, 32)
@@ -146,7 +146,7 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy where two platforms are 3 or 5 times as fast.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
     setups = tuple(
@@ -184,7 +184,7 @@ def fig13(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy with aggregation ratios 5, 10 and 20.
 
     Args:
-        settings: What to change.
+        settings: Settings of the study.
     """
     [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
     names = SELECTED[:1] if settings.short else SELECTED
