@@ -58,7 +58,7 @@ class TrainingLoop:
         algorithm: The same for all workers, with equal settings: one that differs is refused,
             and ends with an error that names the setting.
         rank: Rank of this worker.
-        num_workers: In all.
+        num_workers: Number of all workers.
         transport: Carries the messages.
         num_samples: Number of samples of this worker, which `step` counts through; 0 for a rank
             whose role has none.

@@ -59,7 +59,7 @@ class WorkerSettings:
             to begin with at least one other, and go on with however few are left.
         ended: See `HostSettings`.
         max_seconds: When to stop, counted from the beginning; None for the experiment's.
-        checkpoint_seconds: Between checkpoints.
+        checkpoint_seconds: Seconds between checkpoints.
         snapshots: Keep what accuracy over time is measured on afterwards.
         parent: Stop when the process of this number has ended; None to depend on nobody.
         threads: Number of threads of one training step, at least 1.

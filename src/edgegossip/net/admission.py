@@ -42,8 +42,8 @@ class Admission:
 
     Args:
         run: 8 bytes that tell this run from others.
-        rank: The own.
-        num_workers: In the run.
+        rank: Rank of this worker.
+        num_workers: Number of workers in the run.
         schema: Form of the messages, by kind.
         max_bytes: Limit of a frame; None for what the largest message of the schema takes.
         plausibility: Says which values are too large; None if any may be sent.

@@ -61,7 +61,7 @@ class Host(Generic[State]):
     Args:
         algorithm: The workers' algorithm.
         rank: Rank of this worker.
-        num_workers: In all.
+        num_workers: Number of all workers.
         initial_params: Parameters that every worker starts from, [num_params].
         trainer: This worker's.
         transport: Carries messages; opened and closed here.

@@ -44,7 +44,7 @@ class HostSettings:
         min_workers: With fewer a run does not go on either.
         ended: Workers that have come to their ends before, and are not waited for.
         max_seconds: When to stop, counted from the beginning of the run.
-        checkpoint_seconds: Between checkpoints.
+        checkpoint_seconds: Seconds between checkpoints.
         quiet_seconds: At the end, how often to tell the others the own counts, and half of how
             long nothing must have changed.
         settle_seconds: How long counts may disagree before a worker leaves anyway.

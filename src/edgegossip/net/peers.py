@@ -123,9 +123,9 @@ class Peers:
     """All other workers of a run.
 
     Args:
-        rank: The own.
-        num_workers: In all.
-        life: The own.
+        rank: Rank of this worker.
+        num_workers: Number of all workers.
+        life: Life of this worker.
         max_log_bytes: Limit of messages kept for each worker, to be sent again; 0 for none.
         ended: Workers that have come to their ends before, and are not waited for.
         takes_repeats: As in the algorithm's `Traits`.

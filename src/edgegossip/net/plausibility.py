@@ -39,7 +39,7 @@ class Plausibility:
     Args:
         schema: Form of the messages, by kind.
         params: Parameters that the worker starts from, [num_params].
-        rank: The own.
+        rank: Rank of this worker.
     """
 
     def __init__(self, schema: Mapping[str, MessageSpec], params: Tensor, rank: Rank) -> None:

@@ -48,8 +48,8 @@ class ZenohTransport:
     Args:
         run: Its name; letters, digits and `_.-`, in one part or two with a colon between. A
             certificate may be bound to the first.
-        rank: The own.
-        num_workers: In the run.
+        rank: Rank of this worker.
+        num_workers: Number of workers in the run.
         address: Where to listen and whom to call.
         incarnation: Incarnation of this process; drawn if it is not given.
         security: Certificates, without which links are neither encrypted nor checked.
