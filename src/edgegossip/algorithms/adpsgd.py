@@ -26,11 +26,11 @@ class ADPSGDState(AsynchronousState):
     """State of one worker.
 
     Attributes:
-        request: What it has asked for and has no answer to yet.
+        request: Open request, which has no answer yet.
         deferred: Requests that wait until it has its own answer, by sender.
         answers: The last answer to each neighbor, to be given again if it was lost.
         has_averaged: The parameters have changed since training began.
-        has_taken_over: They are a neighbor's since; what is being trained is worth nothing.
+        has_taken_over: They are a neighbor's since then; the block under way is worthless.
         is_new: It has come back, and has nothing to give before it has heard from a neighbor.
     """
 
@@ -54,7 +54,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         d = \tfrac12 (x_i^{sent} - x_j), \qquad x_j \leftarrow x_j + d, \qquad
         x_i \leftarrow x_i - d
 
-    What :math:`i` has learnt meanwhile stays; so does what :math:`j` is learning, which is
+    The progress that :math:`i` has made meanwhile stays; so does that of :math:`j`, which is
     added to the average when its block is done. One exchange is one averaging of two workers,
     and the sum over all workers, answers under way included, changes by training alone.
 
@@ -82,7 +82,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         resend_after: Seconds until a request is repeated. None never does: right where links
             lose nothing; where they do, a worker whose request or answer is lost averages no
             more.
-        seed: Of the random choices.
+        seed: Seeds the random choices.
 
     Raises:
         ValueError: If the topology is directed, or a number is out of range.
@@ -125,7 +125,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if not state.has_averaged or trained.has_gone_back:
             state.params = trained.params
         elif not state.has_taken_over:
-            # What an exchange has changed meanwhile stays.
+            # Changes by an exchange meanwhile stay.
             state.params = state.params + trained.delta
         state.has_averaged = state.has_taken_over = False
         state.round += 1

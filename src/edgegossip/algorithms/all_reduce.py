@@ -101,7 +101,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
         arrived = {
             j: payload["chunk"]
             for j, payload in inbox.items()
-            # Chunks differ in length, by one at most; the schema cannot say which is whose.
+            # Chunks differ in length, by one at most; the schema cannot tell them apart.
             if len(payload["chunk"]) == len(own if is_scattering else chunks[j])
         }
         if is_scattering:

@@ -26,7 +26,7 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Alone(Algorithm[WorkerState]):
-    """Plain SGD on each worker's own data: what any exchange has to beat.
+    """Plain SGD on each worker's own data: the baseline of every exchange.
 
     With one worker it is the training of a whole model on one machine; within `Decoupled` and
     `Pipelined` it says that the first stage is trained by one worker. One that has come back

@@ -1,8 +1,8 @@
 """Asynchronous training: blocks of steps one after the other, and nobody waits.
 
 The course of a worker is written once, in `Asynchronous`: it trains block by block, begins an
-exchange with a random neighbor now and then, and keeps count of who is lost. An algorithm built
-on it says what happens after a block (`learn`) and when a message arrives (`receive`).
+exchange with a random neighbor now and then, and keeps track of lost workers. An algorithm
+built on it says what happens after a block (`learn`) and when a message arrives (`receive`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Asynchronous(Algorithm[S], Generic[S]):
     """Base of the algorithms whose workers train block by block and never wait.
 
     Args:
-        topology: Whom a worker may exchange with; may vary in time, by its own rounds.
+        topology: Neighbors to exchange with; may vary in time, by the worker's own rounds.
         num_rounds: Blocks each worker trains until it finishes.
         exchange_probability: Chance of an exchange after each block, in [0, 1].
         local_steps: SGD steps in a block.
-        seed: The seed of the random choices.
+        seed: Seeds the random choices.
     """
 
     topology: Topology
@@ -72,7 +72,7 @@ class Asynchronous(Algorithm[S], Generic[S]):
         check_ranges(self, num_rounds="at least 1", local_steps="at least 1")
         check_ranges(self, exchange_probability="in [0, 1]")
 
-    # What an algorithm says.
+    # For algorithms to define.
 
     @abstractmethod
     def learn(self, state: S, trained: Trained, now: Seconds) -> list[Effect]:
@@ -94,14 +94,14 @@ class Asynchronous(Algorithm[S], Generic[S]):
         return []
 
     def forget(self, state: S, rank: Rank) -> None:
-        """Drop what `rank` has sent and was not made use of."""
+        """Drop unused messages of `rank`."""
         return
 
     def welcome(self, state: S, event: WorkerJoined) -> list[Effect]:
         """Help a worker that can be reached again."""
         return []
 
-    # What is the same for all.
+    # Common to all algorithms.
 
     @property
     def traits(self) -> Traits:
@@ -130,7 +130,7 @@ class Asynchronous(Algorithm[S], Generic[S]):
         return []
 
     def draw_neighbor(self, state: S, purpose: str) -> Rank | None:
-        """Draw whom to exchange with in this round; None for nobody.
+        """Draw the neighbor to exchange with in this round; None for nobody.
 
         Draws are keyed by (seed, rank, purpose, round), so they do not depend on speeds.
         """

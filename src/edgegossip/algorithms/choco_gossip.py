@@ -31,11 +31,11 @@ _UNKNOWN = -1
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What a worker knows of a neighbor.
+    """State kept for one neighbor.
 
     Attributes:
-        params: What the neighbor has told in all rounds before `round`, [num_params].
-        round: Whose increment comes next; -1 while the neighbor is lost.
+        params: The neighbor's replica after all rounds before `round`, [num_params].
+        round: Round of the next increment; -1 while the neighbor is lost.
         increments: Payloads that have arrived and are not in `params` yet, by round.
     """
 
@@ -44,12 +44,12 @@ class Replica:
     increments: dict[int, Payload] = field(default_factory=dict)
 
     def hear(self, message: Message) -> None:
-        """Keep an increment; one that comes late closes its gap, one that comes twice not."""
+        """Keep an increment; a late one closes its gap, a repeated one changes nothing."""
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 
     def restart(self, message: Message) -> None:
-        """Begin anew with all that the neighbor has told before `message.round`."""
+        """Begin anew with the neighbor's replica from before `message.round`."""
         if message.round >= self.round:
             self.params, self.round = message.payload["params"], message.round
             self.increments = {r: q for r, q in self.increments.items() if r >= self.round}
@@ -73,8 +73,8 @@ class ChocoState(RoundState):
     r"""State of one worker.
 
     Attributes:
-        replica: What the neighbors know of this worker, :math:`\hat x_i`, [num_params].
-        replicas: What it knows of each neighbor, :math:`\hat x_j`, by rank.
+        replica: The neighbors' copy of this worker, :math:`\hat x_i`, [num_params].
+        replicas: This worker's copy of each neighbor, :math:`\hat x_j`, by rank.
         increment: The last :math:`q_i`, as it was sent.
         missed: Neighbors without whose increment the last round was mixed.
     """
@@ -87,7 +87,7 @@ class ChocoState(RoundState):
 
 @dataclass(frozen=True, kw_only=True)
 class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
-    r"""Train, send a compressed difference, step towards what is known of the neighbors.
+    r"""Train, send a compressed difference, step towards the replicas of the neighbors.
 
     Everything that a worker has ever sent adds up to its replica :math:`\hat x_i`, which its
     neighbors keep too. In each round worker :math:`i`
@@ -109,12 +109,12 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     worker does not step towards it, though it may do so towards the worker, which moves the
     mean by :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back
     takes over the replica of the neighbor that is furthest, as its parameters and as its own
-    replica; it and each neighbor begin anew with whole replicas of each other. What no worker
-    can tell is that a message which arrives after its sender has come back was sent before it
-    crashed: then the two replicas differ from there on.
+    replica; it and each neighbor begin anew with whole replicas of each other. One case remains
+    undetected: a message may arrive after its sender has come back although it was sent before
+    the crash. The two replicas then differ from there on.
 
-    Each worker holds its own replica and one of each neighbor. The sum of the neighbors', of
-    which the paper makes do, would not let one of them go.
+    Each worker holds its own replica and one of each neighbor. The paper keeps only the sum of
+    the neighbors' replicas, from which a lost neighbor could not be removed.
 
     Args:
         topology: Undirected communication graph that never changes: a replica needs all that
@@ -128,7 +128,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         local_steps: SGD steps between two exchanges, at least 1.
         mixing: Rule that makes the rows of :math:`W`.
         timeout: See `RoundBased`.
-        seed: Of compressors that draw at random.
+        seed: Seeds compressors that draw at random.
 
     Raises:
         ValueError: If the topology is directed or changes, or a number is out of range.
@@ -213,7 +213,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
                 state.missed.append(j)
         state.params = state.params + self.step(pull.numel()) * pull
 
-    # What was lost, and who comes back.
+    # Lost increments, and workers that come back.
 
     def _ask_for_missed(self, state: ChocoState) -> list[Effect]:
         asked: list[Effect] = []

@@ -1,4 +1,4 @@
-"""How far workers may go towards what compressed messages tell of each other."""
+"""Consensus step: how far workers move towards each other's compressed models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Rank
 
 TOO_LITTLE = 1e-4
-"""Steps of less would take ten thousand rounds to bring workers together."""
+"""Least useful step: smaller ones would take ten thousand rounds to bring workers together."""
 
 
 def require_step(step: float | None) -> None:

@@ -1,4 +1,4 @@
-"""DifferencePush: push-sum that sends how estimates have changed, compressed."""
+"""DifferencePush: push-sum that sends compressed changes of the estimates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(slots=True, kw_only=True)
 class DifferencePushState(PushSumState):
-    """State of one worker; `replicas` are what it and its neighbors know of each other."""
+    """State of one worker; `replicas` are the copies that it and its neighbors share."""
 
     replicas: Replicas
 
@@ -41,10 +41,10 @@ class DifferencePush(PushSum[DifferencePushState]):
         w_i &\leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
 
     where :math:`p_j = 1 / (1 + d_j)` for a sender that has :math:`d_j` out-neighbors in this
-    round. Weights travel as they are. What a sender gives away is what its receivers get, so
-    the sums of all :math:`x_i` and of all :math:`w_i` never change by exchanging, without any
-    error memory. As the workers come to agree, differences shrink, and with them what
-    compressing leaves out: the estimates reach the mean, which those of `SparsePush` do not.
+    round. Weights travel as they are. Receivers get exactly the mass that a sender gives away,
+    so the sums of all :math:`x_i` and of all :math:`w_i` never change by exchanging, without
+    any error memory. As the workers come to agree, differences shrink, and with them the
+    compression errors: the estimates reach the mean, which those of `SparsePush` do not.
 
     The price is memory: a vector for each worker that it ever sends to or hears from. Workers
     that are always sent to together cost one vector.
@@ -65,7 +65,7 @@ class DifferencePush(PushSum[DifferencePushState]):
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.
-        seed: Of compressors that draw at random.
+        seed: Seeds compressors that draw at random.
 
     Raises:
         ValueError: If not every worker can reach every other one, or a number is out of range.

@@ -32,10 +32,10 @@ class DiLoCoState(RoundState):
 
     Attributes:
         velocity: :math:`u`, [num_params].
-        error: :math:`e_i`, what compressing has held back so far, [num_params].
-        updates: What is known of this round, by the worker that it comes from.
-        told: Whose updates each neighbor has, as keys.
-        missing: Whose updates it had not heard when the last round was over, as keys.
+        error: :math:`e_i`, the part that compressing has held back so far, [num_params].
+        updates: Known updates of this round, by the worker that they come from.
+        told: Workers whose updates each neighbor has, as keys.
+        missing: Workers whose updates had not come when the last round was over, as keys.
         repairs_until: Before this round parts of the model are sent along.
         has_missed: It has come back, and does not know all that the others know.
     """
@@ -51,12 +51,12 @@ class DiLoCoState(RoundState):
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
-    r"""Local steps from one shared model; what they change, compressed, is told to everybody.
+    r"""Local steps from one shared model; every worker gets all compressed updates.
 
     In each round worker :math:`i` takes `local_steps` SGD steps, which change the parameters by
-    :math:`\Delta_i`. It starts from :math:`x + e_i`: the shared model, and what it has learnt
-    and not yet told. With compressor :math:`C`, outer momentum :math:`\beta` and outer learning
-    rate :math:`\alpha`
+    :math:`\Delta_i`. It starts from :math:`x + e_i`: the shared model, and the part of its own
+    progress that it has not yet sent. With compressor :math:`C`, outer momentum :math:`\beta`
+    and outer learning rate :math:`\alpha`
 
     .. math::
         v_i &= e_i + \Delta_i, \quad q_i = C(v_i), \quad e_i = v_i - q_i \\
@@ -65,10 +65,10 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     Every :math:`q_j` comes to every worker by *flooding*: a round has as many exchanges as
     the graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each of
-    them a worker passes on what it knows and the neighbor may not know yet. So all have the
+    them a worker passes on the updates that the neighbor may not know yet. So all have the
     same :math:`x` and :math:`u`, to the last bit, on every graph that is strongly connected
-    over its period. That is why momentum can act on them. Push-sum, whose workers never quite
-    agree, would with momentum over rounds enlarge what they disagree in.
+    over its period. This is why momentum can act on them. Push-sum, whose workers never quite
+    agree, would with momentum over rounds enlarge their differences.
 
     The price is that a worker passes on :math:`n - 1` updates a round in a directed ring, where
     push-sum sends one message, and with more neighbors than needed it hears some twice: for
@@ -76,13 +76,13 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     An update that a worker has not heard when the round is over counts for nothing there, so a
     message that is lost, or comes after the `timeout`, loses a part of a round, and workers
-    differ from then on. Who misses an update, or hears from a worker again, or has come back,
-    says so with its next one. Then for `repair_rounds` rounds all send a part of :math:`x` and
-    :math:`u` along, each time the next one, and average it. After that they agree again, if
-    so many rounds are left. Where the ways around a lost worker take more exchanges than a
-    round has, as in rings, those far apart do not hear of each other until it is back, and
-    their models stay apart. Whoever misses somebody who is not lost takes for :math:`g` half of
-    its own :math:`q_i` and half of the mean, or differences would grow.
+    differ from then on. A worker that misses an update, hears from a worker again, or has come
+    back says so with its next update. Then for `repair_rounds` rounds all send a part of
+    :math:`x` and :math:`u` along, each time the next one, and average it. After that they agree
+    again, if so many rounds are left. Where the ways around a lost worker take more exchanges
+    than a round has, as in rings, those far apart do not hear of each other until it is back,
+    and their models stay apart. A worker that misses the update of one that is not lost takes
+    for :math:`g` half of its own :math:`q_i` and half of the mean, or differences would grow.
 
     Running statistics of normalisation layers are compressed too, but averaged without
     momentum. Coarse values may make a small variance negative: with less than 4 bits take a
@@ -92,17 +92,18 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     `local_steps` steps.
 
     Args:
-        topology: Whom a worker sends to in each exchange; may be directed and vary in time.
+        topology: Graph that a worker sends along in each exchange; may be directed and vary in
+            time.
         num_rounds: Rounds of train-then-flood.
         local_steps: SGD steps in a round, at least 1.
         compressor: :math:`C`.
         outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by :math:`1 / (1 - \beta)`,
             so take half of the learning rate that you would take without it.
         outer_lr: :math:`\alpha`, above 0.
-        repair_rounds: How many parts a model is sent in when workers have come to differ.
-        timeout: Seconds that a worker waits for its neighbors in one exchange, well above what
-            a round of training takes. See `RoundBased`.
-        seed: Of compressors that draw at random.
+        repair_rounds: Number of parts that a model is sent in when workers have come to differ.
+        timeout: Seconds that a worker waits for its neighbors in one exchange, well above the
+            duration of a round of training. See `RoundBased`.
+        seed: Seeds compressors that draw at random.
 
     Raises:
         ValueError: If not every worker can reach every other one over the topology's period,
@@ -133,7 +134,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     @property
     def exchanges_per_round(self) -> int:
-        """How many it takes until everybody has heard of everybody."""
+        """Exchanges until everybody has heard from everybody."""
         return flooding_time(self.topology)
 
     def init(self, rank: Rank, params: Tensor) -> DiLoCoState:
@@ -161,7 +162,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.updates[state.rank] = update
 
     def _start_anew(self, state: DiLoCoState, params: Tensor) -> Tensor:
-        """Go on from parameters that are not what the others share, and say so."""
+        """Go on from parameters that differ from those of the others, and say so."""
         state.params, state.has_missed = params, True
         state.velocity = state.error = torch.zeros_like(params)
         return state.error
@@ -235,7 +236,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
         super().catch_up_with(state, payload)
-        # What it has gathered is of a round that it leaves out.
+        # The updates gathered so far are of a round that it leaves out.
         state.updates, state.told, state.has_missed = {}, {}, True
 
     # The end of a round.
@@ -244,7 +245,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         ranks = range(self.topology.num_workers)
         missing = dict.fromkeys(rank for rank in ranks if rank not in state.updates)
         is_complete = missing.keys() <= state.lost.keys()
-        # One who is lost may have told some: when it is heard no longer, they differ. So do
+        # A lost worker may have told only some: once it is no longer heard, they differ. So do
         # the parts of a cut network, when they hear of each other again.
         has_changed = missing.keys() != state.missing.keys()
         if has_changed or not is_complete or state.has_missed:
@@ -259,7 +260,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
-        """Of the updates; half of it the own one, where some are missing that should not.
+        """Mean of the updates, averaged with the own one where some are missing unduly.
 
         If workers average over different sets, differences between their models may grow: where
         each hears those nearby in a row, the matrix of all averages has negative eigenvalues.
@@ -275,14 +276,14 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return (mean + self.compressor.decompress(own, mean.numel())) / 2
 
     def _repair(self, state: DiLoCoState) -> None:
-        """Average a part of the model and of the velocity with what others say of it."""
+        """Average a part of the model and of the velocity with those of the others."""
         sent = {rank: each for rank, each in state.updates.items() if "part" in each}
         if not sent:
             return
         said = (int(update["until"]) for update in sent.values())
         state.repairs_until = max(state.repairs_until, *said)
         part = self._part(state.round, state.params.numel())
-        # One who hears of a repair only now has not sent any.
+        # A worker that hears of a repair only now has not sent any part.
         parts = {state.rank: self._own_part(state)} | {
             rank: update["part"] for rank, update in sent.items()
         }
@@ -292,7 +293,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params[part], state.velocity[part] = mean
 
     def _own_part(self, state: DiLoCoState) -> Tensor:
-        """What is sent of model and velocity in this round, [2, length]."""
+        """Part of model and velocity that is sent in this round, [2, length]."""
         part = self._part(state.round, state.params.numel())
         return torch.stack([state.params[part], state.velocity[part]])
 
@@ -304,5 +305,5 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         )
 
     def _end_of_repairs(self, round: int) -> int:
-        """Of one that `round` gives cause to; in the next round all hear of it."""
+        """End of a repair that `round` gives cause to; in the next round all hear of it."""
         return round + self.repair_rounds + 2

@@ -40,14 +40,14 @@ class GoSGD(Asynchronous[GoSGDState]):
 
     The sum of all weights, messages in flight included, is 1 as long as no message is lost.
     A worker that comes back starts with weight 0 and so takes over the first parameters that
-    it is sent.
+    it gets.
 
     Args:
-        topology: Whom a worker may push to; the paper's choice is the complete graph.
+        topology: Neighbors that a worker may push to; the complete graph in the paper.
         num_rounds: Steps (blocks of `local_steps`) each worker takes until it finishes.
         exchange_probability: :math:`p`, chance of a push after each block, in [0, 1].
         local_steps: SGD steps in a block; 1 in the paper.
-        seed: Of the random choices.
+        seed: Seeds the random choices.
 
     Raises:
         ValueError: If a number is out of range.
@@ -109,7 +109,7 @@ class GoSGD(Asynchronous[GoSGDState]):
                 # x_m + share * (x_s - x_m), the same convex combination in one pass.
                 share = weight / total
                 state.params = state.params.lerp(message.payload["params"], share)
-                # All weights together are 1. One who pretends to have more must not make this
-                # worker claim so too: its own pushes would then be refused.
+                # All weights together are 1. A sender that claims more must not make this
+                # worker claim more too: its own pushes would then be refused.
                 state.weight = min(total, 1.0)
         state.queue.clear()

@@ -39,13 +39,14 @@ P = TypeVar("P", bound=PushSumState)
 _LATEST = 1e12
 """Sessions are seconds of the sender's clock."""
 _MAX_GROWTH = 2.0**10
-"""By what factor the sum of all weights may have grown.
+"""Largest factor by which the sum of all weights may have grown.
 
 It is `num_workers` until a worker is cut off: if it had merged a message whose acknowledgment
-was lost, the sender takes back what exists twice then. That is at most the sum, so such a cut
-doubles it at worst; in fact it adds a share of one worker's weight, and this factor is reached
-after more than ten such cuts of each worker. Beyond it a worker scales numerator and weight
-down, which leaves its estimate as it is. So no honest worker claims more, whatever it was sent.
+was lost, the sender takes back mass that then exists twice. This is at most the sum, so such a
+cut doubles it at worst; in fact it adds a share of one worker's weight, and this factor is
+reached after more than ten such cuts of each worker. Beyond it a worker scales numerator and
+weight down, which leaves its estimate as it is. So no honest worker claims more, whatever it
+got.
 """
 
 
@@ -61,13 +62,13 @@ class PushSum(LocalSteps[P], Generic[P]):
     2. pushes to each out-neighbor of the round a share of its weight, and the same share of a
        vector :math:`q_i` that stands for its numerator; :math:`p_i = 1 / (1 + d_i)`, where
        :math:`d_i` is its out-degree in that round,
-    3. waits for the in-neighbors of the round and merges what came, senders in order of rank:
+    3. waits for the in-neighbors of the round and merges their mass, senders in order of rank:
 
     .. math::
         x_i \leftarrow x_i + \gamma \Big(\sum_{j \to i} p_j q_j - d_i p_i q_i\Big), \quad
         w_i \leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
 
-    What a sender gives away and what its receivers get is the same, whatever :math:`q` is. So
+    A sender gives away exactly the mass that its receivers get, whatever :math:`q` is. So
     **the sums over all workers of numerators and of weights, those under way included, never
     change** by exchanging, and the estimates tend to the quotient of the sums on every graph
     that is strongly connected over its period. Mass that comes after its round is merged a
@@ -75,28 +76,28 @@ class PushSum(LocalSteps[P], Generic[P]):
     is lost stays with the sender.
 
     Links that lose messages need `resend_after`: messages are then acknowledged, sent again
-    until they are, and merged once. What a lost worker has not acknowledged is taken back; if
-    it had merged it after all, and was only cut off, that mass exists twice: numerator and
-    weight alike, which biases no estimate beyond the range of the workers' own.
+    until they are, and merged once. Mass that a lost worker has not acknowledged is taken back.
+    If the worker had merged it after all, and was only cut off, that mass exists twice:
+    numerator and weight alike, which biases no estimate beyond the range of the workers' own.
 
     A worker to which nobody sends any more gives away all that it has. Before its weight drowns
     in rounding, at :math:`2^{-60}`, numerator and weight are both multiplied by :math:`2^{30}`:
     the estimate stays, and mass of no more than :math:`2^{-30}` is made each time.
 
     A worker that crashed has lost its mass. When it comes back, every worker that sends to it
-    gives it half of what it has, with its round; if there is none, it starts from the initial
+    gives it half of its own mass, with its round; if there is none, it starts from the initial
     parameters, which weigh next to nothing.
 
     Args:
-        topology: Whom a worker sends to in each round; may be directed and vary in time.
+        topology: Graph that a worker sends along in each round; may be directed and vary in
+            time.
         num_rounds: Rounds of train-then-push.
         local_steps: SGD steps in a round, at least 1.
         resend_after: Seconds without an acknowledgment after which a message is sent again.
             None if links lose nothing: then nothing is acknowledged, and with a message that
             is lost all later ones of its link wait for ever, with their mass.
         timeout: Seconds that a worker waits for its neighbors in one round before it goes on
-            with what has arrived; what comes later is merged later. None waits for as long as
-            it takes.
+            with the mass that has arrived; later mass is merged later. None waits indefinitely.
 
     Raises:
         ValueError: If not every worker can reach every other one over the topology's period,
@@ -124,32 +125,32 @@ class PushSum(LocalSteps[P], Generic[P]):
             "the end all its mass is gone; give it resend_after"
         ]
 
-    # What algorithms say.
+    # For algorithms to define.
 
     @abstractmethod
     def offers(self, state: P, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        """What each of `receivers`, of whom there is at least one, is given this round."""
+        """Offers of this round to `receivers`, of which there is at least one."""
 
     @abstractmethod
     def read(
         self, state: P, sender: Rank, message: Message, weight: float
     ) -> tuple[Tensor, float]:
-        """The vector and the share that an offer of `sender`, whose weight it was, told.
+        """Read vector and share from an offer of `sender`, whose weight was `weight`.
 
-        Asked for each message once, those of a sender in the order of their rounds.
+        Each message is read once, those of a sender in the order of their rounds.
         """
 
     @abstractmethod
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
-        """What the payloads of offers of a kind look like, for `numel` parameters."""
+        """Describe the payloads of offers of a kind, for `numel` parameters."""
 
     def meet(self, state: P, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
-        """A link begins anew; both ends know what the sender's estimate is, [num_params].
+        """Begin a link anew; both ends know the sender's estimate, [num_params].
 
         Args:
-            state: Of one end.
+            state: State of one end.
             neighbor: The other end.
-            estimate: The sender's, [num_params].
+            estimate: The sender's estimate, [num_params].
             is_sender: Whether the sender is `neighbor`.
         """
 
@@ -163,7 +164,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return _MAX_GROWTH * self.topology.num_workers
 
     def share(self, rank: Rank, message_round: int, kind: str, numel: int) -> float:
-        r""":math:`\gamma p`, what each out-neighbor of `rank` gets in a round."""
+        r""":math:`\gamma p`, the share of each out-neighbor of `rank` in a round."""
         degree = self.topology.out_degree(rank, message_round)
         return self.step(kind, numel) / (1 + degree)
 
@@ -171,7 +172,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return super().work(state) if state.round < self.num_rounds else None
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Offers, whole estimates for those who come back, and acknowledgments."""
+        """Offers, whole estimates for workers that come back, and acknowledgments."""
         # Each is sent with a weight and the session.
         session = {"session": (0.0, _LATEST)}
         mass = {"weight": (0.0, self._max_weight), **session}
@@ -257,7 +258,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return effects
 
     def announce(self, state: P, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        """Begin a new session with each of `receivers`; the needy get half of what is left."""
+        """Begin a new session with each of `receivers`; the needy get half of the rest."""
         effects: list[Effect] = []
         next_sent = state.round + state.is_exchanging
         for j in receivers:
@@ -303,7 +304,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return Mass(sender, message.round, vector, share, part)
 
     def _merge_arrived(self, state: P) -> None:
-        """Merge all that is not of a later round."""
+        """Merge all mass that is not of a later round."""
         due = [mass for mass in state.arrived if mass.round <= state.round]
         if due:
             state.arrived = [mass for mass in state.arrived if mass.round > state.round]
@@ -329,7 +330,7 @@ class PushSum(LocalSteps[P], Generic[P]):
     # Links.
 
     def _next_round_from(self, state: P, sender: Rank) -> NextRound:
-        """What says in which rounds `sender` sends to this worker."""
+        """Function that gives the next round in which `sender` sends to this worker."""
 
         def next_round(first: int) -> int:
             for round in range(first, first + self.topology.period):

@@ -1,4 +1,4 @@
-"""What a push-sum worker keeps, and what it offers."""
+"""State of a push-sum worker, and its offers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Payload, Rank
 
 HARDLY_ANY = 2.0**-30
-"""The weight of a worker that has lost what it had: its parameters are out of date."""
+"""The weight of a worker that has lost its mass: its parameters are out of date."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,11 +20,11 @@ class Mass:
     """A part of somebody's numerator, ``share * vector``, and the weight that goes with it.
 
     Attributes:
-        sender: Who gave it.
-        round: Of the sender; -1 for what belongs to none and is merged as soon as can be.
+        sender: Worker that gave it.
+        round: Round of the sender; -1 for mass of no round, which is merged as soon as can be.
         vector: [num_params]; may be shared with others, and is never written to.
-        share: What the vector is to be multiplied by.
-        weight: At least 0.
+        share: Factor of the vector.
+        weight: Its weight, at least 0.
     """
 
     sender: Rank
@@ -44,9 +44,9 @@ class PushSumState(RoundState):
         before_exchange: Numerator and weight as they were before this round's shares were
             given away; None once those of the others are merged.
         arrived: Mass that waits to be merged.
-        links: To and from its neighbors.
-        needy: Workers that have lost what they had, and are to be given some mass, as keys.
-        has_ended: Its rounds are over; whatever still arrives is merged at once.
+        links: Links to and from its neighbors.
+        needy: Workers that have lost their mass, and are to be given some, as keys.
+        has_ended: Its rounds are over; mass that still arrives is merged at once.
         has_finished: It has said so.
     """
 
@@ -62,8 +62,8 @@ class PushSumState(RoundState):
     def estimate(self) -> Tensor:
         """The numerator over the weight, [num_params]; amid an exchange, as it was before it.
 
-        What is given away may be far from a share of the numerator, as with `SparsePush`, and
-        what others give for it is yet to come.
+        The vector given away may be far from a share of the numerator, as with `SparsePush`,
+        and the vectors of the others are yet to come.
         """
         params, weight = self.before_exchange or (self.params, self.weight)
         return params / weight
@@ -71,7 +71,7 @@ class PushSumState(RoundState):
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """What some receivers are given in a round: ``share * vector`` each, told as `payload`."""
+    """Offer to some receivers in a round: ``share * vector`` each, sent as `payload`."""
 
     receivers: Sequence[Rank]
     payload: Payload

@@ -1,16 +1,16 @@
-"""Links that lose nothing: what is sent is kept until it is answered, and taken in once.
+"""Links that lose nothing: messages are kept until they are answered, and taken in once.
 
-`Awaiting` is what every message needs that is sent again: `ADPSGD` keeps its open request so.
+`Awaiting` holds a message that may be sent again, such as the open request of `ADPSGD`.
 `ReliableLinks` are built on it: each message is acknowledged, and let through in order and
-once. Push-sum needs that, whose messages carry mass.
+once. Push-sum needs them, because its messages carry mass.
 
 A link leads from one worker to another and has an end at each. Its life is cut into *sessions*:
 the sender begins a new one, named after its clock, whenever it or the receiver has been away.
-Within a session every round in which the topology has the link is sent. What belongs to an
-earlier session is refused: its sender has taken it back, or is no more.
+Within a session every round in which the topology has the link is sent. A message of an earlier
+session is refused: its sender has taken it back, or is no more.
 
 Where a message that is lost takes nothing with it, none of this is needed. `ChocoGossip` asks
-for what it has missed and is sent the whole replica; `DiLoCo` compares models, part by part.
+for the whole replica after a missed increment; `DiLoCo` compares models, part by part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTi
 NextRound: TypeAlias = Callable[[int], int]
 """The first round, from a given one on, in which a link is there."""
 RESEND = "resend"
-"""The timer of what is awaited."""
+"""The timer of awaited answers."""
 
 C = TypeVar("C")
 
@@ -35,10 +35,10 @@ class Awaiting(Generic[C]):
     """A message that may have been lost, and when to send it again.
 
     Attributes:
-        send: The message, and to whom.
-        content: What it gave away, to be taken back if the receiver is lost.
-        patience: How long to wait for the answer.
-        due: When that is over.
+        send: The message and its receiver.
+        content: Content that it gave away, to be taken back if the receiver is lost.
+        patience: Seconds to wait for the answer.
+        due: Time at which that wait is over.
     """
 
     send: Send
@@ -48,7 +48,7 @@ class Awaiting(Generic[C]):
 
     @staticmethod
     def of(send: Send, content: C, now: Seconds, patience: Seconds | None) -> Awaiting[C]:
-        """What is sent now; `patience` None never sends it again."""
+        """Await the answer to `send`, sent now; `patience` None never sends it again."""
         patience = math.inf if patience is None else patience
         return Awaiting(send, content, patience, now + patience)
 
@@ -56,12 +56,12 @@ class Awaiting(Generic[C]):
 def send_again(
     awaiting: Sequence[Awaiting[C]], now: Seconds, growth: float = 1.0
 ) -> list[Effect]:
-    """Send again what was waited for too long, and set the timer for what is due next.
+    """Send overdue messages again, and set the timer for the next one that is due.
 
     Args:
-        awaiting: All that the timer is for.
-        now: On the worker's clock.
-        growth: What patience is multiplied by each time.
+        awaiting: All messages that the timer is for.
+        now: Time on the worker's clock.
+        growth: Factor of the patience each time.
     """
     effects: list[Effect] = []
     for each in awaiting:
@@ -83,9 +83,10 @@ class Outlet(Generic[C]):
     """The sender's end of a link.
 
     Attributes:
-        session: When it began; 0 from the start of the run on.
-        awaiting: What is not acknowledged, by round in ascending order; what opened the session
-            comes before all rounds. Nothing is kept where links lose nothing.
+        session: Time at which it began; 0 from the start of the run on.
+        awaiting: Messages without acknowledgment, by round in ascending order; the one that
+            opened the session comes before all rounds. Nothing is kept where links lose
+            nothing.
         is_open: The message that opens the session has been sent.
     """
 
@@ -105,7 +106,7 @@ class Inlet:
     """The receiver's end of a link.
 
     Attributes:
-        session: The one that is under way; minus infinity before the first.
+        session: The session under way; minus infinity before the first.
         next_round: The first round that has not been let through.
         held: Messages that came too early, by session and round: of the session under way and
             the newest.
@@ -129,7 +130,7 @@ class Inlet:
         return [message, *self._release(next_round)]
 
     def accept(self, message: Message, next_round: NextRound) -> list[Message]:
-        """Take in a round's message; let through what may now be let through, in order."""
+        """Take in a round's message; let through all messages that now may be, in order."""
         session = message.numbers["session"]
         if session < self.session:
             return []
@@ -162,7 +163,7 @@ class ReliableLinks(Generic[C]):
         outlets: The links that it sends on, by receiver.
         first_session: The session that links to it are in at first: none for a worker that
             has come back, until it is told.
-        last_session: The last one that it has begun.
+        last_session: The last session that it has begun.
     """
 
     inlets: dict[Rank, Inlet] = field(default_factory=dict)
@@ -174,7 +175,7 @@ class ReliableLinks(Generic[C]):
 
     @property
     def is_idle(self) -> bool:
-        """All that was sent has been acknowledged, as far as it is to be."""
+        """All messages that need an acknowledgment have one."""
         return not any(link.awaiting for link in self.outlets.values())
 
     def begin(self, receiver: Rank, now: Seconds) -> None:
@@ -188,10 +189,10 @@ class ReliableLinks(Generic[C]):
         """Send `message`, and keep it until it is acknowledged.
 
         Args:
-            to: At the other end.
-            message: Gets the number "session" besides its own.
-            content: Given back by `take_back` if the receiver is lost.
-            now: On the worker's clock.
+            to: Receiver, at the other end.
+            message: Message; gets the number "session" in addition to its own.
+            content: Content that `take_back` returns if the receiver is lost.
+            now: Time on the worker's clock.
             patience: Seconds until it is sent again; None keeps nothing.
         """
         link = self.outlets.setdefault(to, Outlet())
@@ -204,8 +205,8 @@ class ReliableLinks(Generic[C]):
         return [send, *timer(self._firsts())]
 
     def resend(self, now: Seconds) -> list[Effect]:
-        """Send again what links have waited for too long."""
-        # A link that is full would never become free of what is sent over and over.
+        """Send overdue messages of all links again."""
+        # A full link would never drain if messages were repeated over and over.
         return send_again(self._firsts(), now, growth=1.5)
 
     def acknowledge(self, sender: Rank, message: Message) -> list[Effect]:
@@ -215,14 +216,14 @@ class ReliableLinks(Generic[C]):
         return timer(self._firsts())
 
     def take_back(self, receiver: Rank) -> list[C]:
-        """Forget what a receiver that is lost has not acknowledged; returns the contents."""
+        """Forget messages that a lost receiver has not acknowledged; returns their contents."""
         if (link := self.outlets.get(receiver)) is None:
             return []
         taken, link.awaiting = link.awaiting, {}
         return [each.content for each in taken.values()]
 
     def _firsts(self) -> list[Awaiting[C]]:
-        """What each receiver needs next; the rest it may have already."""
+        """The message that each receiver needs next; it may have the rest already."""
         links = [link.awaiting for link in self.outlets.values() if link.awaiting]
         return [next(iter(awaiting.values())) for awaiting in links]
 
@@ -236,7 +237,7 @@ class ReliableLinks(Generic[C]):
         return link
 
     def forget(self, sender: Rank) -> None:
-        """Drop what came from `sender` too early."""
+        """Drop messages that came from `sender` too early."""
         if (link := self.inlets.get(sender)) is not None:
             link.held.clear()
 

@@ -1,4 +1,4 @@
-"""Replicas: what both ends of each link know of the sender's estimate."""
+"""Replicas: copies of the sender's estimate at both ends of each link."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from edgegossip.core.protocol import Payload, Rank
 
 @dataclass(slots=True, eq=False)
 class Replicas:
-    r"""What both ends of each link know of the sender's estimate.
+    r"""Copies of the sender's estimate at both ends of each link.
 
     Receivers that have been told the same share one tensor, and so are told the next
     difference in one payload.
 
     Attributes:
-        initial: What all know of everybody at first, [num_params].
-        sent: What others know of this worker, by receiver.
-        heard: What it knows of others, by sender.
+        initial: First copy of every estimate, [num_params].
+        sent: Copies of this worker's estimate, by receiver.
+        heard: Copies of others' estimates, by sender.
     """
 
     initial: Tensor
@@ -38,10 +38,10 @@ class Replicas:
         *key: int | str,
         kind: str,
     ) -> list[Offer]:
-        """Bring what `receivers` know closer to `estimate`, and offer a share of it.
+        """Bring the copies of `receivers` closer to `estimate`, and offer a share of them.
 
         Returns:
-            An offer for all those who knew the same.
+            One offer for all receivers with the same copy.
         """
         groups: dict[int, list[Rank]] = {}
         for j in receivers:
@@ -56,11 +56,11 @@ class Replicas:
         return offers
 
     def hear(self, sender: Rank, payload: Payload, compressor: Compressor) -> Tensor:
-        """Follow `sender`; give what is known of it now, [num_params]."""
+        """Follow `sender`; give the new copy of its estimate, [num_params]."""
         known = self.heard.get(sender, self.initial)
         known = self.heard[sender] = known + compressor.decompress(payload, known.numel())
         return known
 
     def meet(self, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
-        """Begin anew with what both know; see `PushSum.meet`."""
+        """Begin anew with an estimate that both ends know; see `PushSum.meet`."""
         (self.heard if is_sender else self.sent)[neighbor] = estimate

@@ -1,8 +1,8 @@
 """Synchronous rounds: train, exchange with the neighbors, mix, repeat.
 
-The waiting is written once, in `Synchronous`, and so is what happens when a neighbor is lost,
-comes back, or its message never arrives. An algorithm built on `RoundBased` says only what to
-send (`outgoing`) and what to make of the answers (`mix`).
+The waiting is written once, in `Synchronous`, and so is the handling of neighbors that are
+lost or come back, and of messages that never arrive. An algorithm built on `RoundBased` only
+gives the payloads to send (`outgoing`) and mixes those that arrive (`mix`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class RoundState(WorkerState):
             listed, infinite from when it is lost until it is heard again.
         lost: Workers that cannot be reached, as keys.
         catch_up: Answers of the neighbors to a worker that has rejoined; None otherwise.
-        ahead: What neighbors that can be reached again said when they were ahead.
-        layout: Of `params`, as the worker was told when it started.
+        ahead: Messages of neighbors that can be reached again and said they were ahead.
+        layout: Layout of `params`, as the worker was told when it started.
     """
 
     exchange: int = 0
@@ -77,23 +77,23 @@ S = TypeVar("S", bound=RoundState)
 class Synchronous(Algorithm[S], Generic[S]):
     """Base of the algorithms that wait for all their neighbors every round.
 
-    A round is some training and an exchange, or several in a row: all send, wait for what
-    their neighbors send, and mix. A worker waits for its neighbors only, so neighbors are at
-    most one exchange apart while nobody is lost. A neighbor that is lost is not waited for; its
-    weight goes to the worker itself. One that comes back takes parameters and round from the
-    neighbor that is furthest, and tells all neighbors from which exchange on they will hear it.
-    One that was only cut off, and is more than a round behind, does the same once its training
-    is done: nobody waits until it has done the rounds that it missed.
+    A round is some training and an exchange, or several in a row: all send, wait for the
+    messages of their neighbors, and mix. A worker waits for its neighbors only, so neighbors
+    are at most one exchange apart while nobody is lost. A neighbor that is lost is not waited
+    for; its weight goes to the worker itself. One that comes back takes parameters and round
+    from the neighbor that is furthest, and tells all neighbors from which exchange on they will
+    hear it. One that was only cut off, and is more than a round behind, does the same once its
+    training is done: nobody waits until it has done the rounds that it missed.
 
     A neighbor's word alone makes nobody skip rounds if there are three or more: the second
     furthest counts then, so that one that lies cannot send others to the end of the run.
 
     Args:
-        topology: Whom a worker sends to in each exchange.
+        topology: Graph that a worker sends along in each exchange.
         num_rounds: Rounds until it finishes.
         timeout: Seconds that a worker waits for its neighbors in one exchange before it goes
-            on with what has arrived. None waits for as long as it takes: right where links lose
-            nothing, an endless wait where they do.
+            on with the messages that have arrived. None waits indefinitely; safe only where
+            links lose nothing.
     """
 
     topology: Topology
@@ -113,7 +113,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @abstractmethod
     def work(self, state: S) -> Work | None:
-        """How much to train before the next exchange; None to exchange at once."""
+        """Work to train before the next exchange; None to exchange at once."""
 
     @abstractmethod
     def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
@@ -123,33 +123,33 @@ class Synchronous(Algorithm[S], Generic[S]):
     def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
         """Tell `receivers` from which exchange on they hear this worker ("catch-up").
 
-        One that has come back goes on from what it is told so.
+        A worker that has come back goes on from this message.
         """
 
     @abstractmethod
     def catch_up_with(self, state: S, payload: Payload) -> None:
-        """Go on from what `announce` of the neighbor that is furthest has told."""
+        """Go on from the `announce` of the neighbor that is furthest."""
 
     @abstractmethod
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """What `send` and `announce` send, by kind; `params` ([num_params]) as for `init`."""
+        """Messages of `send` and `announce`, by kind; `params` ([num_params]) as for `init`."""
 
     def message(self, kind: str, exchange: int, payload: Payload) -> Message:
-        """What belongs to an exchange says its round, and its place there if not the first."""
+        """Make a message of an exchange: its round and, if not the first, its place there."""
         round, place = divmod(exchange, self.exchanges_per_round)
         return Message(kind, round, payload, {"exchange": place} if place else {})
 
     def exchange_of(self, message: Message) -> int:
-        """To which exchange a message belongs, counted from the first round on."""
+        """Exchange that a message belongs to, counted from the first round on."""
         place = int(message.numbers.get("exchange", 0))
         return message.round * self.exchanges_per_round + place
 
     def start(self, state: S) -> Tensor:
-        """What training starts from, [num_params]."""
+        """Parameters that training starts from, [num_params]."""
         return state.estimate
 
     def learn(self, state: S, trained: Trained) -> None:
-        """Account for what training has brought."""
+        """Account for the result of training."""
         state.params = trained.params
 
     def end(self, state: S) -> list[Effect]:
@@ -204,7 +204,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return []
 
     def _forget(self, state: S, rank: Rank) -> None:
-        """Drop what `rank` has sent and was not made use of."""
+        """Drop unused messages of `rank`."""
         for box in state.inbox.values():
             box.pop(rank, None)
         if state.catch_up is not None:
@@ -264,7 +264,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
             self._wait_for(state, sender, exchange)
         neighbors = self.topology.in_neighbors(state.rank, exchange)
-        # What is no neighbor of that exchange has no business here.
+        # A worker that is no neighbor in that exchange has no business here.
         if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
         return self._go_on(state, now)
@@ -277,7 +277,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         if earlier == math.inf and self._will_skip(state, sender, first):
             return  # it will say where it goes on
         # If it came back twice, its messages may come in the wrong order. To wait too little
-        # does no harm; to wait for what it never sends would last for ever.
+        # does no harm; to wait for a message that it never sends would last for ever.
         is_fresh = earlier == math.inf
         state.first_exchange[sender] = first if is_fresh else max(earlier, first)
 
@@ -375,27 +375,27 @@ class Synchronous(Algorithm[S], Generic[S]):
 
 
 def _enough(num_neighbors: int) -> int:
-    """How many neighbors must say so: of three or more, one may lie."""
+    """Number of neighbors that must say so: among three or more, one may lie."""
     return 2 if num_neighbors >= 3 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundBased(Synchronous[S], Generic[S]):
-    """`Synchronous` for those that send some tensors and mix the parameters with what comes.
+    """`Synchronous` for algorithms that send tensors and mix those that come into `params`.
 
-    What comes too late is thrown away.
+    Tensors that come too late are thrown away.
     """
 
     @abstractmethod
     def outgoing(self, state: S, receiver: Rank) -> Payload:
-        """What `receiver` gets in this exchange."""
+        """Payload for `receiver` in this exchange."""
 
     def handed_over(self, state: S) -> Tensor:
-        """What a worker that comes back is given to go on from, [num_params]."""
+        """Parameters for a worker that comes back to go on from, [num_params]."""
         return state.params
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec | Tensor]:
-        """What `outgoing` gives, or an example of it; only a network asks.
+        """Describe the payloads of `outgoing`, or give an example; only a network asks.
 
         Args:
             params: [num_params].
@@ -403,7 +403,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         raise lacks(self, "payload_schema")
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """What `outgoing` gives, and whole vectors for those who come back."""
+        """Payloads of `outgoing`, and whole vectors for workers that come back."""
         whole = {"params": TensorSpec.like(params)}
         return {
             "params": self.exchanged(self.payload_schema(params)),
@@ -415,7 +415,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         tensors: Mapping[str, TensorSpec | Tensor],
         optional: Mapping[str, TensorSpec] | None = None,
     ) -> MessageSpec:
-        """What `message` makes of such tensors looks like."""
+        """Describe the messages that `message` makes of such tensors."""
         places = range(1, self.exchanges_per_round)
         return MessageSpec(
             tensors,
@@ -442,7 +442,7 @@ class RoundBased(Synchronous[S], Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps(Synchronous[S], Generic[S]):
-    """`Synchronous` for those that take the same number of SGD steps in each round.
+    """`Synchronous` for algorithms with the same number of SGD steps in each round.
 
     Args:
         local_steps: SGD steps between two exchanges, at least 1.

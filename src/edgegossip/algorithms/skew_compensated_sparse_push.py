@@ -21,7 +21,7 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(slots=True, kw_only=True)
 class SkewCompensatedState(SparsePushState):
-    """State of one worker; `replicas` are what it and its neighbors know of each other."""
+    """State of one worker; `replicas` are the copies that it and its neighbors share."""
 
     replicas: Replicas
 
@@ -39,11 +39,11 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         w_i \leftarrow p_i w_i + \sum_{j \to i} p_j w_j
 
     Along a directed ring of 8 this leaves 0.924 of the distance each time, and 2 % after 50
-    rounds. On request, every so many rounds of training average in this way, too. What had been
-    held back is then forgotten, because all of the numerator has been offered.
+    rounds. On request, every so many rounds of training average in this way, too. The error
+    memory is then cleared, because all of the numerator has been offered.
 
-    Both ends of a link know what it has carried in such rounds, and what is sent is how the
-    estimate has changed since then, as in `DifferencePush`. That may be compressed, too.
+    Both ends of a link know the estimate that it has carried in such rounds, and the sender
+    sends the change since then, as in `DifferencePush`. This change may be compressed, too.
 
     Args:
         topology: See `PushSum`.
@@ -51,14 +51,14 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         compressor: See `SparsePush`.
         consensus_step: See `SparsePush`.
         compensation_rounds: Rounds of averaging after the last one of training, at least 0.
-        compensation_compressor: Of the differences sent in them; its own step is the
+        compensation_compressor: Compressor of the differences sent in them; its own step is the
             consensus step of these rounds.
-        compensate_every: After how many rounds of training the last one of them averages with
+        compensate_every: Period, in rounds of training, whose last round averages with
             `compensation_compressor`, at least 1; None for never.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.
-        seed: Of compressors that draw at random.
+        seed: Seeds compressors that draw at random.
 
     Raises:
         ValueError: If not every worker can reach every other one, or a number is out of range.

@@ -23,7 +23,7 @@ class SparsePushState(PushSumState):
     """State of one worker.
 
     Attributes:
-        error: What the compressor has held back so far, [num_params].
+        error: Part that the compressor has held back so far, [num_params].
     """
 
     error: Tensor
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=SparsePushState)
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFeedbackPush(PushSum[E], Generic[E]):
-    """What `SparsePush` and its kin share; see there."""
+    """Base of `SparsePush` and its variants; see there."""
 
     compressor: Compressor
     consensus_step: float | None = None
@@ -68,7 +68,7 @@ class ErrorFeedbackPush(PushSum[E], Generic[E]):
 
 @dataclass(frozen=True, kw_only=True)
 class SparsePush(ErrorFeedbackPush[SparsePushState]):
-    r"""Push-sum of compressed numerators; the sender alone remembers what was held back.
+    r"""Push-sum of compressed numerators; the sender alone remembers the error.
 
     In each round worker :math:`i` takes `local_steps` SGD steps from :math:`z_i = x_i / w_i` to
     :math:`z_i'` and sets :math:`x_i = w_i z_i'`. Then, with compressor :math:`C`, error memory
@@ -82,7 +82,7 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
 
     Weights travel as they are, and as nobody keeps a copy of anybody else's numerator, links
     may come and go from round to round. The sums of all :math:`x_i` and of all :math:`w_i`
-    never change by exchanging. The error memory is no part of them: it says only what part of
+    never change by exchanging. The error memory is no part of them: it only says which part of
     :math:`x_i` is still to be offered.
 
     Without compression and with step 1 this is `StochasticGradientPush`, to the last bit.
@@ -100,7 +100,7 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.
-        seed: Of compressors that draw at random.
+        seed: Seeds compressors that draw at random.
 
     Raises:
         ValueError: If not every worker can reach every other one, or a number is out of range.

@@ -1,4 +1,4 @@
-"""What an algorithm is: two functions on a state, and what drivers may know of it."""
+"""Interface of an algorithm: two functions on a state, and the facts that drivers may know."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Traits:
             otherwise, for instance at a time.
         local_steps: SGD steps between two exchanges; None where a round is no fixed number.
         is_synchronous: A worker that is late makes its neighbors wait.
-        takes_repeats: A message that comes twice does no harm. Then a worker that goes on from
-            a checkpoint may say other things than it had said after it.
+        takes_repeats: A message that comes twice does no harm. Then a worker that resumes from
+            a checkpoint may send other messages than it had sent after that checkpoint.
     """
 
     topology: Topology | None = None
@@ -54,7 +54,7 @@ class Traits:
         Args:
             round: Rounds that the worker has completed.
             now: Seconds since the run began.
-            max_seconds: When the run is cut off; infinite for never.
+            max_seconds: Time at which the run is cut off; infinite for never.
         """
         goes_by_rounds = self.is_synchronous and 0 < (self.num_rounds or 0) < UNTIL_CUT_OFF
         if max_seconds < math.inf and not goes_by_rounds:
@@ -110,5 +110,5 @@ class Algorithm(ABC, Generic[State]):
         raise lacks(self, "schema")
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List what does not go together with `setting`, each with what to do about it."""
+        """List the conflicts with `setting`, each with its remedy."""
         return []

@@ -12,8 +12,8 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o6
     """Write a file so that a reader, or a power cut, sees the old one or the new one whole.
 
     Args:
-        path: Of the file.
-        content: All of it, or its parts one after another.
+        path: File to write.
+        content: Whole content, or its parts one after another.
         mode: Permissions of the new file, less the umask.
 
     Raises:

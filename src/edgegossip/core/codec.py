@@ -1,7 +1,7 @@
 """Messages as bytes: a small header and raw tensors, in the safetensors format. Never pickle.
 
-What arrives is only ever parsed into tensors; nothing in it can name code to run. No tensor is
-copied on the way out or in.
+Received bytes are only ever parsed into tensors; nothing in them can name code to run. No
+tensor is copied on the way out or in.
 
 The layout: the length of the header (8 bytes, little-endian), the header (JSON, filled up with
 spaces to a multiple of 8), the tensors without gaps, those with larger entries first. So every
@@ -132,7 +132,7 @@ def _memory(tensor: Tensor) -> memoryview:
 
 
 def _variable(message: Message) -> str:
-    """What changes from message to message of one form: the round, and the numbers."""
+    """Part of a header that differs between messages of one form: the round and the numbers."""
     if not message.numbers:
         return str(message.round)
     numbers = " ".join([f"{name}={value!r}" for name, value in message.numbers.items()])

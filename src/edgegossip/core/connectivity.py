@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Graph(Protocol):
-    """What is asked of a `Topology`, which itself asks here."""
+    """Part of `Topology` needed here; `core.topology` imports this module, not vice versa."""
 
     def __hash__(self) -> int: ...
 
@@ -57,10 +57,10 @@ def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -
 
 @lru_cache(maxsize=64)
 def longest_lead(topology: Graph) -> int:
-    """By how many rounds a worker can be ahead of a neighbor that is there, at most.
+    """Most rounds that a worker can be ahead of a neighbor that is there.
 
-    All wait for what their in-neighbors send them in each round. What a worker has sent in one
-    round, everybody has waited for, directly or not, `flooding_time` rounds later.
+    All wait for the messages of their in-neighbors in each round. `flooding_time` rounds after
+    a worker has sent, everybody has waited for its message, directly or not.
 
     >>> from edgegossip.core.topology import directed_ring, ring
     >>> longest_lead(ring(8)), longest_lead(directed_ring(8))

@@ -1,4 +1,4 @@
-"""What is measured in every run, whatever the algorithm."""
+"""Measures of every run, whatever the algorithm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgegossip.core.protocol import Payload
 
 
 def consensus_distance(params: Tensor) -> float:
-    r"""How far workers are from agreeing: :math:`\sqrt{\frac1n \sum_i \|x_i - \bar x\|^2}`.
+    r"""Distance of workers from agreement: :math:`\sqrt{\frac1n \sum_i \|x_i - \bar x\|^2}`.
 
     Exactly 0 if all float32 parameters agree.
 
@@ -31,7 +31,7 @@ def consensus_distance(params: Tensor) -> float:
 
 
 def staleness(receiver_round: int, message_round: int) -> int:
-    """How many rounds old a message is for its receiver; 0 if it comes from ahead.
+    """Age of a message for its receiver, in rounds; 0 if it comes from ahead.
 
     >>> staleness(receiver_round=7, message_round=5), staleness(5, 7)
     (2, 0)

@@ -1,8 +1,8 @@
-"""Mixing: with what weight a worker takes in what comes from each neighbor.
+"""Mixing: the weights that a worker gives to itself and to its neighbors.
 
 The convention everywhere: ``W[i, j]`` is the weight worker i gives to what comes from j, so a
-row belongs to a receiver. A rule gives one row at a time, from what the worker and its
-neighbors know; only analysis builds the whole matrix.
+row belongs to a receiver. A rule gives one row at a time, from the knowledge of the worker and
+its neighbors; only analysis builds the whole matrix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgegossip.core.topology import Topology
 
 
 class MixingRule(ABC):
-    """How a worker weighs its neighbors; implementations are frozen dataclasses.
+    """Rule by which a worker weighs its neighbors; implementations are frozen dataclasses.
 
     Attributes:
         has_averaging_rows: Each row adds up to 1, so that workers that agree stay as they are.
@@ -145,7 +145,7 @@ def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tenso
 
 
 def spectral_gap(*matrices: Tensor) -> float:
-    r"""How fast mixing makes workers agree, per round: in [0, 1], 1 is at once.
+    r"""Speed at which mixing makes workers agree, per round: in [0, 1], 1 is at once.
 
     For one matrix this is :math:`1 - |\lambda_2|`, with the eigenvalue of second largest
     modulus. Matrices used in turn, round by round, count by their product over the period:

@@ -1,4 +1,4 @@
-"""Who may watch a run."""
+"""Interface for the observers of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgegossip.core.protocol import Message, Note, Rank, Seconds, Trained
 class Observer(Protocol):
     """Sees what happens, in order of time, and changes nothing.
 
-    One that derives from it may leave out what it has no use for.
+    A subclass may leave out the methods that it has no use for.
     """
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:

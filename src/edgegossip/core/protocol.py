@@ -1,4 +1,4 @@
-"""The contract between an algorithm and whatever runs it.
+"""The contract between an algorithm and its driver.
 
 An algorithm never touches a socket, a clock, a thread or a data set. It is told what
 happened (an *event*) and answers with what shall be done (*effects*). `edgegossip.sim`
@@ -20,18 +20,18 @@ from torch import Tensor
 Rank: TypeAlias = int
 Seconds: TypeAlias = float
 Span: TypeAlias = tuple[Seconds, Seconds]
-"""When something began and ended."""
+"""Beginning and end of an interval."""
 Payload: TypeAlias = Mapping[str, Tensor]
 """Named tensors, as in a state dict. Never written to once sent."""
 
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """What travels on a link.
+    """A message on a link.
 
     Attributes:
-        kind: What the message is for, in the algorithm's own words ("params", "commit").
-        round: The sender's round when it was sent, or whatever the algorithm counts.
+        kind: Purpose of the message, in the algorithm's own words ("params", "commit").
+        round: The sender's round when it was sent, or another count of the algorithm.
         payload: Named tensors; may be empty.
         numbers: Named numbers, `int` or `float`; may be empty.
     """
@@ -47,7 +47,7 @@ class Steps:
     """SGD steps of one batch each; where a pass over the data ends, another begins.
 
     Attributes:
-        num_steps: At least 1.
+        num_steps: Number of steps, at least 1.
     """
 
     num_steps: int
@@ -78,7 +78,7 @@ def _require_ratio(name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which entries of a parameter vector training moves.
+    """Layout of a parameter vector: trained entries first, then running statistics.
 
     Attributes:
         num_trained: The first entries are trained; the others are running statistics of
@@ -116,8 +116,8 @@ class Started:
     Attributes:
         has_rejoined: It was lost and comes back with nothing but them.
         num_samples: Training samples that it has, 0 if its role has no data.
-        epoch_cost: What a pass over them costs, choosing included; see `Trained.cost`.
-        layout: How parameter vectors are laid out; None if all entries are trained.
+        epoch_cost: Cost of a pass over them, choosing included; see `Trained.cost`.
+        layout: Layout of parameter vectors; None if all entries are trained.
     """
 
     has_rejoined: bool = False
@@ -135,15 +135,15 @@ class Trained:
         before: The snapshot that training started from, [num_params].
         num_samples: Samples processed.
         num_steps: SGD steps taken; 0 where training was skipped.
-        seconds: How long it took, on the clock of `now`.
+        seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
-        outputs: What the layers of a split model give to others; empty for a whole model.
-        cost: What it cost in training samples' worth of time: `num_samples`, and what was
-            paid to choose them.
-        metrics: Whatever else the trainer has measured, by name.
-        has_gone_back: What training was to start from was no good, probably because of what
-            others have sent. Nothing was trained: `params` and `before` are the last that were
-            sound, and what was made of later ones (momentum, errors) is better forgotten.
+        outputs: Outputs of a split model's layers for other workers; empty for a whole model.
+        cost: Cost in training samples' worth of time: `num_samples`, and the cost of choosing
+            them.
+        metrics: Other measurements of the trainer, by name.
+        has_gone_back: The parameters to start from were no good, probably because of messages
+            from others. Nothing was trained: `params` and `before` are the last that were
+            sound, and state derived from later ones (momentum, errors) is better forgotten.
     """
 
     params: Tensor
@@ -189,7 +189,7 @@ class Predicted:
 
     Attributes:
         throughput: Training samples' worth of work per second.
-        relative_error: How far off it may be: one standard deviation over `throughput`.
+        relative_error: Expected error: one standard deviation over `throughput`.
     """
 
     throughput: float
@@ -223,7 +223,7 @@ class TimerFired:
 class WorkerLost:
     """Worker `rank` is gone, or cannot be reached; it may come back.
 
-    If it `has_lied`, what it has sent and nobody has made use of yet is to be forgotten.
+    If it `has_lied`, its messages that nobody has used yet are to be forgotten.
     """
 
     rank: Rank
@@ -251,14 +251,14 @@ Event: TypeAlias = (
 )
 
 
-# Effects: what a worker wants done.
+# Effects: requests of a worker to its driver.
 
 
 @dataclass(slots=True, eq=False)
 class Train:
     """Train on own data, starting from `params`; answered by `Trained`. One at a time.
 
-    `work` says how much; the others say of what.
+    `work` says how much to train, the other fields on what and how.
 
     Attributes:
         params: A snapshot, [num_params]: nobody writes to it any more, whatever happens to the
@@ -272,9 +272,10 @@ class Train:
         batch_ratio: Size of each batch over the trainer's own, above 0; rounded, and at least
             one sample.
         rate_ratio: Learning rate over the one that the trainer's schedule has, above 0.
-        momentum: Of the trainer's optimizer for this work, in [0, 1); None leaves its own.
-        inputs: What layers of a split model train on (activations, gradients); empty for one
-            that draws its own batches.
+        momentum: Momentum of the trainer's optimizer for this work, in [0, 1); None leaves its
+            own.
+        inputs: Tensors that layers of a split model train on (activations, gradients); empty
+            for a trainer that draws its own batches.
 
     Raises:
         ValueError: If a number is out of range.
@@ -353,11 +354,11 @@ class Finish:
 class Note:
     """Put numbers on record, for people who look at the run: nobody else reads them.
 
-    Takes no time and has no answer. A network keeps no more than some a second.
+    A note takes no time and has no answer. A network keeps only some per second.
 
     Attributes:
-        kind: What they are about, in the algorithm's own words ("window").
-        numbers: At most `MAX_NOTED`, by name.
+        kind: Subject of the numbers, in the algorithm's own words ("window").
+        numbers: Numbers by name, at most `MAX_NOTED`.
 
     Raises:
         ValueError: If there are more numbers, or a name is longer than 40 characters.
@@ -383,7 +384,7 @@ Effect: TypeAlias = Train | Evaluate | Predict | Assign | Send | SetTimer | Fini
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a rank does in a run.
+    """Role of a rank in a run.
 
     Attributes:
         name: "worker", "server", "stage-0": also says which model a driver builds for it.
@@ -391,8 +392,8 @@ class Role:
         is_evaluated: Its parameters count in the averaged model that is reported, unless its
             state says that they do not at present. Ranks of one role name are averaged; where
             roles hold parts of a model, the task joins them.
-        slice_index: Which slice of the role's parameters its estimate is, from 0.
-        num_slices: How many contiguous slices these are cut into, level within one entry.
+        slice_index: Index from 0 of its estimate among the slices of the role's parameters.
+        num_slices: Number of contiguous slices of these; sizes differ by at most one entry.
     """
 
     name: str
@@ -421,11 +422,11 @@ WORKER = Role("worker")
 
 @dataclass(slots=True, kw_only=True)
 class WorkerState:
-    """What every driver may read of a state; algorithms add their own fields.
+    """State of a worker, as every driver may read it; algorithms add their own fields.
 
     Attributes:
-        rank: Whose state this is.
-        params: What training starts from, [num_params].
+        rank: Worker that the state belongs to.
+        params: Parameters that training starts from, [num_params].
         round: Rounds completed so far.
     """
 

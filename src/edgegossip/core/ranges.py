@@ -1,4 +1,4 @@
-"""Ranges of numbers, said once: the words that an error uses are those that are checked."""
+"""Ranges of numbers, stated once: the check reads the same words that the error shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_counts(owner: object, *names: str) -> None:
 
 
 def check_range(name: str, value: float | None, words: str) -> None:
-    """Check that `value` is what `words` say.
+    """Check that `value` is in the range that `words` state.
 
     >>> check_range("momentum", 0.9, "in [0, 1)")
     >>> check_range("timeout", None, "above 0 or None")
@@ -44,7 +44,7 @@ def check_range(name: str, value: float | None, words: str) -> None:
     ValueError: bandwidth must be above 0 bytes/s and finite, got nan
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         value: Any number.
         words: "at least 1", "above 0" or "in [0, 1)", and behind it a unit, "and finite" and
             "or None" where they apply.
@@ -60,7 +60,7 @@ def check_range(name: str, value: float | None, words: str) -> None:
 
 @cache
 def _limits(words: str) -> tuple[float, float]:
-    """The least and the largest number that there may be."""
+    """The least and the largest allowed number."""
     match = _WORDS.match(words)
     assert match is not None, words
     bound, least, opening, low, high, closing = match.groups()

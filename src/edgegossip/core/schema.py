@@ -1,4 +1,4 @@
-"""What an algorithm's messages look like, so that a network can refuse all others."""
+"""Descriptions of an algorithm's messages, so that a network can refuse all others."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Payload, Rank
 
 Limits: TypeAlias = range | tuple[float, float]
-"""What a number may be: one of a range, or anything from the first to the second."""
+"""Allowed values of a number: one of a range, or any from the first to the second."""
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What one tensor of a message may be.
+    """Description of one tensor of a message.
 
     Attributes:
-        dtype: Of floats, only finite ones are let in.
-        shape: None stands for any length.
-        max_numel: Entries at most; needed if, and only if, a length is None.
-        minimum: Of all entries.
-        maximum: Of all entries.
-        measure: The largest absolute value of what a tensor stands for that is no plain list of
-            floats: of what a compressor has packed. None for the entries themselves.
+        dtype: Data type; floats must be finite.
+        shape: Lengths by dimension; None allows any length.
+        max_numel: Most entries; needed if, and only if, a length is None.
+        minimum: Lower limit of all entries.
+        maximum: Upper limit of all entries.
+        measure: Computes the largest absolute value that a tensor stands for, where it is no
+            plain list of floats but packed by a compressor. None measures the entries.
 
     Raises:
         ValueError: If `max_numel` is missing, or given beside a fixed shape.
@@ -58,7 +58,7 @@ class TensorSpec:
 
     @classmethod
     def like(cls, tensor: Tensor) -> TensorSpec:
-        """Just as `tensor` is, whatever its values.
+        """Describe tensors with the dtype and shape of `tensor`.
 
         >>> TensorSpec.like(torch.zeros(3)).shape
         (3,)
@@ -67,7 +67,7 @@ class TensorSpec:
 
     @property
     def max_num_bytes(self) -> int:
-        """What the largest such tensor takes."""
+        """Size of the largest such tensor in bytes."""
         fixed = math.prod(length for length in self.shape if length is not None)
         numel = fixed if self.max_numel is None else self.max_numel
         return numel * self.dtype.itemsize
@@ -89,7 +89,7 @@ class TensorSpec:
         return self.inspect(tensor)[0]
 
     def magnitude(self, tensor: Tensor) -> float | None:
-        """The largest absolute value of what a `tensor` that is allowed stands for.
+        """The largest absolute value that a `tensor` that is allowed stands for.
 
         None where there is nothing to compare: it has limits of its own, or is no float.
 
@@ -121,15 +121,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class MessageSpec:
-    """What messages of one kind may be.
+    """Description of the messages of one kind.
 
     Args:
-        tensors: What the payload has, by name; a tensor stands for one like it.
-        optional: What it may have besides.
-        numbers: What numbers there are, by name: a `range` of whole numbers, or the least and
-            the largest of any. They are always finite.
-        optional_numbers: What numbers there may be besides.
-        max_ahead: By how many rounds the message may be ahead of its receiver; None for any
+        tensors: Required tensors of the payload, by name; a tensor stands for one like it.
+        optional: Optional tensors of the payload, by name.
+        numbers: Limits of the required numbers, by name: a `range` of whole numbers, or the
+            least and the largest number. Numbers are always finite.
+        optional_numbers: Limits of the optional numbers, by name.
+        max_ahead: Most rounds that the message may be ahead of its receiver; None for any
             number. Rounds are never negative.
         is_passed_on: Tensors are named ``RANK.name``: what the worker RANK has written in the
             message's round, passed on by others as it is. A network may add ``RANK.seal``,
@@ -164,13 +164,13 @@ class MessageSpec:
 
     @property
     def max_num_bytes(self) -> int:
-        """What the tensors of the largest such message take."""
+        """Size of the tensors of the largest such message in bytes."""
         return sum(spec.max_num_bytes for spec in self.specs.values())
 
     def mismatch(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> str | None:
-        """What is wrong with the names, dtypes or shapes of a message; None if nothing is."""
+        """Describe a mismatch of a message's names, dtypes or shapes; None if there is none."""
         for what, given, needed, known in (
             ("tensor", payload, self.tensors, self.specs),
             ("number", numbers, self.numbers, self._limits),
@@ -190,13 +190,13 @@ class MessageSpec:
     def bad_values(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> str | None:
-        """Which value of a message without mismatch must not be; None if all may."""
+        """Describe a forbidden value of a message without mismatch; None if there is none."""
         return self.inspect(payload, numbers)[0]
 
     def inspect(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> tuple[str | None, dict[str, float | None]]:
-        """The same, and the `TensorSpec.magnitude` of each tensor if all may be."""
+        """Also give the `TensorSpec.magnitude` of each tensor, if no value is forbidden."""
         sizes: dict[str, float | None] = {}
         for name, tensor in payload.items():
             spec = self.specs[name]
@@ -218,7 +218,7 @@ def _is_within(number: float, limits: Limits) -> bool:
 
 
 def by_origin(payload: Payload) -> dict[Rank, Payload]:
-    """What each worker has written of a message that is passed on, in the order of ranks.
+    """Split the payload of a message that is passed on by its authors, in the order of ranks.
 
     >>> by_origin({"10.x": torch.zeros(1), "2.x": torch.ones(1)})
     {2: {'x': tensor([1.])}, 10: {'x': tensor([0.])}}

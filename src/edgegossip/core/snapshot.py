@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 Json: TypeAlias = Any
-"""What `json.dumps` takes."""
+"""A value that `json.dumps` accepts."""
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 

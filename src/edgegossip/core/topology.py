@@ -1,9 +1,9 @@
-"""Topologies: whom a worker sends to, and hears from, in each round.
+"""Topologies: the workers that a worker sends to and hears from, in each round.
 
 Every topology is made by one of the functions below, such as `ring(8)`. Undirected and
 directed graphs, static ones and those that change from round to round all answer the same
-two questions, `out_neighbors(rank, round)` and `in_neighbors(rank, round)`. With what weight
-a worker mixes what it hears is the business of `edgegossip.core.mixing`.
+two questions, `out_neighbors(rank, round)` and `in_neighbors(rank, round)`. The weights with
+which a worker mixes what it hears are the business of `edgegossip.core.mixing`.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ class Topology(ABC):
 
     @abstractmethod
     def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
-        """Whom `rank` sends to in `round`: ascending, never itself."""
+        """Workers that `rank` sends to in `round`: ascending, never itself."""
 
     @abstractmethod
     def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
-        """Whom `rank` hears from in `round`: ascending, never itself."""
+        """Workers that `rank` hears from in `round`: ascending, never itself."""
 
     def out_degree(self, rank: int, round: int) -> int:
-        """How many workers `rank` sends to in `round`."""
+        """Number of workers that `rank` sends to in `round`."""
         return len(self.out_neighbors(rank, round))
 
     def all_out_neighbors(self, rank: int) -> tuple[int, ...]:
-        """Whom `rank` sends to in any round of the period."""
+        """Workers that `rank` sends to in any round of the period."""
         rounds = range(self.period)
         return tuple(sorted({j for k in rounds for j in self.out_neighbors(rank, k)}))
 
     def all_in_neighbors(self, rank: int) -> tuple[int, ...]:
-        """Whom `rank` hears from in any round of the period."""
+        """Workers that `rank` hears from in any round of the period."""
         rounds = range(self.period)
         return tuple(sorted({j for k in rounds for j in self.in_neighbors(rank, k)}))
 
@@ -284,7 +284,7 @@ def from_edges_by_round(
     return topology
 
 
-# How they are built and checked.
+# Building and checking.
 
 
 def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:

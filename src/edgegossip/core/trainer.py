@@ -1,4 +1,4 @@
-"""What trains one worker's model, seen from a driver."""
+"""Interface of the trainer of one worker's model, seen from a driver."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from edgegossip.core.protocol import (
 
 
 class Trainer(Protocol):
-    """What a driver needs to train one worker; `learning.Learner` is one for PyTorch models.
+    """Trainer of one worker, as a driver needs it; `learning.Learner` trains PyTorch models.
 
-    One that derives from it may leave out what it has no use for.
+    A subclass may leave out the methods that it has no use for.
     """
 
     @property
@@ -34,17 +34,17 @@ class Trainer(Protocol):
 
     @property
     def epoch_cost(self) -> float:
-        """What a pass over all of them costs, in samples' worth; known before `set_up`."""
+        """Cost of a pass over all of them, in samples' worth; known before `set_up`."""
         return self.cost(Train(torch.empty(0), Epochs()))
 
     @property
     def layout(self) -> Layout | None:
-        """How the parameter vector is laid out; None if all entries are trained."""
+        """Layout of the parameter vector; None if all entries are trained."""
         return None
 
     @property
     def setup_cost(self) -> float:
-        """What `set_up` costs, in training samples' worth."""
+        """Cost of `set_up`, in training samples' worth."""
         return 0.0
 
     def set_up(self) -> None:
@@ -56,14 +56,14 @@ class Trainer(Protocol):
         raise LocalProtocolError(f"{type(self).__name__} cannot take over data of others")
 
     def cost(self, request: Train) -> float:
-        """What `train` would cost if called next, in training samples' worth of time."""
+        """Cost of `train` if called next, in training samples' worth of time."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Train from `request.params`, which are not written to; see `Train`.
 
         Args:
-            request: What is to be done.
-            progress: How much of the run is over, in [0, 1]: what learning rates go by.
+            request: Training to do.
+            progress: Share of the run that is over, in [0, 1]; learning rates go by it.
         """
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
@@ -93,7 +93,7 @@ class Trainer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TrainingResult:
-    """What `Trainer.train` did: see `Trained`. `cost` None is what `Trainer.cost` had said."""
+    """Result of `Trainer.train`: see `Trained`. `cost` None stands for `Trainer.cost`'s."""
 
     params: Tensor
     num_samples: int

@@ -20,9 +20,9 @@ def keep_freed_memory(
 
     Args:
         block_bytes: Larger blocks go back at once.
-        total_bytes: What is kept at most, once it was in use.
-        is_shared: Whether threads get memory that others have freed, but wait for each other;
-            goes for threads that begin later.
+        total_bytes: Most bytes kept after they were in use.
+        is_shared: Whether threads get memory that others have freed, but wait for each other.
+            Applies to threads that begin later.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""What else a machine is busy with: the predictor's U, and what a monitor sees."""
+"""Load on a machine from everything but training: the predictor's U, measured by a monitor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What everything but the training task uses of a machine.
+    """Resources of a machine that everything but the training task uses.
 
     Args:
         cores: Share of the cores, in [0, 1].

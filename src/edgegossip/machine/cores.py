@@ -1,4 +1,4 @@
-"""The processor cores that there are to use."""
+"""Number of usable processor cores."""
 
 from __future__ import annotations
 

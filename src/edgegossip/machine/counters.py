@@ -1,4 +1,4 @@
-"""What the system counts: how much was used of this machine, and how much of it by us."""
+"""System counters: use of this machine in all, and our own share of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reading:
 
 
 class Counters(Protocol):
-    """What a monitor reads; `SystemCounters` is this machine's.
+    """Counters that a monitor reads; `SystemCounters` is this machine's.
 
     Attributes:
         num_cores: Cores that we may use.
@@ -69,13 +69,13 @@ def _nothing() -> float:
 class SystemCounters:
     """The counters of this machine and of our own process tree, by psutil.
 
-    Of processors, only those count that this process may run on. Time that a hypervisor gave to
+    Only processors that this process may run on count. Time that a hypervisor gave to
     other machines counts as used. Traffic that stays within the machine (loopback) is left out:
     it takes processor time, which is counted, and no link.
 
     Args:
-        own_network_bytes: What we sent and received so far, loopback left out; systems do not
-            count traffic by process, so whoever sends and receives has to say.
+        own_network_bytes: Bytes that we sent and received so far, loopback left out. Systems do
+            not count traffic by process, so the code that sends and receives must report it.
     """
 
     def __init__(self, own_network_bytes: Callable[[], float] = _nothing) -> None:

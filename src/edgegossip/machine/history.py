@@ -1,4 +1,4 @@
-"""What others used of this machine lately, and how training went on meanwhile."""
+"""Recent use of this machine by others, and the progress of training meanwhile."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edgegossip.machine.counters import Counters, Reading
 from edgegossip.machine.watch import MEMORY
 
 _HALF_LIFE: Seconds = 10.0
-"""Of what we have used and the machine has not counted yet."""
+"""Half-life of use that is ours and that the machine has not counted yet."""
 
 
 @dataclass(slots=True)
 class _Others:
-    """What others used, from counts of all and of ours.
+    """Use by others, computed from the counts of all use and of ours.
 
     The two never agree to the last bit: a file is written to disk long after we wrote it, and
-    processor time comes in ticks. What we used and is not yet in the count of all is taken off
+    processor time comes in ticks. Use of ours that is not yet in the count of all is taken off
     later, and forgotten slowly, as it may never come.
     """
 
@@ -32,7 +32,7 @@ class _Others:
     _owed: float = 0.0
 
     def until(self, all_used: float, own_used: float, seconds: Seconds) -> float:
-        """What others used since the last call, `seconds` ago; at least 0."""
+        """Use by others since the last call, `seconds` ago; at least 0."""
         more = max(0.0, all_used - self.all)
         faded = self._owed * math.pow(0.5, seconds / _HALF_LIFE)
         owed = faded + max(0.0, own_used - self.own)
@@ -42,14 +42,14 @@ class _Others:
 
 
 class History:
-    """What others used, as the mean between each two readings of the counters.
+    """Use by others, as the mean between each two readings of the counters.
 
     Args:
-        counters: What is read.
+        counters: Counters to read.
         clock: Seconds, never going back.
 
     Attributes:
-        times: Of the readings that are remembered, in order.
+        times: Times of the readings that are remembered, in order.
     """
 
     def __init__(self, counters: Counters, clock: Callable[[], Seconds]) -> None:
@@ -104,7 +104,7 @@ class History:
     def mean_contention(self, *spans: Span) -> Contention:
         """The mean over `spans`, each (start, end), of the parts that are remembered.
 
-        That between the last two readings, if there are none.
+        Without such parts, the mean between the last two readings.
         """
         clipped = np.clip(spans, self.times[0], self.times[-1])
         lengths = np.diff(clipped).clip(0.0).ravel()

@@ -1,8 +1,8 @@
 """Jobs that keep a machine busy: processes that count the words of files, and sort them.
 
-They are what the paper runs beside training, WordCount and Sort. They belong to nobody's
-process tree, so that monitors see them as others; and they end with whoever started them, even
-if that is killed: then the pipe between them closes. This file is also their program.
+The paper runs the same two beside training, WordCount and Sort. The jobs belong to nobody's
+process tree, so that monitors see them as others. They end with the process that started them,
+even if that is killed: then the pipe between them closes. This file is also their program.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
 
 MB = 1_000_000
 SIZES = tuple(MB * n for n in (1, 2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 1500, 2000))
-"""Of the files, as many as in the paper's Fig. 9, whose largest has 10 GB."""
+"""File sizes in bytes, as many as in the paper's Fig. 9, whose largest has 10 GB."""
 KINDS = ("wordcount", "sort")
 
 _BLOCK = MB
-"""Of different text, over and over again in a file."""
+"""Bytes of distinct text, which a file repeats."""
 _RUN = 8 * MB
-"""What a sort holds in memory."""
+"""Bytes that a sort holds in memory."""
 _WORDS = 10
-"""In a line."""
+"""Words in a line."""
 _LINES = 10_000
-"""Between two looks at the clock."""
+"""Lines between two looks at the clock."""
 _START: Seconds = 120.0
-"""For 2 GB to be written on a slow disk."""
+"""Timeout of a start: long enough to write 2 GB to a slow disk."""
 _END: Seconds = 5.0
 _GRACE: Seconds = 1.0
 _ATTEMPTS = 100
@@ -60,8 +60,8 @@ class Load:
     Args:
         kind: "wordcount" or "sort".
         num_bytes: Size of the file, at least 1.
-        num_processes: How many do it at once, at least 1; each takes one core.
-        share: Of the processor time that it could take, in (0, 1]; it pauses in between.
+        num_processes: Processes that do it at once, at least 1; each takes one core.
+        share: Share of the processor time that it could take, in (0, 1]; it pauses in between.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -81,7 +81,7 @@ class Load:
 
     @property
     def disk_bytes(self) -> int:
-        """What its files take: the text and, for each sort, the text in sorted runs."""
+        """Disk space of its files: the text and, for each sort, the text in sorted runs."""
         return self.num_bytes * (1 + (self.kind == "sort") * self.num_processes)
 
     @contextmanager
@@ -173,7 +173,7 @@ def _kill(pids: list[int]) -> None:
 def _start(num_processes: int, arguments: list[str]) -> None:
     for number in range(num_processes):
         command = [sys.executable, "-m", "edgegossip.machine.loads", str(number), *arguments]
-        # Ctrl+C is for whoever wanted the load, who then ends it.
+        # Ctrl+C is for the process that wanted the load, which then ends it.
         subprocess.Popen(command, start_new_session=True)
 
 

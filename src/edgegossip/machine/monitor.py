@@ -21,13 +21,13 @@ from edgegossip.machine.telemetry import Journal, Sample
 from edgegossip.machine.watch import SHORTEST, Watch
 
 _INTERVAL: Seconds = 1.0
-"""Between two readings of the counters."""
+"""Time between two readings of the counters."""
 _PIECE: Seconds = 0.25
-"""Of training, after which they are read besides."""
+"""Length of training after which the counters are read in addition."""
 _PAUSE: Seconds = 10.0
-"""After it, what others used during the last training is no news any more."""
+"""Length of a pause after which the load during the last training is stale."""
 _SAMPLE: Seconds = 60.0
-"""What a sample of telemetry is the mean of."""
+"""Time over which a sample of telemetry is the mean."""
 
 _log = logging.getLogger("edgegossip.machine")
 
@@ -36,12 +36,12 @@ class Monitor:
     """Watches this machine, and forecasts its throughput.
 
     A thread of its own reads the counters once a second: what everything but our own process
-    tree uses of cores, network and disk. They are read besides when a forecast is asked for.
+    tree uses of cores, network and disk. They are also read when a forecast is asked for.
     Once a minute the means go to `journal`. Neither reading nor storing ever raises.
 
     Args:
         predictor: Is fed with what is observed, and asked for forecasts.
-        counters: What is read; None for this machine's.
+        counters: Counters to read; None for this machine's.
         journal: Gets the means; None to keep none.
         clock: Seconds, never going back; the times that `trained` and `forecast` are told are
             its.
@@ -73,13 +73,13 @@ class Monitor:
         self._has_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
-    # What whoever trains calls.
+    # Called by the code that trains.
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
         """Training ran from `start` to `end` and did `cost` samples' worth of work.
 
-        Best told often: of a long stretch it is not known when it was slow. A stretch without
-        length or work is left out.
+        Call it often: within a long stretch it is not known when training was slow. A stretch
+        without length or work is left out.
         """
         if end > start and cost > 0:
             with self._lock:
@@ -103,7 +103,7 @@ class Monitor:
             return self._watch.forecast(now)
 
     def contention(self, start: Seconds, end: Seconds) -> Contention:
-        """What others used on average from `start` to `end`, within the last two minutes."""
+        """Mean use by others from `start` to `end`, within the last two minutes."""
         with self._lock:
             return self._history.mean_contention((start, end))
 
@@ -193,10 +193,11 @@ class _ThisMachine:
         self.work = progress.work
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """What others used while training ran.
+        """Use by others while training ran.
 
-        When it pauses, to wait for neighbors say, they also take what it leaves. So if they
-        use more then than during the last training, that is no news, unless it lasts.
+        When training pauses, for instance to wait for neighbors, others also take the capacity
+        that it leaves. So more use by others in a pause than during the last training is no
+        news, unless it lasts.
         """
         if spans := self._progress.spans(start, end):
             return self._history.mean_contention(*spans)

@@ -1,4 +1,4 @@
-"""When training ran, and how it went on, as far as whoever trains tells."""
+"""Times and progress of training, as far as the code that trains reports them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from edgegossip.machine.history import History
 _PIECE: Seconds = 0.25
 """Training in short steps is noted in pieces of at least this length."""
 _PAUSE: Seconds = 0.02
-"""Shorter ones between two steps belong to the training."""
+"""Shorter pauses between two steps belong to the training."""
 _MAX_PIECES = 256
 
 
 class WorkHistory:
-    """When training ran, and samples' worth of work over time.
+    """Spans of training, and samples' worth of work over time.
 
-    Whoever trains says what a stretch of training did only when it is over. Of a long one, with
-    loads that came and went, more was done while others used less: it is spread over time so
-    that :math:`t_0` is the same throughout, in the end the one with which it took as long as it
-    did.
+    The work of a stretch of training is reported only when the stretch is over. In a long one,
+    with loads that came and went, more was done while others used less. Its work is spread over
+    time so that :math:`t_0` is the same throughout: the one with which the stretch took as long
+    as it did.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class WorkHistory:
         self._num_new = min(self._num_new + 1, _MAX_PIECES)
 
     def take(self, history: History, slow_down: Callable[[Contention], float]) -> list[Span]:
-        """When training ran since the last call; `work` answers for these times from now on.
+        """Spans of training since the last call; `work` answers for these times from now on.
 
-        And still for some before them: the last 256 ends of pieces and readings.
+        It still answers for some earlier times: the last 256 ends of pieces and readings.
         """
-        # Of what was taken before, some may not have been asked for.
+        # Some of the spans taken before may not have been asked for.
         del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]
         new = list(self._pieces)[len(self._pieces) - self._num_new :]
         for start, end, cost in new:
@@ -70,7 +70,7 @@ class WorkHistory:
         return float(after - before)
 
     def spans(self, start: Seconds, end: Seconds) -> list[Span]:
-        """When training ran from `start` to `end`, as far as that is remembered."""
+        """Spans of training from `start` to `end`, as far as they are remembered."""
         overlaps = ((max(start, s), min(end, e)) for s, e, _ in self._pieces)
         return [span for span in overlaps if span[0] < span[1]]
 

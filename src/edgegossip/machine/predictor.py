@@ -36,18 +36,18 @@ _PATIENCE = 8
 _FADING = 32
 """Forecasts over which their errors are averaged."""
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Between the forecast from what is usual (0) and that from the present (1)."""
+"""Places between the forecast from the usual load (0) and that from the present one (1)."""
 _MIN_JUMP = 0.02
 """Deviations below this share are never a jump: averaging follows them soon enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What to expect of a platform.
+    """Forecast of a platform's throughput.
 
     Attributes:
         throughput: Training samples per second.
-        relative_error: How far off it may be: one standard deviation over `throughput`.
+        relative_error: Expected error: one standard deviation over `throughput`.
     """
 
     throughput: float
@@ -62,8 +62,8 @@ class BaseTime:
         average: Seconds per sample, contention taken out.
         last: The last observation.
         num_averaged: Observations in `average`; 0 while it is only assumed.
-        variance: Of the relative noise of an observation.
-        num_beyond: How many of the last deviated too far, negative for below.
+        variance: Variance of the relative noise of an observation.
+        num_beyond: Last observations in a row that deviated too far, negative for below.
     """
 
     average: Seconds
@@ -107,18 +107,18 @@ class BaseTime:
 
 @dataclass(slots=True)
 class Record:
-    """How the forecasts of a platform came out, and what to make of it.
+    """Errors of a platform's past forecasts, which decide the next one.
 
-    A forecast lies between what the present and what is usual let expect, of the load and of
-    the base time, at the one of five places that would have been best lately. So it finds out
+    A forecast lies between the one from the present load and base time and the one from their
+    usual values, at the one of five places that would have been best lately. So it finds out
     by itself how fast things change, how far ahead it is asked, and whether a base time that
     jumps is news or noise. (Mean absolute errors decide: squared ones pull towards the usual
     load, since it is never far off, and did worse within 5 s.)
 
     Attributes:
         speeds: Sums of measured throughputs since the last forecast, for each executor.
-        counts: How many each sum holds.
-        variance: Of the relative errors so far.
+        counts: Number of throughputs in each sum.
+        variance: Variance of the relative errors so far.
         present: The last forecast from the present load and base time, samples/s; 0 once it
             was judged.
         usual: The last forecast from the usual load and the average base time, samples/s.
@@ -149,7 +149,7 @@ class Record:
         if self.present and all(self.counts):
             measured = sum(map(operator.truediv, self.speeds, self.counts))
             self.num_judged += 1
-            # What was assumed before the first counts as one.
+            # The error assumed before the first forecast counts as one.
             share = 1 / min(self.num_judged + 1, _FADING)
             self.variance += share * ((measured / self.blend - 1) ** 2 - self.variance)
             self.errors = [
@@ -239,16 +239,16 @@ class PerformancePredictor:
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
     ) -> Forecast:
-        """What to expect of the work to come, from what others use on each executor.
+        """Forecast the throughput of the work to come, from the contention on each executor.
 
-        The first call after an observation also takes note of how good the last one was.
+        The first call after an observation also judges the last forecast.
 
         Args:
-            present: What they use now.
-            usual: What they use on average, over a minute or so; None for the same.
+            present: Present use by others, one entry for each executor.
+            usual: Mean use by others over about a minute; None for the same as `present`.
 
         Raises:
-            ValueError: If there is not one for each executor, or nothing is known yet.
+            ValueError: If there is not one entry for each executor, or nothing is known yet.
         """
         present_speed = self._throughput(present, [base.seconds for base in self._base_times])
         averages = [base.average for base in self._base_times]

@@ -1,4 +1,4 @@
-"""What a profiling session measured: how long a sample takes under which contention."""
+"""Measurements of a profiling session: seconds per sample under each contention."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgegossip.machine.contention import Contention
 COLUMNS = ("cores", "network", "disk", "seconds")
 _MAX_BYTES = 2**26
 _MAX_ROWS = 10**6
-"""A session makes some hundreds."""
+"""Most rows of a profile; a session makes some hundreds."""
 MIN_ROWS = 10
-"""Fewer say nothing about a function of three variables."""
+"""Fewest rows of a profile: fewer say nothing about a function of three variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Profile:
     """Pairs of contention and seconds per sample, of one executor: the paper's {(U_i, t_i)}.
 
     Args:
-        contentions: What others used of the machine, at least 10 of them.
+        contentions: Use of the machine by others, at least 10 entries.
         seconds: Seconds per training sample under each, above 0.
 
     Raises:

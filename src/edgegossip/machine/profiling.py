@@ -1,4 +1,4 @@
-"""What a predictor learns from: training alone and under loads, measured on this machine."""
+"""Profile that a predictor learns from: training alone and under loads on this machine."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from edgegossip.machine.loads import KINDS, SIZES, Load
 from edgegossip.machine.profile import Profile
 
 _TURN: Seconds = 0.1
-"""Of training between two looks at the clock, about."""
+"""Approximate length of training between two looks at the clock."""
 _ROW: Seconds = 1.0
-"""What a row of a profile is the mean of: the time between two readings of a monitor."""
+"""Time over which a row is the mean: the interval between two readings of a monitor."""
 _SETTLING: Seconds = 1.0
-"""After a load has come or gone, that is not measured."""
+"""Time after the start or end of a load that is not measured."""
 ROWS_PER_LOAD = 8
-"""Unless somebody wants more."""
+"""Rows per load by default."""
 _LOAD: Seconds = _SETTLING + ROWS_PER_LOAD * _ROW + 0.5
-"""The half second is for its processes to start."""
+"""Time that a load takes in all; the half second is for its processes to start."""
 _MAX_SIZE = 100_000_000
-"""Of the files of loads: larger ones take long to write, and are no other load."""
+"""Largest file of a load in bytes: larger ones take long to write, and load no differently."""
 _MOST = 1.25
 """Processor time that loads ask for, at most, as a share of what there is."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Watching(Protocol):
-    """What tells how busy others keep this machine; `machine.monitor.Monitor` is one."""
+    """Source of this machine's load from others; `machine.monitor.Monitor` is one."""
 
     def read(self) -> None:
         """Read the counters now."""
 
     def contention(self, start: Seconds, end: Seconds) -> Contention:
-        """What others used on average from `start` to `end`."""
+        """Mean use by others from `start` to `end`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a second of training showed.
+    """Measurement of one second of training.
 
     Attributes:
-        load: What ran beside it; None for nothing.
-        contention: What was seen of that.
-        seconds: For each training sample's worth.
+        load: Load that ran beside it; None for none.
+        contention: Contention that the monitor saw.
+        seconds: Seconds for each training sample's worth.
     """
 
     load: Load | None
@@ -65,8 +65,8 @@ class TimedTraining:
     """Trains for as long as is wanted.
 
     Args:
-        trainer: Of a worker that has data.
-        params: What it starts from, [num_params].
+        trainer: Trainer of a worker that has data.
+        params: Parameters to start from, [num_params].
         clock: Seconds, never going back.
     """
 
@@ -107,7 +107,7 @@ def measure(
     """Train beside one load after the other, and measure second by second.
 
     Args:
-        training: What is measured.
+        training: Training to measure.
         watching: Tells what the loads use.
         loads: None for training alone.
         rows_per_load: Seconds that each of them is measured.
@@ -150,7 +150,7 @@ def choose_loads(seconds: Seconds, num_cores: int) -> list[Load | None]:
 
 
 def profile_of(rows: Sequence[Row]) -> Profile:
-    """What a predictor is fitted to.
+    """Profile of these rows, to fit a predictor to.
 
     Raises:
         ValueError: If there are fewer than 10 rows.

@@ -1,4 +1,4 @@
-"""How many cores Linux lets our control group use, and how much of them it did use."""
+"""Cores that Linux lets our control group use, and its use of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Quota:
 
     Attributes:
         cores: Core-seconds per second that the group may use, above 0.
-        usage: The file that says how much it has used; None where nothing does.
+        usage: File with the processor time that the group has used; None where there is none.
     """
 
     cores: float

@@ -19,7 +19,7 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 
 _MAX_ROWS = 300
-"""Of a profile, for the default regressor, whose fit takes the cube of it: 0.7 s for these."""
+"""Most rows of a profile for the default regressor, whose fit takes their cube: here 0.7 s."""
 
 
 class SlowDown:
@@ -27,8 +27,8 @@ class SlowDown:
 
     The logarithm of the time is regressed on U, each of whose parts is divided by its largest
     value in the profile: relative errors count alike for all loads. Loads beyond the profile
-    count as the most, or the least, that it holds, since few regressors extrapolate well: of
-    one without an idle machine, the least load is taken for none.
+    count as the most, or the least, that it holds, since few regressors extrapolate well. In a
+    profile without an idle machine, the least load is taken for none.
 
     Attributes:
         seconds_alone: Seconds per sample without contention.

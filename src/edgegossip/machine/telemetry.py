@@ -1,4 +1,4 @@
-"""Where the means of what monitors saw go: memory, a file of lines, or Redis."""
+"""Stores for the means that monitors measure: memory, a file of lines, or Redis."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from redis import Redis
 
 MAX_SAMPLES = 7 * 24 * 60
-"""Of each worker that memory and Redis keep: a week."""
+"""Samples of each worker that memory and Redis keep: a week."""
 PASSWORD = "EDGEGOSSIP_REDIS_PASSWORD"
 """Name of the environment variable that may hold the password of Redis."""
 _MAX_UNSTORED = 24 * 60
 """Samples that wait for a store which does not take them: a day."""
 _PATIENCE: Seconds = 1.0
-"""For each answer of Redis."""
+"""Timeout of each answer of Redis."""
 
 _log = logging.getLogger("edgegossip.machine")
 
@@ -33,8 +33,8 @@ class Sample:
     """Means of about a minute.
 
     Attributes:
-        at: When it ended, seconds since 1970.
-        seconds: How long it was.
+        at: End of the interval, in seconds since 1970.
+        seconds: Length of the interval.
         cores: Share of the cores that others used, in [0, 1].
         network: Bytes per second of others.
         disk: Bytes per second of others.
@@ -49,12 +49,12 @@ class Sample:
     throughput: float
 
     def to_json(self) -> str:
-        """In a line."""
+        """Write the sample as one line of JSON."""
         return json.dumps(asdict(self), allow_nan=False)
 
     @staticmethod
     def from_json(text: str | bytes) -> Sample:
-        """What `to_json` wrote.
+        """Read a line that `to_json` wrote.
 
         Raises:
             ValueError: If it is something else.
@@ -92,12 +92,12 @@ class TelemetryStore(Protocol):
 class Journal:
     """Stores the samples of one worker, and never raises.
 
-    What the store does not take is kept and tried again with the next sample, for a day; then
-    the oldest are dropped. That it does not is logged once, until it does again.
+    Samples that the store does not take are kept for a day and retried with the next sample;
+    then the oldest are dropped. Such a failure is logged once, until the store works again.
 
     Args:
         store: Where samples go.
-        rank: Whose they are.
+        rank: Worker whose samples they are.
     """
 
     def __init__(self, store: TelemetryStore, rank: Rank) -> None:
@@ -214,7 +214,7 @@ class RedisTelemetry:
             no password, the environment variable EDGEGOSSIP_REDIS_PASSWORD may have one: other
             users of a machine can see what is typed, but not that.
         run: Tells runs apart that share a server.
-        max_samples: Of each rank.
+        max_samples: Samples kept of each rank.
 
     Raises:
         NetworkError: If the package redis is missing, or the URL is none.

@@ -1,4 +1,4 @@
-"""From when training ran and what others used meanwhile to what a predictor is told."""
+"""Observations for a predictor, from the times of training and the use by others meanwhile."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from edgegossip.machine.predictor import Forecast
 MEMORY: Seconds = 60.0
 """How far back a monitor remembers."""
 SHORTEST: Seconds = 0.1
-"""Between two readings of the counters: the system's own count in hundredths of a second."""
+"""Least time between two readings: the system itself counts in hundredths of a second."""
 _STRETCH: Seconds = 0.25
-"""Of training, at most: a few batches, over which their differences average out."""
+"""Longest stretch of training: a few batches, over which their differences average out."""
 _MAX_SPANS = 256
-"""Of training with pauses between them, to remember."""
+"""Spans of training to remember, with pauses between them."""
 
 
 class Predictor(Protocol):
-    """What a monitor feeds and asks; `PerformancePredictor` is one."""
+    """Predictor that a monitor feeds and asks; `PerformancePredictor` is one."""
 
     def observe(
         self, executor: int, contention: Contention, seconds_per_sample: Seconds
@@ -32,7 +32,7 @@ class Predictor(Protocol):
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
     ) -> Forecast:
-        """What to expect, from what others use on each executor now, and on average."""
+        """Forecast the throughput from the present and the mean contention of each executor."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes, as plain numbers."""
@@ -49,7 +49,7 @@ class Watched(Protocol):
         """Nodes that train side by side, each as fast as the others."""
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """What others used on average from `start` to `end`."""
+        """Mean use by others from `start` to `end`."""
 
     def work(self, start: Seconds, end: Seconds) -> float:
         """Samples' worth of training from `start` to `end`, while it ran all the time."""
@@ -63,15 +63,15 @@ class Watch:
     """Watches one machine, and forecasts its throughput.
 
     Counters are read once a second, and when a forecast is asked for, so it knows what others
-    used on average between two readings. Of the training task it knows how long each stretch of
-    an eighth to a quarter of a second took, pauses left out. What others use now is that of the
-    last reading, what they usually use the mean of a minute.
+    used on average between two readings. For the training task it knows how long each stretch
+    of an eighth to a quarter of a second took, pauses left out. The present use by others is
+    that of the last reading, the usual use the mean of a minute.
 
     Args:
         watched: The machine.
-        readings: When its counters are read.
+        readings: Gives the times at which its counters are read.
         make_predictor: Called when the first forecast is asked for.
-        start: When it begins to watch.
+        start: Time at which it begins to watch.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Watch:
         self._predictor: Predictor | None = None
         self._start = self._last_reading = self._observed_until = start
         self._has_observed = False
-        # When training ran that was not observed yet.
+        # Spans of training that were not observed yet.
         self._spans: list[Span] = []
 
     def trained(self, start: Seconds, end: Seconds) -> None:
@@ -110,7 +110,7 @@ class Watch:
             return
         spans.append((start, end))
         if len(self._spans) > _MAX_SPANS:
-            # Those who never ask for a forecast must not pay for it.
+            # Runs that never ask for a forecast must not pay for it.
             del self._spans[: _MAX_SPANS // 2]
 
     def forecast(self, now: Seconds) -> Predicted:
@@ -126,12 +126,12 @@ class Watch:
         return Predicted(forecast.throughput, forecast.relative_error)
 
     def _readings_since(self, moment: Seconds, now: Seconds) -> list[Seconds]:
-        """When the counters were read since `moment`, and when before that."""
+        """Times of the readings since `moment`, and of the one before them."""
         first = max(self._start, now - MEMORY, min(moment, now - SHORTEST))
         return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
 
     def _observe(self, predictor: Predictor, now: Seconds) -> None:
-        """Tell `predictor` what training has shown since it was told last, stretch by stretch.
+        """Tell `predictor` of the training since the last call, stretch by stretch.
 
         Too little training is kept until there is more of it: a round that is done in blocks
         may end with one of a single step.
@@ -157,11 +157,11 @@ class Watch:
         for reading in readings[1:]:
             if _length(self._trained_within(kept[-1], reading)) > 0.5 * _STRETCH:
                 kept.append(reading)
-        # What is left belongs to the last stretch.
+        # The remainder belongs to the last stretch.
         return [*kept[: max(1, len(kept) - 1)], readings[-1]]
 
     def _trained_within(self, begin: Seconds, end: Seconds) -> list[Span]:
-        """When training ran from `begin` to `end`."""
+        """Spans of training from `begin` to `end`."""
         overlaps = ((max(start, begin), min(stop, end)) for start, stop in self._spans)
         return [(start, stop) for start, stop in overlaps if start < stop]
 

@@ -1,4 +1,4 @@
-"""What a balanced worker keeps, besides the inner algorithm's state."""
+"""State of a balanced worker around that of the inner algorithm."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ class BalancedState(WorkerState):
 
     Attributes:
         inner: The inner algorithm's state.
-        epoch_cost: What a pass over all own data costs, in training samples' worth; 0 for a
-            spare that is not needed yet.
-        layout: Of `params`, as the worker was told when it started.
+        epoch_cost: Cost of a pass over all own data, in training samples' worth; 0 for a spare
+            that is not needed yet.
+        layout: Layout of `params`, as the worker was told when it started.
         throughput: Own last forecast, in training samples' worth per second.
         waiting: Training that the inner algorithm asked for and that has not begun.
         plan: The epoch under way.
         keep_ratio: The own share of this epoch.
-        trained_at: When it trained last; infinite before it ever has.
-        step_cost: What a step of it cost, in training samples' worth.
-        rest_seconds: Between two forecasts of a platform that has failed and that nobody waits
-            for; 0 for one that does not rest.
-        pass_left: Of an algorithm that trains by steps: what is left until the next forecast.
-        forecasts: What each platform said last (`spread = "exact"`).
+        trained_at: Time of its last training; infinite before it ever has trained.
+        step_cost: Cost of a step of that training, in training samples' worth.
+        rest_seconds: Seconds between two forecasts of a failed platform that nobody waits for;
+            0 for a platform that does not rest.
+        pass_left: Rest of the pass until the next forecast, for an algorithm that trains by
+            steps.
+        forecasts: Last forecast of each platform (`spread = "exact"`).
         fastest: The fastest heard of (`spread = "gossip"`).
         lost: Workers that cannot be reached, as keys.
-        inherited: Whose data it has taken over, in order.
-        is_predicting: A forecast was asked for, for what waits.
+        inherited: Workers whose data it has taken over, in order.
+        is_predicting: A forecast was asked for, for the training that waits.
         is_assigning: Data was asked for and is not there yet.
         is_spare: It waits to be needed, and the inner algorithm has not started.
     """
@@ -69,7 +70,7 @@ class BalancedState(WorkerState):
 
     @property
     def estimate(self) -> Any:  # noqa: ANN401
-        """What the inner algorithm would have evaluated, [num_params]."""
+        """Estimate of the inner algorithm, [num_params]."""
         return self.inner.estimate
 
     @property
@@ -79,36 +80,36 @@ class BalancedState(WorkerState):
 
     @property
     def is_busy(self) -> bool:
-        """It must not begin what waits yet."""
+        """It must not begin the waiting training yet."""
         return self.is_predicting or self.is_assigning or self.rest_seconds > 0
 
     @property
     def is_within_pass(self) -> bool:
-        """What waits is steps that go on with a pass whose share is known."""
+        """Steps are waiting that go on with a pass whose share is known."""
         is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
         return is_steps and self.pass_left > 0
 
     def take_waiting(self) -> Train:
-        """What waits, which begins now."""
+        """Take the waiting training, which begins now."""
         train, self.waiting = self.waiting, None
         assert train is not None
         return train
 
     def take_plan(self) -> EpochPlan:
-        """The epoch under way, which ends now."""
+        """Take the plan of the epoch under way, which ends now."""
         plan, self.plan = self.plan, None
         assert plan is not None
         return plan
 
     @property
     def own_forecast(self) -> PlatformForecast:
-        """What the others are told."""
+        """Forecast for the others."""
         speed = (self.throughput, self.epoch_cost)
         return PlatformForecast(self.inner.round, *speed, inherited=self.inherited)
 
     @property
     def holdings(self) -> dict[Rank, tuple[Rank, ...]]:
-        """Whose data each platform that can be reached has taken over, as it has said."""
+        """Workers whose data each reachable platform has taken over, as it has said."""
         known = {j: f.inherited for j, f in self.forecasts.items() if j not in self.lost}
         return {**known, self.rank: self.inherited}
 
@@ -147,14 +148,14 @@ class BalancedState(WorkerState):
         return self.throughput < min_throughput or self.seconds == math.inf
 
     def patience(self, timeout: Seconds | None, min_throughput: float) -> Seconds:
-        """How long to wait for forecasts: for who is not to train they need not be there."""
+        """Seconds to wait for forecasts: a worker that is not to train needs none."""
         if self.has_failed(min_throughput):
             return 0.0
         return timeout or 0.05 * (self.keep_ratio or 1.0) * self.seconds
 
     @property
     def seconds(self) -> Seconds:
-        """What all own data would take; infinite where there is none, or no forecast yet."""
+        """Time for all own data; infinite where there is none, or no forecast yet."""
         if not (self.epoch_cost and self.throughput):
             return math.inf
         return self.epoch_cost / self.throughput

@@ -1,4 +1,4 @@
-"""Algorithm 1 of EdgeGossip: how much of its data each platform has time for."""
+"""Algorithm 1 of EdgeGossip: the share of its data that each platform has time for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgegossip.core.ranges import check_ranges
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """What each platform is to do in the next epoch.
+    """Share of each platform in the next epoch.
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
-        seconds: [E] :math:`T_i`, what all of its data would take; infinite if it failed.
+        seconds: [E] :math:`T_i`, time for all of its data; infinite if it failed.
         has_failed: [E] :math:`F_i`.
     """
 
@@ -27,7 +27,7 @@ class Shares:
 
     @property
     def failed_share(self) -> float:
-        """Failed platforms over all: what is compared with the threshold."""
+        """Failed platforms over all, for comparison with the threshold."""
         return float(self.has_failed.mean())
 
     @property
@@ -44,7 +44,7 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Balancer:
-    r"""Gives every platform just so much data that all end together.
+    r"""Gives every platform as much data as lets all end together.
 
     With predicted throughput :math:`p_i` and :math:`|X_i|` samples, platform :math:`i` has
     failed if :math:`p_i <` `min_throughput`; of the others
@@ -81,7 +81,7 @@ class Balancer:
         check_ranges(self, min_throughput="at least 0 and finite", max_failed_share="in [0, 1]")
 
     def balance(self, throughputs: ArrayLike, num_samples: ArrayLike) -> Shares:
-        """Compute everybody's share.
+        """Compute the share of each platform.
 
         Args:
             throughputs: [E] :math:`p_i`, samples per second, at least 0; 0 for a platform that

@@ -1,4 +1,4 @@
-"""How the workers learn what the fastest of them needs for its data."""
+"""Spread of forecasts: workers learn how long the fastest of them needs for its data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _INHERITED = "inherited"
 
 @dataclass(slots=True)
 class PlatformForecast:
-    """What a platform says about its next epoch.
+    """Forecast of a platform for its next epoch.
 
     Attributes:
-        round: Its round when it said so.
+        round: Its round at the time of the forecast.
         throughput: Training samples' worth per second.
-        epoch_cost: What a pass over all its data costs, in training samples' worth.
-        inherited: Whose data it has taken over, in order.
+        epoch_cost: Cost of a pass over all its data, in training samples' worth.
+        inherited: Workers whose data it has taken over, in order.
     """
 
     round: int
@@ -35,26 +35,26 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """Say it in a message: both numbers, and whose data it has besides its own."""
+        """Make a message of it: both numbers, and the workers whose data it has taken over."""
         inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
         numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
         return Message("forecast", self.round, inherited, numbers)
 
     @staticmethod
     def from_message(message: Message) -> PlatformForecast:
-        """What `message` says."""
+        """Read the forecast in `message`."""
         ranks = message.payload.get(_INHERITED, torch.empty(0)).tolist()
         return PlatformForecast(message.round, **message.numbers, inherited=tuple(ranks))
 
 
 @dataclass(slots=True)
 class Fastest:
-    r"""Push-min of :math:`T_i`, with an age so that what is no longer true dies out.
+    r"""Push-min of :math:`T_i`, with an age so that stale values die out.
 
-    A worker that knows of nobody faster is itself the fastest, at age 0. With every epoch of
-    its own what it has heard grows older by one, and older than `max_age` it is forgotten: if
-    the fastest slows down or is lost, everybody knows after that many epochs. On a complete
-    graph, :math:`O(\log E)` random pushes spread a minimum to all.
+    A worker that knows of nobody faster is itself the fastest, at age 0. With each of its own
+    epochs, the value that it has heard ages by one; above `max_age` it is forgotten. So if the
+    fastest slows down or is lost, everybody knows after that many epochs. On a complete graph,
+    :math:`O(\log E)` random pushes spread a minimum to all.
 
     Attributes:
         seconds: :math:`T_j` of the fastest that was heard of; infinite for none.
@@ -71,7 +71,7 @@ class Fastest:
             self.seconds, self.age = math.inf, 0
 
     def hear(self, message: Message, max_age: int) -> None:
-        """Take over what came with a message, if it is faster, or as fast and fresher."""
+        """Take over the value in a message, if it is faster, or as fast and fresher."""
         heard = (message.numbers.get(_SECONDS, math.inf), int(message.numbers.get(_AGE, 0)))
         if heard[1] <= max_age and heard < (self.seconds, self.age):
             self.seconds, self.age = heard

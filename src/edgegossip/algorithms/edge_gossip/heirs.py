@@ -1,4 +1,4 @@
-"""Who trains on the data of platforms that have failed."""
+"""Heirs: platforms that train on the data of failed ones."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def choose_heirs(
     """Give each failed platform's data to a spare, else to the fastest that can reach it.
 
     Args:
-        heirs: Who has whose data so far, as `heirs_by` finds it. A platform that has recovered
-            has it for itself again, unless it went to a spare, which would be left with none:
-            then both train on it.
-        shares: Says who has failed.
+        heirs: Present heir of each platform's data, as `heirs_by` finds it. A platform that has
+            recovered has its data for itself again, unless a spare inherited it, which would be
+            left with none: then both train on it.
+        shares: Shares that tell which platforms have failed.
         throughputs: [E] samples per second.
         spares: Platforms without data of their own; each takes over one platform's.
-        reachable: For each platform, whose data it can reach; None for everybody everybody's.
+        reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:
         The heir of each failed platform that has data and for which there is one.
@@ -104,7 +104,7 @@ def _that_stay(
 def heirs_by(
     holdings: Mapping[Rank, Collection[Rank]], spares: Collection[Rank]
 ) -> dict[Rank, Rank]:
-    """Who has whose data, by what each says that it has; of several a spare, then the lowest.
+    """Heir of each platform, from the data that each claims; prefers spares, then low ranks.
 
     >>> heirs_by({0: (3,), 1: (3, 4), 2: (4,)}, spares=(2,))
     {3: 0, 4: 2}
@@ -114,5 +114,5 @@ def heirs_by(
 
 
 def inherited_by(rank: Rank, heirs: Mapping[Rank, Rank]) -> tuple[Rank, ...]:
-    """Whose data `rank` has taken over, in order."""
+    """Workers whose data `rank` has taken over, in order."""
     return tuple(sorted(owner for owner, by in heirs.items() if by == rank))

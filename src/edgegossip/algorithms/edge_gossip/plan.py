@@ -20,28 +20,29 @@ MOST_BLOCKS = 12
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPlan:
-    """How much is to be done by when, and what has been done.
+    """Plan of one epoch: the work, its deadline, and the work done so far.
 
     Attributes:
         train: The training that was asked for.
         keep_ratio: Share of the own data that the pass visits.
-        epoch_cost: What a pass over all data costs, in training samples' worth.
-        cost: What is to be done in all, in training samples' worth.
-        deadline: When it is to be done.
-        start: When it was begun.
-        block_share: Share of what is left that the next block does, in (0, 1].
-        done: What has been done, in training samples' worth.
+        epoch_cost: Cost of a pass over all data, in training samples' worth.
+        cost: Work to do in all, in training samples' worth.
+        deadline: Time at which it is to be done.
+        start: Time at which it was begun.
+        block_share: Share of the remaining work that the next block does, in (0, 1].
+        done: Work done so far, in training samples' worth.
         num_samples: Samples processed.
         num_steps: Steps taken.
-        total_loss: Over the steps.
-        params: Where training has got to, [num_params].
+        total_loss: Sum of the losses over the steps.
+        params: Present parameters, [num_params].
         outputs: As in `Trained`.
         pass_samples: Samples that the pass visits in all; 0 before the first block.
-        mean_keep_ratio: Of all who train; None if it is not known, and nothing corrected.
+        mean_keep_ratio: Mean over all workers that train; None if it is not known, and nothing
+            corrected.
         correction: Exponent of the correction; see `EdgeGossip`.
-        layout: Of `params`; see `Started`.
+        layout: Layout of `params`; see `Started`.
         metrics: As in `Trained`, of the newest block.
-        has_changed: What is to be done is no longer what was planned, nor whole batches.
+        has_changed: The work to do is no longer the planned work, nor whole batches.
     """
 
     train: Train
@@ -97,14 +98,14 @@ class EpochPlan:
         )
 
     def first(self) -> Train:
-        """The first block: begins the pass, unless what was asked for goes on with one."""
+        """The first block: begins the pass, unless the request goes on with one."""
         work = self.train.work
         assert isinstance(work, Epochs)
         share = work.share * self.block_share
         return self._train(Epochs(share), begins_pass=self.train.begins_pass)
 
     def account(self, event: Trained) -> None:
-        """Add what a block has done."""
+        """Add the work of a block."""
         if not self.num_steps:  # the first block has paid for the look at aggregated points
             look_cost = max(0.0, event.cost - event.num_samples)
             self.pass_samples = self.keep_ratio * self.epoch_cost - look_cost
@@ -117,7 +118,7 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """Nothing is left of what was planned that is worth a batch."""
+        """The rest of the plan is not worth a batch."""
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
@@ -156,7 +157,7 @@ class EpochPlan:
     def _corrected_params(self) -> Tensor:
         if self.mean_keep_ratio is None:
             return self.params
-        # Not what was planned: after a moment's slow-down that may be far from it.
+        # Not the planned share: after a moment's slow-down it may be far off.
         assert isinstance(self.train.work, Epochs)
         kept = self.done / (self.train.work.share * self.epoch_cost)
         focus = self.metrics.get("focus", 0.0)

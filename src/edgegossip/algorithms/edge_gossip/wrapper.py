@@ -54,7 +54,7 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeGossip(Algorithm[BalancedState]):
-    r"""Lets every worker train on just so much of its data that all end together.
+    r"""Lets every worker train on as much of its data as lets all end together.
 
     Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
     data would take :math:`T_i = |X_i| / p_i`. It then trains on the share
@@ -64,7 +64,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
       forecast anew, and the rest adjusted so that the epoch still ends when it was to end.
-      What it has changed is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the
+      Its parameter change is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the
       share done, the mean (`exact` only) and the share :math:`f` of samples chosen for their
       high loss (`Trained.metrics["focus"]`), or the data of the fastest would win.
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
@@ -78,21 +78,21 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     A failed platform passes on the model untrained where others wait for it. Where nobody does
     it has finished, until a forecast, one in the time of the fastest's pass, says that it has
-    recovered. Lest it never trains again, it takes a step every ten times as long as one takes.
+    recovered. So that it can train again, it takes a step every ten times as long as one takes.
 
     Args:
-        inner: Any algorithm with a `topology`; the keep ratios are the wrapper's. Of parameter
-            servers, those with a barrier after many steps: `FixedADACOMM`.
-        spread: How :math:`\min_j T_j` is learnt.
+        inner: Any algorithm with a `topology`; the keep ratios are the wrapper's. Parameter
+            servers need a barrier after many steps: `FixedADACOMM`.
+        spread: Way in which :math:`\min_j T_j` is learnt.
         balancer: Algorithm 1, with its thresholds.
-        on_failure: What to do when more platforms have failed than the balancer allows (only
+        on_failure: Policy when more platforms have failed than the balancer allows (only
             `exact` can tell): "continue" without, "halt" the run with a `PlatformError`, or
             "reassign" the data of each to a spare, else to the fastest that can reach it.
         spares: Workers without data that stay out until a failed platform's data is theirs.
-        reachable: For each worker, whose data it can reach; None for everybody everybody's.
-        max_keep_ratio: What the fastest keeps of its data each epoch, in (0, 1]; the others in
-            proportion. Below 1, models are averaged more often.
-        block_share: Share of what is left of an epoch that is done before the speed is forecast
+        reachable: For each worker, the ranks whose data it can reach; None for all of them.
+        max_keep_ratio: Share of its data that the fastest keeps each epoch, in (0, 1]; the
+            others in proportion. Below 1, models are averaged more often.
+        block_share: Share of the rest of an epoch that is done before the speed is forecast
             anew, in (0, 1]; 1 forecasts once an epoch, as the paper does.
         correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weighs all data
             alike, but few steps count for many; at 1/2, of equal data, all noise counts alike.
@@ -108,7 +108,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: there is no central balancer, each worker computes its own ratio; blocks,
         `gossip`, spares and the treatment of steps are ours; what the look at aggregated
-        points costs is part of :math:`|X_i|`; what a failed platform does; the correction,
+        points costs is part of :math:`|X_i|`; a failed platform's behavior; the correction,
         which with 1 is that of Wang et al., "FedNova", NeurIPS 2020, arXiv:2007.07481.
     """
 
@@ -169,7 +169,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return role
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """The inner algorithm's messages, and how forecasts travel."""
+        """The inner algorithm's messages, and those that carry forecasts."""
         inner = self.inner.schema(params)
         if self.spread == "gossip":
             return with_forecast(inner)
@@ -333,7 +333,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
-        if event.has_gone_back:  # what was planned was for other parameters
+        if event.has_gone_back:  # the plan was for other parameters
             state.plan = None
             return self._pass_on(state, event, now)
         cost = event.cost or event.num_samples
@@ -362,7 +362,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return self.balancer.balance(*self._known(state))
 
     def _handle_failures(self, state: BalancedState, shares: Shares) -> list[Effect]:
-        """What the policy asks of this worker, if too many platforms have failed."""
+        """Apply the failure policy to this worker, if too many platforms have failed."""
         has_too_many = self.balancer.has_too_many_failures(shares)
         if self.on_failure == "halt":
             self.balancer.require_few_failures(shares)

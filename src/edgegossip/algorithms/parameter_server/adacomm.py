@@ -24,7 +24,7 @@ class ADACOMMServerState(ServerState):
 
     Attributes:
         tau: Local steps in a round, as they are now.
-        first_loss: Of the initial model; None before it is known.
+        first_loss: Loss of the initial model; None before it is known.
     """
 
     tau: int

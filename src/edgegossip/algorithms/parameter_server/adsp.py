@@ -29,8 +29,8 @@ class SearchingServerState(ADSPServerState):
     """State of the server.
 
     Attributes:
-        search: Where the search for the rate stands.
-        asked_at: When each loss that is being measured was asked for.
+        search: State of the search for the rate.
+        asked_at: Time at which each loss that is being measured was asked for.
         num_windows: Windows since the search was begun anew.
         steps_before: `num_steps` when the window began.
         commits_before: `num_commits` when the window began.
@@ -47,11 +47,11 @@ class SearchingServerState(ADSPServerState):
 class ADSP(ADSPPlus):
     r"""Search for the commit rate online, while workers train without waiting.
 
-    All that `ADSPPlus` does, and besides: the server measures its model's loss on validation
-    data during a window, the reward says how fast it fell, and as long as rewards rise the next
-    window tries a higher rate (see `CommitSearch`). The rate found stays until the epoch is
-    over, or the loss has risen by `loss_rise` between the ends of two windows; then the search
-    begins anew, from the present rate.
+    Extends `ADSPPlus`: the server measures its model's loss on validation data during a window,
+    the reward says how fast it fell, and as long as rewards rise the next window tries a higher
+    rate (see `CommitSearch`). The rate found stays until the epoch is over, or the loss has
+    risen by `loss_rise` between the ends of two windows; then the search begins anew, from the
+    present rate.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -59,19 +59,19 @@ class ADSP(ADSPPlus):
         resend_after: See `ParameterServer`.
         window: :math:`\Gamma`; see `ADSPPlus`.
         min_interval: See `ADSPPlus`; no rate above `window / min_interval` is tried.
-        rate: The first that is tried.
+        rate: The first rate to try.
         waits_for_answer: See `ADSPPlus`.
         reward: Rates a window: `LogSlope`, `ConstrainedFit` or `PaperReward`.
         windows_per_epoch: Windows until the search begins anew, at least 2; 20 in the paper.
         loss_rise: Relative rise of the loss that begins it anew, above 0.
-        growth: A rate that is tried over the one before, at least 1; 1 tries one more commit
+        growth: Ratio of a rate to the one tried before, at least 1; 1 tries one more commit
             each time, as published, and takes a window for each.
 
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
-        Departures, besides those of `ADSPPlus`: the default reward; `growth`, without which a
-        rate of ten is found after ten windows; the loss is measured on
-        validation data; a window in which the loss did not fall never ends the search.
+        Departures, in addition to those of `ADSPPlus`: the default reward; `growth`, without
+        which a rate of ten is found after ten windows; the loss is measured on validation data;
+        a window in which the loss did not fall never ends the search.
     """
 
     reward: Reward = LogSlope()

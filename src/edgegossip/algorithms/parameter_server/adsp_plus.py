@@ -61,7 +61,7 @@ class ADSPPlus(ParameterServer):
         min_interval: :math:`T_{min}` in seconds, at least 0 and below `window`.
         rate: Commits of each worker in a window, at least 1; here for good, in `ADSP` at first.
         waits_for_answer: A worker stands still while its commit is under way, as published. If
-            not, it trains on, and what it learns meanwhile is added to the answer: no time is
+            not, it trains on, and its progress meanwhile is added to the answer: no time is
             lost, but those steps are taken from a model that is out of date. None, the default,
             trains on only where the last answer took longer than a step does.
 
@@ -95,7 +95,7 @@ class ADSPPlus(ParameterServer):
         return ADSPServerState(**fields, rate=self.rate)
 
     def messages(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Targets besides; see `ParameterServer`."""
+        """The messages of `ParameterServer`, and targets."""
         due = {"num_due": range(1, _MAX_DUE)}
         target = MessageSpec(numbers=due, max_ahead=self.num_rounds)
         return {**super().messages(params), "target": target}
@@ -154,7 +154,7 @@ class ADSPPlus(ParameterServer):
     def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Raise the target, and tell each worker how many commits it lacks."""
         assert isinstance(state, ADSPServerState)
-        # Who is one commit ahead raises nobody's target: the rate would creep up.
+        # A worker that is one commit ahead raises nobody's target: the rate would creep up.
         state.target = max(state.target, max(state.rounds.values()) - 1) + state.rate
         sends: list[Effect] = []
         for rank in self.training(state):

@@ -41,10 +41,10 @@ class BatchTuneState(WorkerState):
     """State of the server or of a worker.
 
     Attributes:
-        inner: The inner algorithm's.
-        speed: Of a worker, in samples per second; 0 before it has trained.
+        inner: The inner algorithm's state.
+        speed: Speed of a worker, in samples per second; 0 before it has trained.
         batch_ratio: Size of a worker's batches over the task's.
-        speeds: Of the server: what each worker that can be reached has said last.
+        speeds: On the server: last reported speed of each worker that can be reached.
     """
 
     inner: State
@@ -69,7 +69,7 @@ class BatchTune(Algorithm[BatchTuneState]):
     Args:
         inner: Any parameter server; one with a barrier after a fixed number of steps gains
             most.
-        smoothing: Weight of what was known of the speed before, in [0, 1); 0 goes by the last
+        smoothing: Weight of the former estimate of the speed, in [0, 1); 0 goes by the last
             piece of work alone.
 
     References:

@@ -14,13 +14,13 @@ class Tried:
     """A window that is over.
 
     Attributes:
-        at: When it ended.
+        at: Time at which it ended.
         window: Its number since the search was begun anew, from 1.
         rate: Commits of each worker that were wanted in it.
-        reward: What the search made of it; None if it did not search.
-        loss: At its end.
-        num_commits: Of all workers in it.
-        implicit_momentum: By Theorem 1; None if nobody committed.
+        reward: Reward that the search gave it; None if it did not search.
+        loss: Loss at its end.
+        num_commits: Commits of all workers in it.
+        implicit_momentum: Momentum by Theorem 1; None if nobody committed.
     """
 
     at: Seconds
@@ -33,7 +33,7 @@ class Tried:
 
     @property
     def note(self) -> Note:
-        """Put it on record, less what is not known and the time that each note has."""
+        """Put it on record, less unknown values and the time that each note has."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         del known["at"]
         return Note("search", known)
@@ -41,7 +41,7 @@ class Tried:
 
 @dataclass(slots=True, kw_only=True)
 class CommitSearch:
-    """Where the search stands; the state of a server has one.
+    """State of the search; the state of a server has one.
 
     A window tries a rate. While rewards rise, the next window tries a higher one; the first
     that does not do better ends the search, and the best rate stays. A window in which the
@@ -55,7 +55,7 @@ class CommitSearch:
         growth: The next rate is so many times the present one, and at least one more.
         rate: Commits of each worker in the present window.
         is_searching: Another rate will be tried.
-        best_reward: Of the windows of this search.
+        best_reward: Best reward among the windows of this search.
         best_rate: The rate of that window.
         looks: Losses of this window, from its start.
         tried: Each window so far.

@@ -43,7 +43,7 @@ State: TypeAlias = ServerState | CommitterState | StandbyState | SharedState
 
 @dataclass(frozen=True, kw_only=True)
 class Committing(Algorithm[State]):
-    """How a worker commits to the server; see `ParameterServer`."""
+    """The worker's half of `ParameterServer`: commits to the server."""
 
     num_rounds: int
     resend_after: Seconds | None = None
@@ -56,7 +56,7 @@ class Committing(Algorithm[State]):
         check_ranges(self, resend_after="above 0 or None", rate_ratio="above 0 and finite")
         check_ranges(self, momentum="in [0, 1) or None")
 
-    # What an algorithm says.
+    # For algorithms to define.
 
     def is_due(self, state: CommitterState) -> bool:
         """Say whether a worker that has just trained is to commit."""
@@ -86,7 +86,7 @@ class Committing(Algorithm[State]):
         """Do what a timer was set for."""
         return []
 
-    # What is the same for all.
+    # Common to all algorithms.
 
     def work(self, state: CommitterState, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -161,7 +161,7 @@ class Committing(Algorithm[State]):
             )
 
     def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
-        """Forget what was made of parameters that were no good, and ask for the model."""
+        """Drop the progress from parameters that were no good, and ask for the model."""
         state.params, state.commit, state.committed = event.params, None, None
         state.num_asked, state.num_steps = 0, 0
         state.is_due, state.has_moved = False, False
@@ -173,7 +173,7 @@ class Committing(Algorithm[State]):
 
     def _learn(self, state: CommitterState, event: Trained) -> None:
         if state.has_moved:
-            # What came in meanwhile stays, but statistics are as they were measured.
+            # Answers that came meanwhile stay in, but statistics are as they were measured.
             moved = state.params + event.delta
             state.params = self._layout(state).with_statistics(moved, event.params)
         else:
@@ -197,7 +197,7 @@ class Committing(Algorithm[State]):
         return [*self._send_again(state, now), *self.committed(state, now)]
 
     def _send_again(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Send what has no answer yet, if the server can be reached."""
+        """Send the open commit or pull again, if the server can be reached."""
         message = Message("pull", state.round) if state.is_pulling else state.commit
         if message is None or not state.has_server:
             return []
@@ -222,7 +222,7 @@ class Committing(Algorithm[State]):
             state.answer_seconds = now - state.sent_at
         base = message.payload["params"]
         if state.num_steps and state.committed is not None:
-            # What was learnt while the commit was under way stays, and is committed next.
+            # Progress made while the commit was under way stays, and is committed next.
             moved = base + (state.params - state.committed)
             state.params = self._layout(state).with_statistics(moved, state.params)
         else:

@@ -1,14 +1,15 @@
 """Elections: workers elect another server by a majority once theirs is lost.
 
-Each server has a term of its own, a whole number; `term` modulo the number of ranks says who
-serves in it. So no two servers are ever in one term, whatever voters forget. The highest term
-counts: whoever hears of a higher one follows that server, and a server that does steps down.
+Each server has a term of its own, a whole number; `term` modulo the number of ranks is the rank
+that serves in it. So no two servers are ever in one term, whatever voters forget. The highest
+term counts: a rank that hears of a higher one follows that server, and a server that does steps
+down.
 
 A worker that misses its server waits for a short, random time, and asks all others to vote for
 a term of its own that is higher than all that it knows. A vote is given
 
 - once for a term, and for none below one that a vote was given for;
-- by those alone who miss their server too, so that one that is cut off deposes nobody;
+- only by ranks that miss their server too, so that one that is cut off deposes nobody;
 - to a candidate whose model is at least as new as the voter's.
 
 The votes of more than half of all ranks elect. Any two majorities have a rank in common.
@@ -34,30 +35,31 @@ _SHORTEST: Seconds = 0.1
 _SPREAD: Seconds = 0.4
 _LONGEST: Seconds = 10.0
 _REPEATS = 8
-"""How often a candidate asks in one term: messages may be lost, or take long."""
+"""Attempts of a candidate in one term: messages may be lost, or take long."""
 
 Age: TypeAlias = tuple[int, int]
-"""How new a model is: the term in which it was given, and the commits that it has."""
+"""Age of a model: the term in which it was given, and the commits that it has."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Election:
-    """One rank's knowledge of who serves; events in, effects out.
+    """One rank's knowledge of the serving rank; events in, effects out.
 
     Attributes:
-        rank: Whose state this is.
-        num_ranks: In all, each with a vote.
-        term: Of the server that it follows.
+        rank: Rank that the state belongs to.
+        num_ranks: Number of ranks in all, each with a vote.
+        term: Term of the server that it follows.
         promised: The highest term that it has voted for.
         stands_for: The term that it asks votes for; `UNKNOWN` if for none.
-        votes: Who has voted for that, as keys.
-        lost: Who cannot be reached, as keys.
+        votes: Ranks that have voted for that term, as keys.
+        lost: Ranks that cannot be reached, as keys.
         is_leading: It serves.
         misses_leader: Its server is lost, has restarted, or is not known.
-        followers: While it leads: who has spoken in its term since it was last told, as keys.
-        must_confirm: While it leads: it could not reach most for a while, who may have another
-            server by now.
-        num_attempts: How often it has stood since.
+        followers: While it leads: ranks that have spoken in its term since it was last told, as
+            keys.
+        must_confirm: While it leads: for a while it could not reach most ranks, which may have
+            another server by now.
+        num_attempts: Number of times that it has stood since.
     """
 
     rank: Rank
@@ -96,7 +98,7 @@ class Election:
     def _is_majority(self, number: int) -> bool:
         return number > self.num_ranks // 2
 
-    # Who is there.
+    # Ranks that leave and return.
 
     def lose(self, rank: Rank, now: Seconds) -> list[Effect]:
         """Account for a rank that cannot be reached."""
@@ -205,12 +207,12 @@ class Election:
         return [*effects, *self.miss_leader(now)] if is_gone else effects
 
     def remind(self) -> list[Send]:
-        """Tell those again who have not answered."""
+        """Tell again the ranks that have not answered."""
         told = self.tell(Message("lead", 0)) if self.is_leading else []
         return [each for each in told if each.receiver not in self.followers]
 
     def tell(self, message: Message) -> list[Send]:
-        """Send all who can be reached a message."""
+        """Send a message to all ranks that can be reached."""
         others = (j for j in range(self.num_ranks) if j != self.rank and j not in self.lost)
         return [Send(j, message) for j in others]
 

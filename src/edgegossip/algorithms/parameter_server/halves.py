@@ -1,7 +1,7 @@
 """The two halves of a rank that may serve: a worker, and a server.
 
-Neither knows of elections: for both, the server is rank 0. What one has to say to the other
-goes to the rank that serves now, be it this one.
+Neither knows of elections: for both, the server is rank 0. Messages from one half to the other
+go to the rank that serves now, be it this one.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class StandbyState(WorkerState):
     """State of a rank; `params` and `round` are those of its halves.
 
     Attributes:
-        election: Who serves.
+        election: Election that tells which rank serves.
         worker: The half that trains; None on rank 0.
         server: The half that serves, where it does.
         copy: The newest model of the server that it was given; None for none.
-        age: How new that is.
-        recent: On the server: those who have committed, as keys, the last one last.
-        held: The answer to its own worker, until others have the model that it is of.
-        held_for: Those others, as keys.
+        age: Age of that model.
+        recent: On the server: workers that have committed, as keys, the last one last.
+        held: The answer to its own worker, until other ranks have the model in it.
+        held_for: Those other ranks, as keys.
         timers: Timers that are set for `server`, as keys.
         num_asked: Evaluations that are under way.
-        num_stale: How many of them were for a server that has stepped down.
+        num_stale: Number of these that were for a server that has stepped down.
     """
 
     election: Election
@@ -88,7 +88,7 @@ class Halves:
     """Gives events to the halves of a rank, and carries messages between the two.
 
     Args:
-        algorithm: What the halves do.
+        algorithm: Algorithm of the two halves.
     """
 
     algorithm: ParameterServer
@@ -113,10 +113,10 @@ class Halves:
     def _keep_fresh(
         self, state: StandbyState, server: ServerState, effects: list[Effect]
     ) -> list[Effect]:
-        """Give those that have committed last the new model, whoever it is an answer to.
+        """Give the workers that have committed last the new model, even if it answers another.
 
-        The worker on this rank waits for that as the others wait for their answers: it would
-        commit without a pause, and leave nothing over for them.
+        The worker on this rank waits for that as the others wait for their answers. Otherwise
+        it would commit without a pause, and leave nothing over for them.
         """
         answers = {
             each.receiver: each
@@ -153,7 +153,7 @@ class Halves:
     def carry(
         self, state: StandbyState, effects: list[Effect], now: Seconds, is_server: bool = False
     ) -> list[Effect]:
-        """Carry out what a half wants: hand the other half what is for this rank."""
+        """Carry out the effects of a half: messages to this rank go to the other half."""
         carried: list[Effect] = []
         for effect in effects:
             match effect:
@@ -212,7 +212,7 @@ class Halves:
     def _show(
         self, state: StandbyState, newest: Message, show: Message, now: Seconds
     ) -> list[Effect]:
-        """Show a new server the newest model there is here, or that it has one as new."""
+        """Show a new server the newest model here, or tell it that its own is as new."""
         worker, payload = state.worker, {**newest.payload}
         assert worker is not None
         number = worker.num_commits + (worker.commit is not None)

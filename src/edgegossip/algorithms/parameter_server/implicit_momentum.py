@@ -1,4 +1,4 @@
-"""How much momentum asynchrony adds by itself."""
+"""Implicit momentum: the momentum that asynchrony adds by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0 of several servers: it says to all of them what has happened, in which order.
+"""Rank 0 of several servers: it tells all of them the order of events.
 
 A commit counts as having come once all servers hold their pieces of it, so that no order has
 to wait: one whose worker is lost on the way is never spoken of. A worker counts as lost while
@@ -44,14 +44,14 @@ from edgegossip.core.protocol import (
 )
 
 _AGAIN = "again"
-"""The timer of what other servers have not confirmed."""
+"""Timer for messages that other servers have not confirmed."""
 _GROWTH, _MOST_GROWN = 1.5, 14
-"""By which the wait for a confirmation grows each time that there is none, and how often."""
+"""Growth of the wait for a confirmation after each failure, and its largest exponent."""
 
 
 @dataclass(frozen=True)
 class Leading(Sharing):
-    """Does what rank 0 does."""
+    """Server on rank 0, which orders events for all servers."""
 
     @property
     def others(self) -> range:
@@ -71,7 +71,7 @@ class Leading(Sharing):
         again = self.algorithm.resend_after
         if again is not None and not lead.is_timed and self._is_pending(state, lead):
             lead.is_timed = True
-            # A link that is full would never become free of what is sent over and over.
+            # A full link would never drain if messages were repeated over and over.
             effects.append(SetTimer(_AGAIN, now + again * _GROWTH**lead.num_sends))
         return effects
 
@@ -210,7 +210,7 @@ class Leading(Sharing):
         worker: Rank = 0,
         numbers: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Effect]:
-        """Say to all servers, this one included, what has happened."""
+        """Tell all servers, this one included, of an event."""
         order = Message(
             "order",
             state.round,
@@ -233,7 +233,7 @@ class Leading(Sharing):
     def _is_under_way(
         self, lead: Lead, what: str, worker: Rank = 0, piece: tuple[float, float] = (0.0, 0)
     ) -> bool:
-        """Say whether that has been ordered, and will be asked for again if need be."""
+        """Say whether such an order exists, and will be asked for again if need be."""
         found = (WHAT.index(what), worker, *piece)
         names = ("what", "worker", "life", "serial")
         return (
@@ -243,7 +243,7 @@ class Leading(Sharing):
         )
 
     def _settle(self, state: SharingState, lead: Lead, now: Seconds) -> list[Effect]:
-        """Order what may be ordered now, and evaluate what is there as a whole."""
+        """Order all events that may be ordered now, and evaluate complete models."""
         effects: list[Effect] = []
         missed = {j for j in self.single.workers if self._is_missed(state, lead, j)}
         for worker in sorted(missed - state.inner.lost.keys()):
@@ -312,19 +312,19 @@ class Leading(Sharing):
                 effects += self._order(state, lead, "lost", now, worker)
         return [*effects, *self._order(state, lead, "rejoined", now), *again]
 
-    # What other servers lack.
+    # Orders and slices that other servers lack.
 
     def _is_pending(self, state: SharingState, lead: Lead) -> bool:
         return not state.epoch or bool(lead.orders or state.looks)
 
     def _hail(self, state: SharingState, ranks: range | list[Rank]) -> list[Effect]:
-        """Ask servers what they hold."""
+        """Ask servers for the pieces that they hold."""
         return [Send(j, Message("hail", state.round)) for j in ranks if j not in state.lost]
 
     def _repeat(
         self, state: SharingState, lead: Lead, rank: Rank, most: int | None = None
     ) -> list[Effect]:
-        """Send a server again what it may lack, and ask for what it has to send again."""
+        """Repeat orders that a server may lack, and ask for slices that it must send again."""
         done = self._num_done(lead, rank)
         lacking = [order for index, order in lead.orders.items() if index >= done]
         owes = any(rank not in lead.slices.get(look, {}) for look in state.looks)

@@ -10,9 +10,10 @@ from edgegossip.core.protocol import Layout, Message, Rank
 
 
 def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
-    """Count the commits in each copy, of a worker no more than it says it has sent.
+    """Count the commits in each copy, for a worker no more than it says it has sent.
 
-    Or than two others say: one that goes on from a checkpoint has forgotten some.
+    The word of two others counts too: a worker that goes on from a checkpoint has forgotten
+    some.
     """
     told = {
         j: dict(zip(workers, copy.payload["counts"].tolist(), strict=True))
@@ -29,7 +30,7 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
 
 
 def change(commit: Message, params: Tensor) -> Tensor:
-    """Give what a commit changes of `params`, both [num_params]; statistics are as measured."""
+    """Give the change that a commit makes to `params`, [num_params]; statistics as measured."""
     update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
     if num_trained == update.numel():
         return update

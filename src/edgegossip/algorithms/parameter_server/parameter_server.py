@@ -1,8 +1,8 @@
-"""A parameter server and workers that commit to it: what BSP, SSP, ASP, ADACOMM, ADSP share.
+"""A parameter server and workers that commit to it: base of BSP, SSP, ASP, ADACOMM and ADSP.
 
-Rank 0 is the server. Workers train from its model, *commit* what that has changed, and get the
-server's model in return. The base knows how a commit travels, is answered once and for all, and
-survives loss, cuts and restarts. An algorithm built on it says when a worker commits
+Rank 0 is the server. Workers train from its model, *commit* their change of it, and get the
+server's model in return. The base makes each commit travel, be answered once and for all, and
+survive loss, cuts and restarts. An algorithm built on it says when a worker commits
 (`is_due`), and when and how the server merges and answers (`serve`).
 
 Each answer says how many commits of each worker its model holds. Nothing else is needed to go
@@ -66,7 +66,7 @@ _MAX_COUNT = 2**52
 class ParameterServer(Committing):
     r"""Base of the algorithms in which workers commit updates to a server.
 
-    Worker :math:`i` trains from the server's model :math:`W`, and commits what that changed.
+    Worker :math:`i` trains from the server's model :math:`W`, and commits the change.
     The server adds a share of it and answers with its model:
 
     .. math::
@@ -83,7 +83,7 @@ class ParameterServer(Committing):
     each has one slice of that model (see `SeveralServers`).
 
     A worker that comes back asks for the model (`pull`) and goes on in the round of the last
-    of the others; nobody waits for what it has missed. A worker stops when the server is lost,
+    of the others; nobody waits for its missed rounds. A worker stops when the server is lost,
     and gives up after `patience`; so does a server that has lost all its workers.
 
     Args:
@@ -94,11 +94,11 @@ class ParameterServer(Committing):
         patience: Seconds for which a worker waits for a lost server, and a server for the
             first of its workers to come back.
         rate_ratio: Learning rate of the workers over the task's, above 0.
-        momentum: Explicit momentum of the workers' SGD, in [0, 1), beside what asynchrony adds;
-            None leaves the task's.
-        standby: How many of the workers that have committed last are kept up to date, so that
-            one can be elected in the server's place (see `Standby`). 0 never elects.
-        num_servers: How many share the model, at least 1; only 1 goes with `standby`.
+        momentum: Explicit momentum of the workers' SGD, in [0, 1), on top of that which
+            asynchrony adds; None leaves the task's.
+        standby: Number of the workers that have committed last that are kept up to date, so
+            that one can be elected in the server's place (see `Standby`). 0 never elects.
+        num_servers: Servers that share the model, at least 1; only 1 goes with `standby`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -122,7 +122,7 @@ class ParameterServer(Committing):
         check_ranges(self, num_workers="at least 1", num_servers="at least 1")
         super().__post_init__()
 
-    # What an algorithm says.
+    # For algorithms to define.
 
     @abstractmethod
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
@@ -141,7 +141,7 @@ class ParameterServer(Committing):
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
-        """Tell worker `rank` in each answer how to go on, and what to remember for `recall`.
+        """Tell worker `rank` in each answer how to go on, and the values to keep for `recall`.
 
         Names as in `limits`, and any of `optional_limits`.
         """
@@ -160,7 +160,7 @@ class ParameterServer(Committing):
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
         """Take up, after a restart, `settings` that a worker has remembered; any may lack."""
 
-    # What is the same for all.
+    # Common to all algorithms.
 
     @property
     def traits(self) -> Traits:
@@ -375,7 +375,7 @@ class ParameterServer(Committing):
         counts = believed(copies, self.workers)
         # Those that have none that is newer than an elected server's own show no model.
         if whole := [j for j in counts if "params" in copies[j].payload]:
-            # Of elected servers, the one of the later term knows more.
+            # Among elected servers, the one of the later term knows more.
             as_of = {j: copies[j].numbers.get("as_of", 0) for j in counts}
             newest = max(whole, key=lambda j: (as_of[j], sum(counts[j].values())))
             state.params, state.num_commits = copies[newest].payload["params"], counts[newest]
@@ -392,7 +392,7 @@ class ParameterServer(Committing):
     def _skip(self, state: ServerState, rank: Rank) -> None:
         """Let a worker that was away go on in the round of the last of the others.
 
-        Of those that have not shown their model to a server that has restarted, it is unknown.
+        The round of a worker that has not shown its model to a restarted server is unknown.
         """
         known = [j for j in self.training(state) if j != rank and j not in state.unseen]
         others = [state.rounds[j] for j in known]
@@ -428,14 +428,14 @@ class ParameterServer(Committing):
         return state.waiting[rank].numbers["number"] <= state.num_commits[rank]
 
     def answer(self, state: ServerState, rank: Rank) -> Send:
-        """Give worker `rank` the model, and what it has to know."""
+        """Give worker `rank` the model and its settings."""
         state.pulling.pop(rank, None)
         if rank in state.waiting and self.is_merged(state, rank):
             del state.waiting[rank]
         return Send(rank, self.model_message("params", state, rank))
 
     def model_message(self, kind: str, state: ServerState, rank: Rank) -> Message:
-        """Make a message for worker `rank` of the model and what belongs to it."""
+        """Make a message for worker `rank` of the model and its settings."""
         counts = torch.tensor([*state.num_commits.values()], dtype=torch.int64)
         payload = {"params": state.params, "counts": counts}
         return Message(kind, state.rounds[rank], payload, self.settings(state, rank))

@@ -14,7 +14,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_ranges
 
 Look: TypeAlias = tuple[Seconds, float]
-"""When, counted from the start of the window, and the loss then."""
+"""Time since the start of the window, and the loss then."""
 
 FloatArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -24,7 +24,7 @@ class Reward(Protocol):
 
     @property
     def num_looks(self) -> int:
-        """Losses that it goes by, the first at the start and the last at the end."""
+        """Number of losses that it uses, the first at the start and the last at the end."""
 
     def __call__(self, looks: Sequence[Look]) -> float:
         """Say how good the window was: more is better, above 0 only if the loss fell."""
@@ -110,7 +110,7 @@ class PaperReward:
     .. math:: r = \frac{a^2}{1 / (\ell_{end} - c) - b}
 
     With as many parameters as losses there is no smoothing, and the sign flips where
-    :math:`1 / (\ell_{end} - c) < b`: a window in which the loss rose may be rated well. That is
+    :math:`1 / (\ell_{end} - c) < b`: a window in which the loss rose may be rated well. This is
     why it is not the default.
 
     Args:
@@ -118,8 +118,8 @@ class PaperReward:
             the published code.
 
     References:
-        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, and its published code (`get_reward`), of
-        which the fit, its guards and their values -100000 and -100001 are taken.
+        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, and its published code (`get_reward`), the
+        source of the fit, its guards and their values -100000 and -100001.
     """
 
     final_loss: float = 0.7

@@ -1,7 +1,7 @@
 """Several servers that share the model: each has a slice, and each worker talks to all of them.
 
-A worker is one of a single server, but that its commits go out in pieces, one to each server,
-and an answer counts once all its pieces are there. What servers agree on is in `Sharing`.
+A worker acts as with a single server, but its commits go out in pieces, one to each server, and
+an answer counts once all its pieces are there. `Sharing` makes the servers agree.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class SeveralServersState(WorkerState):
     """State of a worker; `params` and `round` are those of `inner`.
 
     Attributes:
-        inner: Of the worker of a single server.
-        life: When it began, if it has come back; pieces of a former life are older.
-        serial: Of the last commit that it has made.
-        epoch: In which it was asked for its model last; answers of earlier ones count no more.
+        inner: State of the worker of a single server.
+        life: Time of its last return, if it has come back; pieces of a former life are older.
+        serial: Serial number of the last commit that it has made.
+        epoch: Epoch in which it was asked for its model last; answers of earlier epochs count
+            no more.
         parts: The newest piece of an answer of each server.
         lost: Servers that cannot be reached, as keys.
     """
@@ -74,7 +75,7 @@ class SeveralServers:
     """Gives each event to the half of a rank that it is for.
 
     Args:
-        algorithm: With `num_servers` above 1.
+        algorithm: Algorithm with `num_servers` above 1.
     """
 
     def __init__(self, algorithm: ParameterServer) -> None:
@@ -114,7 +115,7 @@ class SeveralServers:
             case Started():
                 state.life = now if event.has_rejoined else 0.0
             case Received(sender, Message(kind="again")) if sender in self._servers[1:]:
-                # It needs its own piece alone; rank 0 asks for what else there may be.
+                # It needs its own piece alone; rank 0 asks for any others.
                 commit = state.inner.commit
                 pieces = [] if commit is None else self._cut(state, Send(SERVER, commit))
                 return [each for each in pieces if each.receiver == sender]
@@ -155,7 +156,7 @@ class SeveralServers:
     def _hear(
         self, state: SeveralServersState, sender: Rank, message: Message
     ) -> Received | None:
-        """Give what the worker of a single server would hear, if there is anything to hear."""
+        """Give the event that the worker of a single server would get, if there is one."""
         match message.kind:
             case "params":
                 joined = self._join(state, sender, message)
@@ -189,7 +190,7 @@ class SeveralServers:
         return replace(first, payload={**first.payload, "params": params}, numbers=numbers)
 
     def _cut(self, state: SeveralServersState, effect: Send) -> list[Send]:
-        """Cut what is for the server into a piece for each; what has none goes to rank 0."""
+        """Cut a message for the server into pieces; one that has none goes to rank 0."""
         message, numbers = effect.message, {**effect.message.numbers, "life": state.life}
         match message.kind:
             case "commit":
@@ -212,7 +213,7 @@ class SeveralServers:
     # Messages.
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Pieces instead of what they are of, and what servers say to each other."""
+        """Pieces instead of whole messages, and the messages between servers."""
         longest = -(-params.numel() // len(self._servers))
         piece = TensorSpec(params.dtype, (None,), max_numel=longest)
         messages = self._single.messages(params)

@@ -1,8 +1,8 @@
-"""A server of several: it holds a slice of the model, and does what rank 0 says has happened.
+"""A server of several: it holds a slice of the model, and handles events in rank 0's order.
 
-All servers run the same algorithm, each on its own slice. Nothing that a server decides depends
-on the entries of the model, so servers that are told the same events in the same order decide
-the same: who is merged in a round, when it is answered, and what it is told. Rank 0 puts events
+All servers run the same algorithm, each on its own slice. No decision of a server depends on
+the entries of the model, so servers that are told the same events in the same order decide the
+same: the workers merged in a round, the time of an answer, and its content. Rank 0 puts events
 in order (`Leading`), and sends each as an *order*, which has no tensors; the pieces of commits
 and copies come from the workers themselves.
 
@@ -63,28 +63,28 @@ WHAT = (
 PIECES = ("commit", "copy")
 """Kinds of messages of which each server gets a piece."""
 LABELS = ("life", "serial")
-"""Numbers that a piece has beside those of the whole message."""
+"""Numbers of a piece in addition to those of the whole message."""
 _IDLE = "idle"
 """A timer that only says that it has time: one without would take slow workers for silent."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Lead:
-    """State of rank 0 besides that of a server.
+    """State of rank 0 in addition to that of a server.
 
     Attributes:
-        orders: Those that some server may not have carried out yet, by number.
-        held: What each other server has said last that it holds.
-        fresh: Workers, as keys, of whom a piece has come that no order speaks of yet; by kind.
-        ordered: The commit of each worker that was spoken of last.
-        put_off: What has happened while nobody trains: the run would go on for it for ever.
-        slices: Of evaluations, by number of the look and server.
+        orders: Orders that some server may not have carried out yet, by number.
+        held: Last report of each other server on the pieces that it holds.
+        fresh: Workers, as keys, with a new piece that no order names yet; by kind.
+        ordered: The commit of each worker that an order named last.
+        put_off: Events while nobody trains; to order them would keep the run going for ever.
+        slices: Slices to evaluate, by number of the look and server.
         num_looked: Looks of this epoch whose slices were all there.
         num_asked: Evaluations that are under way.
-        num_stale: How many of them were for an earlier epoch.
+        num_stale: Number of these that were for an earlier epoch.
         heard: Epochs that the others know, while rank 0 knows of none.
         is_timed: The timer for sending again is set.
-        num_sends: How often that was done, as far as waits grow with it.
+        num_sends: Number of repeats, as far as waits grow with it.
     """
 
     orders: dict[int, Message] = field(default_factory=dict)
@@ -108,11 +108,11 @@ class SharingState(WorkerState):
     """State of a server that holds a slice; `params` are the slice once it knows it.
 
     Attributes:
-        inner: Of the algorithm, as if it were the only server and its slice the model.
+        inner: State of the algorithm, as if it were the only server and its slice the model.
         first: The slice of the model that the run began with.
         num_params: Entries of the whole model.
-        epoch: The present one; 0 while it knows of none.
-        num_orders: Carried out in this epoch.
+        epoch: The present epoch; 0 while it knows of none.
+        num_orders: Orders carried out in this epoch.
         chain: A digest of these orders.
         early: Orders that came before those which they follow, by number.
         num_answers: Answers that were given in this epoch.
@@ -123,7 +123,7 @@ class SharingState(WorkerState):
         num_told: Reports to rank 0.
         is_astray: It cannot carry out what it was told; rank 0 has to begin another epoch.
         has_finished: The algorithm has.
-        lead: What rank 0 has besides.
+        lead: State that only rank 0 has.
     """
 
     inner: ServerState
@@ -153,10 +153,10 @@ def label(piece: Message) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Does what any server of several does.
+    """Behavior of every server of several.
 
     Args:
-        algorithm: With `num_servers` above 1.
+        algorithm: Algorithm with `num_servers` above 1.
     """
 
     algorithm: ParameterServer
@@ -272,7 +272,7 @@ class Sharing:
         return [*effects, *self._report(state)]
 
     def _report(self, state: SharingState, again: bool = False) -> list[Effect]:
-        """Tell rank 0 what is here, and `again` the slices that it may lack."""
+        """Tell rank 0 of the pieces here, and `again` the slices that it may lack."""
         if SERVER in state.lost:
             return []
         none = Message("", 0, {}, {"life": 0.0, "serial": 0})
@@ -299,10 +299,10 @@ class Sharing:
         payload = {"params": state.looks[number]}
         return Send(SERVER, Message("slice", state.round, payload, numbers))
 
-    # What all servers do alike.
+    # Common to all servers.
 
     def begin_epoch(self, state: SharingState, epoch: int) -> list[Effect]:
-        """Know nothing of the model, as a server does that has restarted.
+        """Forget the model, as a server that has restarted.
 
         Pieces of commits that were used in the last epoch are to be sent again.
         """
@@ -316,7 +316,7 @@ class Sharing:
         return [Send(j, again) for j in self.algorithm.workers if j not in state.lost]
 
     def carry_out(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
-        """Tell the algorithm what has happened, if all is there that it needs."""
+        """Tell the algorithm of an event, if all that it needs is there."""
         is_next = order.numbers["chain"] == state.chain
         event = self._event(state, order.numbers) if is_next else None
         if event is None:
@@ -361,7 +361,7 @@ class Sharing:
         return TimerFired(what)
 
     def _pass_on(self, state: SharingState, effect: Effect) -> list[Effect]:
-        """Do what the algorithm wants: of a slice each server, all else rank 0 alone."""
+        """Carry out an effect: each server for its slice, rank 0 alone for all else."""
         is_leading = state.lead is not None
         match effect:
             case Send(worker, Message(kind="params") as answer):

@@ -1,4 +1,4 @@
-"""SSP: workers commit every step; the fastest may be so many steps ahead of the slowest."""
+"""SSP: workers commit every step; the fastest may lead the slowest by a bounded lag."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """One rank of a parameter server whose workers can take the server's place.
 
-Each worker has the server's model as its last answer had it, and what the server has to
-remember. Once an `Election` has found another server, that one does what a server does that has
+Each worker has the server's model from its last answer, and the values that the server has to
+remember. Once an `Election` has found another server, that one acts like a server that has
 restarted: it asks all for the newest model. A worker that serves trains on; so a rank has up to
 two halves.
 
-All messages say their sender's term. What is of an older one is not heard, and answered with
-the present one; and a server that cannot reach more than half of all ranks merges nothing. So
-of two servers on both sides of a cut one stands still, and steps down when the cut is over.
+All messages state their sender's term. A message of an older term is ignored, and answered with
+the present term. A server that cannot reach more than half of all ranks merges nothing. So if a
+cut leaves a server on each side, one stands still, and steps down when the cut is over.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MAJORITY, REMIND = "majority", "remind"
 
 @dataclass(frozen=True, slots=True)
 class Standby(Halves):
-    """Gives each event to the half of a rank that it is for, and decides who serves."""
+    """Gives each event to the half of a rank that it is for, and decides which rank serves."""
 
     def init(self, rank: Rank, params: Tensor) -> StandbyState:
         algorithm = self.algorithm
@@ -147,7 +147,7 @@ class Standby(Halves):
         if not event.has_rejoined:
             election.is_leading = state.rank == SERVER
             return [*self.serve(state, event, now), *self.work(state, event, now)]
-        # It knows neither who serves nor the model.
+        # It knows neither the serving rank nor the model.
         election.term, state.age, state.server = UNKNOWN, (UNKNOWN, 0), None
         found = self.carry(state, election.miss_leader(now), now)
         missing = self.work(state, WorkerLost(SERVER), now)
@@ -198,12 +198,12 @@ class Standby(Halves):
     def _note_follower(self, state: StandbyState, rank: Rank, now: Seconds) -> list[Effect]:
         waited = state.election.must_confirm
         state.election.hear(rank)
-        # What has waited may be merged now.
+        # Waiting commits may be merged now.
         is_free = waited and not state.election.must_confirm
         return self.serve(state, TimerFired(RESEND), now) if is_free else []
 
     def _confirm(self, state: StandbyState, leader: Rank, now: Seconds) -> list[Effect]:
-        """Tell a server that says so that this one follows."""
+        """Tell a server that says it leads that this rank follows."""
         election = state.election
         if leader != election.leader:
             return []
@@ -211,7 +211,7 @@ class Standby(Halves):
         followed = Message("promised", 0, numbers=numbers)
         return self.carry(state, [Send(leader, followed)], now)
 
-    # Who serves.
+    # The serving rank.
 
     def _miss(self, state: StandbyState, now: Seconds) -> list[Effect]:
         missed = state.election.misses_leader
@@ -243,7 +243,7 @@ class Standby(Halves):
             effects += self.work(state, news, now)
         if election.is_leading and election.has_majority:
             effects.append(SetTimer(MAJORITY, math.inf))
-        # The half that serves knows nothing of rank 0, but may merge again what has waited.
+        # The half that serves knows nothing of rank 0, but may merge waiting commits again.
         return [*effects, *self.serve(state, event if rank else TimerFired(RESEND), now)]
 
     def _follow(self, state: StandbyState, term: int, now: Seconds) -> list[Effect]:
@@ -252,7 +252,7 @@ class Standby(Halves):
         return [*effects, *self._change_server(state, now)]
 
     def _step_down(self, state: StandbyState) -> list[Effect]:
-        """Forget what was served; the others have gone on without it."""
+        """Drop the state of the server; the others have gone on without it."""
         timers = [SetTimer(SERVING + name, math.inf) for name in state.timers]
         state.num_stale = state.num_asked
         state.server, state.timers, state.recent = None, {}, {}
@@ -275,7 +275,7 @@ class Standby(Halves):
         return [*effects, *self._change_server(state, now)]
 
     def _remind(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Say again who serves: to those who have not answered, where messages can be lost."""
+        """Repeat which rank serves to those that have not answered, if messages can be lost."""
         again = self.algorithm.resend_after
         reminders = self.carry(state, [*state.election.remind()], now)
         if again is None or not reminders:

@@ -10,7 +10,7 @@ from torch import Tensor
 from edgegossip.core.protocol import Layout, Message, Rank, Seconds, WorkerState
 
 SERVER: Rank = 0
-"""The rank that serves at first, and for good where nobody stands by."""
+"""The rank that serves at first, and for good without standby."""
 RESEND, PATIENCE = "resend", "patience"
 """Timers of servers and workers."""
 
@@ -22,7 +22,7 @@ class ServerState(WorkerState):
     Attributes:
         num_commits: Commits merged of each worker, by rank.
         num_steps: Steps that went into them, by rank.
-        rounds: The round of each worker, by rank; one that comes back skips what it missed.
+        rounds: The round of each worker, by rank; one that comes back skips the missed rounds.
         waiting: Commits that have come and are not answered yet, by sender.
         pulling: Workers, as keys, that ask for the model.
         lost: Workers that cannot be reached, as keys.
@@ -49,17 +49,17 @@ class ServerState(WorkerState):
 
 @dataclass(slots=True, kw_only=True)
 class CommitterState(WorkerState):
-    """State of a worker that trains, and commits what it has learnt to the server.
+    """State of a worker that trains, and commits its progress to the server.
 
     Attributes:
         base: The model that `params` have grown out of: `params - base` is not committed yet.
         counts: The server's `num_commits`, as its last answer had them, [num_workers].
-        memory: What else the server's last answer had it remember; see `settings`.
+        memory: Other numbers that the server's last answer had it remember; see `settings`.
         layout: See `Started.layout`.
-        commit: Sent, and not answered yet.
+        commit: The commit that was sent and has no answer yet.
         committed: The parameters when it was sent.
-        num_sends: How often what has no answer yet was sent, as far as waits grow with it.
-        sent_at: When the last commit was sent, or work began.
+        num_sends: Sends of the message that has no answer yet, as far as waits grow with it.
+        sent_at: Time at which the last commit was sent, or work began.
         num_commits: Commits that were answered.
         local_steps: SGD steps between two commits, as the server has said last.
         num_asked: Steps asked for since the last commit; a wrapper may take fewer.
@@ -70,8 +70,8 @@ class CommitterState(WorkerState):
         has_moved: An answer has changed the parameters since it began.
         is_pulling: It needs the server's model before it trains on.
         has_server: The server can be reached.
-        answer_seconds: From the last commit that was answered to its answer.
-        step_seconds: Of a step of the last piece of training.
+        answer_seconds: Time from the last commit that was answered to its answer.
+        step_seconds: Time of a step of the last piece of training.
     """
 
     base: Tensor

@@ -25,8 +25,8 @@ class Decoupled(Stages):
         update f_k by g_k;  this gives g_{k-1} at its inputs
         send g_{k-1} to stage k - 1            # which fits M_{k-1} to it when it comes
 
-    The last stage has the true loss. Which gradient a stage trains by is the affair of its
-    trainer: see `learning.stages`. Nobody waits but for room above (`max_waiting`). While the
+    The last stage has the true loss. The trainer of a stage chooses the gradient that it trains
+    by: see `learning.stages`. A stage waits only for room above (`max_waiting`). While the
     stage above is lost, a stage goes on by itself and sends nothing.
 
     Args:
@@ -38,8 +38,8 @@ class Decoupled(Stages):
         precision: See `StageLinks`.
         forget_after: See `StageLinks`.
         max_waiting: Batches of a worker that the stage above has not answered, at most.
-        gradient_every: Every how many batches the gradient comes back, at least 1; None where
-            nobody learns from it, as with local losses.
+        gradient_every: Number of batches after which a gradient comes back, at least 1; None
+            where nobody learns from it, as with local losses.
 
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,

@@ -44,7 +44,8 @@ class StageLinks(Algorithm[StageState]):
         num_first: Workers that hold the first stage, at least 1.
         max_batch: Samples of a batch at most; a pass may end with a batch of one more than the
             batch size.
-        precision: In which activations and gradients travel: "float32", "bfloat16" or "int8".
+        precision: Precision of activations and gradients in transit: "float32", "bfloat16" or
+            "int8".
         forget_after: Seconds without any answer after which the batches above are given up;
             twice as many after each time in vain, half after each answer. None never gives up:
             right where links lose nothing.
@@ -85,7 +86,7 @@ class StageLinks(Algorithm[StageState]):
                 f"{self.num_first}; it keeps together the workers of the first stage alone"
             )
 
-    # Who is who.
+    # Ranks and stages.
 
     @property
     def num_stages(self) -> int:
@@ -102,7 +103,7 @@ class StageLinks(Algorithm[StageState]):
         return max(0, rank - self.num_first + 1)
 
     def above(self, rank: Rank) -> Rank | None:
-        """Say who holds the next stage; None for the last."""
+        """Say which rank holds the next stage; None for the last."""
         rank = self.num_first + self.stage(rank)
         return rank if rank < self.num_workers else None
 
@@ -116,7 +117,7 @@ class StageLinks(Algorithm[StageState]):
         return Role(f"stage-{stage}", has_data=stage == 0)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's, and what lost messages would do."""
+        """List the inner algorithm's warnings, and the effect of lost messages."""
         found = self.inner.warnings(setting)
         if setting.drops_messages and self.forget_after is None:
             found.append(
@@ -128,7 +129,7 @@ class StageLinks(Algorithm[StageState]):
     # Messages.
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Activations up and answers down, of each boundary; the inner algorithm's besides."""
+        """Activations up and answers down at each boundary; the inner algorithm's messages."""
         precision, ahead = Precision(self.precision), self.inner.traits.num_rounds
         specs = dict(self.inner.schema(params))
         for number, shape in enumerate(self.boundaries):
@@ -161,7 +162,7 @@ class StageLinks(Algorithm[StageState]):
     def answer(
         self, state: StageState, number: int, gradient: Tensor | None = None
     ) -> list[Effect]:
-        """Tell who sent the batch `number` that it is done, and what its gradient is."""
+        """Tell the sender of the batch `number` that it is done, with its gradient."""
         if number not in state.origins:
             return []
         sender, asked = state.origins.pop(number)

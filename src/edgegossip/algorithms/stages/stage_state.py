@@ -31,14 +31,14 @@ class Piece:
     """Work that the first stage's own algorithm has asked for, done batch by batch.
 
     Attributes:
-        request: What was asked for.
+        request: The request for this work.
         num_due: Samples after which it is done, where it is no number of steps.
         num_begun: Batches begun.
         num_steps: Batches done.
-        num_samples: In them.
-        seconds: Since it began, waiting included.
-        began: When it did.
-        loss: Sum over the batches.
+        num_samples: Samples in them.
+        seconds: Time since it began, waiting included.
+        began: Time at which it began.
+        loss: Sum of the losses over the batches.
         cost: As in `Trained`.
     """
 
@@ -90,7 +90,7 @@ class Piece:
 
     @property
     def is_done(self) -> bool:
-        """All that was asked for is trained."""
+        """All requested work is trained."""
         work = self.request.work
         if isinstance(work, Steps):
             return self.num_steps >= work.num_steps
@@ -122,15 +122,15 @@ class StageState(WorkerState):
     """State of a worker; `params` are its stage's, `round` that of the first stage it hears of.
 
     Attributes:
-        inner: Of a first stage: the state of its own algorithm.
+        inner: In a first stage: the state of its own algorithm.
         num_samples: Training samples that it has.
-        piece: Of a first stage: the work under way that this has asked for.
+        piece: In a first stage: the work under way that this algorithm has asked for.
         next_batch: Number of the next batch, as it is counted here.
-        pending: Batches sent up that have no answer yet, by number, oldest first; with what is
+        pending: Batches sent up that have no answer yet, by number, oldest first; with the data
             needed when it comes.
-        answers: Answers that have come, not made use of yet.
+        answers: Answers that have come and are not used yet.
         waiting: Batches that have come from below and are not trained on yet.
-        origins: Who sent each batch that is not answered yet, with the message's numbers; by
+        origins: Sender of each batch that is not answered yet, with the message's numbers; by
             the number that it has here.
         present: Number of the batch that is trained on.
         is_training: A `Train` is under way.
@@ -140,12 +140,12 @@ class StageState(WorkerState):
         most_pending: Batches in `pending` at most, since then.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
-        num_in_vain: How often no answer has come in time, less the answers that have.
+        num_in_vain: Timeouts without an answer, less the answers that came in time.
         ended: Workers below that send no more, as keys.
-        has_ended: This one does not.
-        left_alone_since: When all workers below were lost, and none has come back since; None
-            while there is one.
-        num_told: How often it has said so.
+        has_ended: This worker sends no more.
+        left_alone_since: Time at which all workers below were lost, if none has come back
+            since; None while there is one.
+        num_told: Number of times that it has said so.
         asks_round: It has come back, and goes on in the round that the next answer says.
     """
 
@@ -173,7 +173,7 @@ class StageState(WorkerState):
     asks_round: bool = False
 
     def forget(self, liar: Rank) -> None:
-        """Make no more use of what `liar` has sent."""
+        """Drop the batches of `liar`, and their answers."""
         self.waiting = [each for each in self.waiting if each[0] != liar]
         numbers = {number for number, (sender, _) in self.origins.items() if sender == liar}
         for number in numbers:
@@ -189,14 +189,14 @@ class StageState(WorkerState):
         self.most_pending = max(self.most_pending, len(self.pending))
 
     def note_training(self, stage: int, event: Trained) -> list[Effect]:
-        """Put queues on record now and then, and what the trainer has measured."""
+        """Put queues on record now and then, and the measurements of the trainer."""
         if self.num_trained % _NOTED_EVERY != 1:
             return []
         measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
         return [self.note(stage, {"loss": event.loss, **measured})]
 
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
-        """Put queues and counts on record, with what was measured."""
+        """Put queues and counts on record, with the measurements."""
         self.measure_queues()
         numbers = {
             "stage": stage,

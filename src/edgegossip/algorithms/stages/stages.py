@@ -1,13 +1,13 @@
-"""One model in stages on several machines: what decoupled and pipelined training share.
+"""One model in stages on several machines: the base of decoupled and pipelined training.
 
 Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
 stage. Batches go up as activations with labels, answers come down, with a gradient or without.
 A worker has at most `max_passed` batches above it that are not answered: a stage that is slow
 slows those below it, and nobody's memory fills.
 
-How workers of the first stage are kept together is the affair of another algorithm, `inner`: it
-asks for training and exchanges the first stage's parameters as it would those of a whole model.
-What it asks for is done batch by batch, and each batch goes up.
+Another algorithm, `inner`, keeps the workers of the first stage together: it asks for training
+and exchanges the first stage's parameters as it would those of a whole model. The work that it
+asks for is done batch by batch, and each batch goes up.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NUMBERS_A_SECOND = 1e6
 class Stages(StageLinks):
     """Base of the algorithms that train one model in stages; see `StageLinks` for arguments."""
 
-    # What an algorithm says.
+    # For algorithms to define.
 
     @abstractmethod
     def max_passed(self, stage: int) -> int:
@@ -72,7 +72,7 @@ class Stages(StageLinks):
 
     @abstractmethod
     def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Account for training that is done, and send what is to be sent."""
+        """Account for training that is done, and send its results."""
 
     @abstractmethod
     def take_answer(
@@ -84,7 +84,7 @@ class Stages(StageLinks):
     def give_up(self, state: StageState) -> list[Effect]:
         """Forget all batches above, which nobody will answer."""
 
-    # What is the same for all.
+    # Common to all algorithms.
 
     def init(self, rank: Rank, params: Tensor) -> StageState:
         inner = self.inner.init(rank, params) if self.stage(rank) == 0 else None
@@ -117,7 +117,7 @@ class Stages(StageLinks):
                 effects = self._drive(state, event, now)
         effects += self._go_on(state, now)
         state.measure_queues()
-        # Whatever has happened, it may have been the last that this stage waited for.
+        # Any event may have been the last that this stage waited for.
         return [*effects, *self._end_if_done(state, now)]
 
     def _go_on(self, state: StageState, now: Seconds) -> list[Effect]:
@@ -145,7 +145,7 @@ class Stages(StageLinks):
         return effects
 
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop what was made of parameters that were no good."""
+        """Drop the progress from parameters that were no good."""
         effects = [*self._give_up(state), *self.answer(state, state.present)]
         # They are of the same batches, or of later ones.
         state.answers.clear()
@@ -157,7 +157,7 @@ class Stages(StageLinks):
         return [*effects, *self._drive(state, event, now)]
 
     def _drive(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
-        """Hand `event` to the first stage's own algorithm; what it asks to train is a piece."""
+        """Hand `event` to the first stage's own algorithm; its training becomes a piece."""
         if state.inner is None:
             return []
         if isinstance(event, Started | Assigned):
@@ -185,7 +185,7 @@ class Stages(StageLinks):
             state.left_alone_since = None
             return []
         if state.waiting or state.is_training or state.origins:
-            return []  # what they have sent comes first
+            return []  # their batches come first
         if state.ended:
             return self._finish(state, now)
         # All are lost, and may be on their way back.
@@ -198,8 +198,8 @@ class Stages(StageLinks):
     def _finish(self, state: StageState, now: Seconds) -> list[Effect]:
         """Send no more, and leave; but wait for the stage above when it is lost.
 
-        Nobody else has its part of the model, and back it goes on from its checkpoint only with
-        somebody who is there.
+        Nobody else has its part of the model, and once back it can go on from its checkpoint
+        only with a worker that is still there.
         """
         is_missed = self.above(state.rank) in state.lost
         wait = SetTimer(_LEFT_ALONE, now + _PATIENCE)
@@ -249,7 +249,7 @@ class Stages(StageLinks):
         return []
 
     def next_waiting(self, state: StageState) -> Payload:
-        """Take the batch that has waited longest: what to train on."""
+        """Take the batch that has waited longest, to train on."""
         sender, message = state.waiting.pop(0)
         state.origins[state.next_batch] = (sender, message.numbers)
         values = Precision(self.precision).decode("activations", message.payload)
@@ -300,7 +300,7 @@ class Stages(StageLinks):
             state.lost.pop(rank, None)
         effects: list[Effect] = []
         if rank == self.above(state.rank):
-            effects = self._give_up(state)  # what is under way to it, or back, is lost
+            effects = self._give_up(state)  # batches and answers under way are lost
             if state.has_ended and isinstance(event, WorkerJoined):
                 effects += self._finish(state, now)
         if rank < self.num_first and state.inner is not None:

@@ -15,7 +15,7 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6
-"""Larger activations and gradients are sent as this: a network refuses them."""
+"""Largest activation or gradient; larger ones are sent as this: a network refuses them."""
 _INT8 = 127
 _MAX_BATCHES = 2**53
 _UP, _DOWN, _END = "activations-", "done-", "end-"
@@ -23,7 +23,7 @@ _UP, _DOWN, _END = "activations-", "done-", "end-"
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a tensor travels.
+    """Precision of a tensor in transit.
 
     `float32` and `bfloat16` send each value with so many bits; `int8` sends whole numbers from
     -127 to 127 and their unit, the largest absolute value over 127. Its error is at most half a
@@ -61,8 +61,8 @@ class Precision:
     def specs(self, name: str, shape: Shape, max_batch: int) -> dict[str, TensorSpec]:
         """Describe batches of at most `max_batch` tensors of `shape`.
 
-        Each has a measure, so that what is far beyond the usual is refused sooner, and who has
-        sent it is found.
+        Each has a measure, so that values far beyond the usual are refused sooner, and their
+        sender is found.
         """
         dtype, numel = _DTYPES[self.name], max_batch * math.prod(shape)
         largest = 1.01 * LARGEST  # `bfloat16` rounds up
@@ -84,7 +84,7 @@ class Precision:
     def messages(
         self, shape: Shape, max_batch: int, num_classes: int, max_ahead: int | None
     ) -> tuple[MessageSpec, MessageSpec]:
-        """Describe what goes up over a boundary, and what comes down."""
+        """Describe the messages that go up over a boundary, and those that come down."""
         batch = {"batch": range(_MAX_BATCHES)}
         labels = TensorSpec(torch.int64, (None,), max_batch, 0, num_classes - 1)
         up = MessageSpec(
@@ -103,7 +103,7 @@ class Precision:
 def check_batch(
     stage: int, outputs: Payload, shape: Shape, max_batch: int, num_classes: int
 ) -> None:
-    """Fail where the receiver would refuse what a trainer has given, and the sender wait.
+    """Fail where the receiver would refuse a trainer's outputs, and the sender would wait.
 
     Raises:
         LocalProtocolError: If `outputs` are no batch of this `shape`, size and labels.
@@ -139,7 +139,7 @@ def kind_up(boundary: int) -> str:
 
 
 def kind_down(boundary: int) -> str:
-    """The kind of their answers."""
+    """The kind of the answers to those messages."""
     return f"{_DOWN}{boundary}"
 
 

@@ -1,4 +1,4 @@
-"""What a compressor is, and the one that changes nothing."""
+"""Interface of a compressor, and the compressor that changes nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from edgegossip.core.schema import TensorSpec
 
 Floats: TypeAlias = NDArray[np.float32]
 Sizes: TypeAlias = tuple[int, ...]
-"""How many entries each part of a vector has."""
+"""Number of entries in each part of a vector."""
 
 
 class Compressor(ABC):
     r"""Makes a payload of a vector, and a vector much like it of the payload.
 
-    Implementations are frozen dataclasses. What they promise is a contraction: for every
-    finite vector :math:`x` and a :math:`\delta` in (0, 1] that depends on its length alone,
+    Implementations are frozen dataclasses. They promise a contraction: for every finite vector
+    :math:`x` and a :math:`\delta` in (0, 1] that depends on its length alone,
 
     .. math:: E \|C(x) - x\|^2 \le (1 - \delta) \|x\|^2
 
-    so that what is held back, and added to the next vector, stays bounded.
+    so that the remainder, which is held back and added to the next vector, stays bounded.
     """
 
     @abstractmethod
@@ -39,16 +39,15 @@ class Compressor(ABC):
 
         Args:
             vector: Not written to.
-            key: Of the random stream to draw from (seed, rank, ..., round); equal keys, equal
-                payloads. Compressors that draw nothing ignore it.
+            key: Key of the random stream to draw from (seed, rank, ..., round). Equal keys give
+                equal payloads. Compressors that draw nothing ignore it.
         """
 
     @abstractmethod
     def decompress(self, payload: Payload, numel: int) -> Tensor:
         """Make a vector, float32 [numel], of any payload that `schema` allows: never raises.
 
-        All its entries are finite. A payload may have other tensors besides; they are not
-        looked at.
+        All its entries are finite. Other tensors of the payload are ignored.
         """
 
     @abstractmethod
@@ -56,7 +55,7 @@ class Compressor(ABC):
         r""":math:`\delta`, in (0, 1], for vectors [numel]."""
 
     def consensus_step(self, numel: int) -> float:
-        r"""How far to go, in (0, 1], towards what others tell in it of vectors [numel].
+        r"""Consensus step, in (0, 1], for vectors [numel] that travel compressed.
 
         The share of the entries that is kept, times the share of the square that is left of
         normally distributed ones: :math:`\delta` itself, where few bits are sent, follows
@@ -66,12 +65,12 @@ class Compressor(ABC):
 
     @property
     def divergence_factor(self) -> float:
-        """From how many times `consensus_step` on workers were seen to diverge."""
+        """Multiple of `consensus_step` from which on workers were seen to diverge."""
         return 5.0
 
     @abstractmethod
     def schema(self, numel: int) -> Mapping[str, TensorSpec]:
-        """What payloads of vectors [numel] look like."""
+        """Describe the payloads of vectors [numel]."""
 
 
 class PartwiseCompressor(Compressor):
@@ -99,7 +98,7 @@ class PartwiseCompressor(Compressor):
     def compress_parts(self, vector: Tensor, sizes: Sizes, *key: int | str) -> Payload:
         """`compress` a vector whose parts have these `sizes`."""
         entries = np.ascontiguousarray(vector.detach().cpu().numpy())
-        # A vector that is not finite is compressed to something: whoever trains will tell.
+        # A vector that is not finite is compressed to something: the trainer reports it.
         with np.errstate(all="ignore"):
             return {"bits": torch.from_numpy(self.pack(entries, sizes, *key))}
 
@@ -140,11 +139,11 @@ class PartwiseCompressor(Compressor):
 
     @abstractmethod
     def max_num_bytes(self, sizes: Sizes) -> int:
-        """How many bytes `pack` writes at most."""
+        """Most bytes that `pack` writes."""
 
 
 class Values(PartwiseCompressor):
-    """A compressor that sends something of every entry; its bytes are always as many."""
+    """A compressor that sends something of every entry; its number of bytes is constant."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A memory of what compression held back, for any compressor."""
+"""Error feedback: a memory of the part that compression held back, for any compressor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from edgegossip.core.protocol import Payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feedback:
-    """What one turn of `feed_back` gives.
+    """Result of one turn of `feed_back`.
 
     Attributes:
-        payload: To send.
-        sent: What receivers make of it, [numel].
-        error: What was held back, to be added next time, [numel].
+        payload: Payload to send.
+        sent: Vector that receivers decompress from it, [numel].
+        error: Part held back, to be added next time, [numel].
     """
 
     payload: Payload
@@ -28,11 +28,11 @@ class Feedback:
 def feed_back(
     compressor: Compressor, vector: Tensor, error: Tensor, *key: int | str
 ) -> Feedback:
-    r"""Compress `vector` and what was held back before, and remember what is held back now.
+    r"""Compress `vector` and the error held back before, and remember the new error.
 
     .. math:: v = x + e, \qquad q = C(v), \qquad e' = v - q
 
-    so that all that was sent and what is remembered add up to all the vectors: nothing is lost
+    so that all that was sent and the present error add up to all the vectors: nothing is lost
     but to rounding. With a compressor that contracts by :math:`\delta` and vectors no longer
     than :math:`G`, :math:`\|e\|` stays below :math:`2 G / \delta`.
 
@@ -40,7 +40,7 @@ def feed_back(
         compressor: C.
         vector: x, [numel].
         error: e, [numel]; zeros at first.
-        key: Of the random stream, as for `compress`.
+        key: Key of the random stream, as for `compress`.
 
     References:
         Karimireddy, Rebjock, Stich and Jaggi, ICML 2019, arXiv:1901.09847, algorithm 2 and

@@ -2,9 +2,9 @@ r"""The few levels that stand for many magnitudes with the least squared error.
 
 Magnitudes are sorted into bins by the first 16 bits of their float32 (the exponent and 7 bits
 of mantissa), so that all but two passes over them are passes over the bins, of which there are
-a few hundred. A *partition* of the bins into cells gives each cell its mean as its level. What
-is left of the energy then is :math:`\sum_c m_c \ell_c^2`, with the mass :math:`m_c` of a cell;
-it is *captured*, and what is missing is the squared error.
+a few hundred. A *partition* of the bins into cells gives each cell its mean as its level. The
+levels then have the energy :math:`\sum_c m_c \ell_c^2`, with the mass :math:`m_c` of a cell.
+This energy is *captured*; the rest is the squared error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cuts: TypeAlias = NDArray[np.int64]
 
 NUM_ROUNDS = 16
 SLACK = 1 + 2.0**-6
-"""Above what a bin spans, and what rounding the scale adds."""
+"""Margin above the width of a bin and the rounding of the scale."""
 
 
 def fit(
@@ -34,10 +34,11 @@ def fit(
     """Find levels with a small weighted squared error, and the nearest one of each magnitude.
 
     Args:
-        magnitudes: At least 0, [count].
-        weights: Of their squared errors, [count].
-        num_levels: At most 256.
-        thresholds: Between cells, [num_levels - 1]. The error is never larger than with them.
+        magnitudes: Magnitudes, at least 0, [count].
+        weights: Weights of their squared errors, [count].
+        num_levels: Number of levels, at most 256.
+        thresholds: Thresholds between cells, [num_levels - 1]. The error is never larger than
+            with them.
 
     Returns:
         Level of each magnitude, [count], and the levels, ascending, [num_levels].
@@ -114,7 +115,7 @@ class _Histogram:
         return cls(firsts.view(np.float32).astype(np.float64), _before(mass), _before(moment))
 
     def best(self, num_levels: int, thresholds: Doubles) -> Cuts:
-        """The partition that captures most, of two to begin with and those Lloyd finds."""
+        """The partition that captures most: one of two initial ones or of those Lloyd finds."""
         found = [np.searchsorted(self.ends[:-1], thresholds), self._even(num_levels)]
         cuts = max(found, key=self.captured)
         for _ in range(NUM_ROUNDS):

@@ -1,6 +1,6 @@
 """Whole numbers in as few bits as they need, without a loop over them.
 
-Everything here reads any bytes whatever: those that are missing count as zeros.
+Every reader here accepts any bytes: missing ones count as zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 Positions: TypeAlias = NDArray[np.int64]
 
 MAX_WIDTH = 32
-"""Bits of a number at most."""
+"""Most bits of a number."""
 
 BLOCK = 16
 """Gaps that share a width; 32 and 64 measure worse on real models."""
@@ -97,7 +97,7 @@ def pack_positions(positions: Positions, numel: int) -> Bytes:
     A gap of g entries that are left out is g >> width zeros and a one, and the lowest `width`
     bits of g. Entries that matter stand together (in a layer, a filter, the inputs of a
     neuron), so each `BLOCK` of gaps has a width of its own. The widths come first, then all
-    lowest bits, width after width, then the ones and zeros: whatever is alike is read at once.
+    lowest bits, width after width, then the ones and zeros: like items are read at once.
 
     Args:
         positions: Ascending, each less than `numel`; [count].
@@ -148,7 +148,7 @@ def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
 
 
 def max_positions_num_bytes(count: int, numel: int) -> int:
-    """How many bytes `pack_positions` writes at most for `count` positions.
+    """Most bytes that `pack_positions` writes for `count` positions.
 
     No more than with the usual width in all blocks, and another byte begun.
 
@@ -161,13 +161,13 @@ def max_positions_num_bytes(count: int, numel: int) -> int:
 
 
 def _usual_width(numel: int, count: int) -> int:
-    """The best one where all entries are as likely to be kept."""
+    """Best width where all entries are equally likely to be kept."""
     mean_gap = numel / max(1, count)
     return math.floor(math.log2(max(1, mean_gap * math.log(2))))
 
 
 def _base_width(numel: int, count: int) -> int:
-    """The least to choose from: most blocks that need another than the usual need less."""
+    """Least width to choose from: most blocks that need an unusual width need a smaller one."""
     return max(0, _usual_width(numel, count) - NUM_WIDTHS + 4)
 
 
@@ -178,7 +178,7 @@ def _taken(choices: Integers, base: int) -> list[int]:
 
 
 def _best_choices(gaps: Positions, base: int) -> Bytes:
-    """Which width takes the fewest bits for each block, less `base`; [num_blocks]."""
+    """Width that takes the fewest bits for each block, less `base`; [num_blocks]."""
     starts = np.arange(0, len(gaps), BLOCK)
     num_gaps = np.diff(starts, append=len(gaps))
     num_bits = [

@@ -20,7 +20,7 @@ class PerLayer(Compressor):
     out for ever. So each keeps its share (at least one entry) and has its own scale.
 
     Args:
-        inner: What compresses each part.
+        inner: Compressor of each part.
         sizes: Entries of each part, in order.
 
     Raises:

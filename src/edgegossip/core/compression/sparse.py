@@ -28,15 +28,15 @@ from edgegossip.core.randomness import derive_seed, generator
 
 @dataclass(frozen=True)
 class Sparse(PartwiseCompressor):
-    """Base of those that keep some entries of each part, and say which.
+    """Base of the compressors that keep some entries of each part, and send their positions.
 
-    What is kept is itself compressed, by `values`, with the parts that it has: a contraction of
+    The kept entries are themselves compressed, by `values`, in the same parts: a contraction of
     a contraction is one, and their factors multiply.
 
     Args:
         keep_ratio: Share of the entries that is kept, in (0, 1], rounded, and at least one of
             each part.
-        values: How they are sent.
+        values: Compressor of the kept entries.
 
     Raises:
         ValueError: If `keep_ratio` is not in (0, 1].
@@ -53,7 +53,7 @@ class Sparse(PartwiseCompressor):
             )
 
     def num_kept(self, sizes: Sizes) -> Sizes:
-        """How many entries of each part are kept.
+        """Number of entries kept in each part.
 
         >>> TopK(keep_ratio=0.1).num_kept((100, 8, 0))
         (10, 1, 0)
@@ -97,7 +97,7 @@ class Sparse(PartwiseCompressor):
 
     @abstractmethod
     def choose(self, vector: Floats, sizes: Sizes, *key: int | str) -> tuple[Positions, Bytes]:
-        """Positions that are kept, ascending, and bytes that tell them."""
+        """Positions to keep, ascending, and the bytes that encode them."""
 
     @abstractmethod
     def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
@@ -105,12 +105,12 @@ class Sparse(PartwiseCompressor):
 
     @abstractmethod
     def max_positions_num_bytes(self, sizes: Sizes) -> int:
-        """How many bytes tell the positions at most."""
+        """Most bytes that encode the positions."""
 
 
 @dataclass(frozen=True)
 class TopK(Sparse):
-    r"""Keeps the entries with the largest magnitudes; of equal ones those that come first.
+    r"""Keeps the entries with the largest magnitudes; among equal ones, the first.
 
     :math:`\delta` is the share that is kept (times that of `values`), which is met by vectors
     whose entries are all as large. Positions take 8.1 bits each at 1 %: see

@@ -1,4 +1,4 @@
-"""Which entries of a vector are kept."""
+"""Choice of the entries of a vector that are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 2**17
 def largest(vector: NDArray[np.float32], count: int) -> Positions:
     """Find the `count` entries of `vector` with the largest magnitudes, ascending; [count].
 
-    Of equal ones, those that come first. The result is exact: a sample only tells which
+    Among equal ones, the first are chosen. The result is exact: a sample only tells which
     entries need not be compared.
 
     >>> largest(np.float32([1, -3, 2, 3, 3]), 2).tolist()
@@ -28,7 +28,7 @@ def largest(vector: NDArray[np.float32], count: int) -> Positions:
     if count >= len(vector):
         return np.arange(len(vector))
     # The bits of floats without their sign are in the order of the magnitudes: infinities and
-    # what is no number come last, and everything can be compared.
+    # NaNs come last, and everything can be compared.
     bits = vector.view(np.int32)
     candidates = _candidates(bits, count)
     magnitudes = bits[candidates] & 0x7FFFFFFF

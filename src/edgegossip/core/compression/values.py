@@ -15,7 +15,7 @@ from edgegossip.core.compression.levels import Doubles, fit, guarantee
 from edgegossip.core.compression.packing import Bytes, pack, packed_num_bytes, padded, unpack
 
 ROUNDING = 2.0**-16
-"""What rounding to eight bits of mantissa costs at most, as a share of the square."""
+"""Largest error of rounding to eight bits of mantissa, as a share of the square."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Quantize(Values):
 
     :math:`\delta` holds whatever the vector: see `levels.guarantee`. It falls with the length
     of the longest part, slowly but for few bits: 0.72 for 4 bits and 100,000 entries, 0.998
-    for 8. What is met in practice is far better: 4 bits lose 0.03 to 0.6 % of
-    :math:`\|x\|^2` of the entries that top-k keeps, and 1 % of normally distributed ones.
+    for 8. Practice is far better: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` of the entries
+    that top-k keeps, and 1 % of normally distributed ones.
 
     Args:
-        bits: Of an entry, with its sign, in [2, 8].
+        bits: Bits of an entry, with its sign, in [2, 8].
 
     References:
         S. P. Lloyd, "Least squares quantization in PCM", 1982. In place of the equidistant,
@@ -130,14 +130,14 @@ class Quantize(Values):
 
     @property
     def num_levels(self) -> int:
-        """Of magnitudes; each entry has a sign besides."""
+        """Number of levels for magnitudes; the sign of each entry is separate."""
         return int(2 ** (self.bits - 1))
 
     def contraction_of_parts(self, sizes: Sizes) -> float:
         return guarantee(max(1, *sizes), self.num_levels)[0]
 
     def consensus_step_of_parts(self, sizes: Sizes) -> float:
-        # Panter and Dite, 1951: what the best levels lose where there are many of them.
+        # Panter and Dite, 1951: the loss of the best levels where there are many of them.
         return 1 - math.sqrt(3) * math.pi / 2 * 4.0**-self.bits
 
     def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
