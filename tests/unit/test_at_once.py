@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from edgegossip.core.errors import TrainingError
+from edgegossip.core.errors import DataError, TrainingError
 from edgegossip.experiments.at_once import do_at_once
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Comparison
 from edgegossip.experiments.progress import Progress, Silent, Status
+from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.study import Cell, Row, Session, Study, run_study
 from edgegossip.recipes.recipe_settings import Settings
 from edgegossip.recipes.registry import STUDIES, load_recipe, load_study
@@ -46,9 +47,19 @@ def die(session: Session) -> Row:
 
 def begin_and_wait(session: Session) -> Row:
     session.folder.mkdir(parents=True)
-    (session.folder / "begun").touch()
-    time.sleep(60)
+    begun, asked, insisted = (session.folder / name for name in ("begun", "asked", "insisted"))
+    with on_stop_signal(asked.touch, insisted.touch):
+        begun.touch()
+        while not asked.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)  # one who insisted would do so at once
     return {}
+
+
+def lack_data(session: Session) -> Row:
+    while not session.folder.with_name("other").joinpath("begun").exists():
+        time.sleep(0.01)
+    raise DataError("no file is there")
 
 
 def study(*cells: Cell, **changes: Any) -> Study:  # noqa: ANN401
@@ -97,6 +108,17 @@ def test_a_process_that_is_killed_is_named_and_the_rest_is_kept(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_an_error_that_ends_a_study_stops_the_other_processes_at_once(tmp_path: Path) -> None:
+    cells = (
+        Cell(name="lacking", group="a", work=lack_data),
+        Cell(name="other", group="a", work=begin_and_wait),
+    )
+    with pytest.raises(DataError, match="no file is there"):
+        TWO(study(*cells), out=tmp_path)
+    assert (tmp_path / "cells" / "other" / "asked").exists()
+
+
+@pytest.mark.slow
 def test_what_a_process_tells_is_shown(tmp_path: Path) -> None:
     told: list[Status] = []
 
@@ -134,6 +156,9 @@ def test_an_interrupt_ends_all_processes_and_says_how_to_go_on(tmp_path: Path) -
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=50)
     assert "--resume" in said
+    for path in begun:
+        assert path.with_name("asked").exists()
+        assert not path.with_name("insisted").exists()  # runs leave a checkpoint
 
 
 @pytest.mark.slow

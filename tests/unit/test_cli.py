@@ -110,7 +110,7 @@ def test_wrong_usage_is_explained_in_a_line(
     [
         (["run", "quickstart", "--bach-size", "3"], "--batch-size"),
         (["run", "quickstart", "--batch-size", "three"], "three"),
-        (["report"], "Of a run, a comparison or"),
+        (["report"], "Folder of a run, a compari"),
     ],
     ids=" ".join,
 )

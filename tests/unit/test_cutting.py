@@ -266,7 +266,7 @@ def samples(num_samples: int) -> ArraySplit:
 
 
 def workload(*, at: tuple[int, ...] | None, seed: int = 0) -> Workload:
-    """Of a run whose model is cut there; None for one that is not."""
+    """Make the workload of a model that is cut there, or of a whole one."""
     data = Dataset("noise", samples(16), samples(8), num_classes=4, input_shape=PICTURE)
     task = Task(dataset=data, model=small if at is None else stage_models(small, at))
     num_stages = 1 if at is None else len(at) + 1

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -21,7 +21,7 @@ from torch import multiprocessing
 
 from edgegossip.core.errors import TrainingError
 from edgegossip.experiments.progress import Progress, Status
-from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.signals import interrupt, on_stop_signal
 
 T = TypeVar("T")
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -41,8 +41,10 @@ def do_at_once(
     *,
     num_processes: int,
     progress: Progress,
-) -> Iterator[tuple[str, Future[T]]]:
+) -> Generator[tuple[str, Future[T]]]:
     """Do all jobs, as many at a time as there are processes; gives each as it is done.
+
+    Close it to stop all processes before the end.
 
     Args:
         jobs: By name; each makes the work when it can begin. Work is pickled, and gets a live
@@ -85,20 +87,15 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
         number, mp_context=context, initializer=_begin, initargs=(statuses,)
     )
     try:
-        with on_stop_signal(lambda: _interrupt(executor)):
+        with on_stop_signal(interrupt):
             yield executor
     except BaseException:
-        _stop(executor)
+        _stop(executor)  # once: a second time would insist, and cost them their checkpoints
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
         statuses.put(None)
         told.join()
-
-
-def _interrupt(executor: ProcessPoolExecutor) -> None:
-    _stop(executor)
-    raise KeyboardInterrupt
 
 
 def _stop(executor: ProcessPoolExecutor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from edgegossip.experiments.progress import Progress, Silent
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import require_folder
 from edgegossip.experiments.runner import run
+from edgegossip.experiments.signals import interrupted
 from edgegossip.experiments.traffic import traffic
 
 
@@ -89,14 +91,13 @@ def _at_once(
 ) -> Iterator[tuple[str, Results]]:
     jobs = {name: partial(partial, _alone, work) for name, work in works.items()}
     after: dict[str, tuple[str, ...]] = dict.fromkeys(works, ())
+    done = do_at_once(jobs, after, num_processes=number, progress=progress)
     try:
-        for name, future in do_at_once(jobs, after, num_processes=number, progress=progress):
-            yield name, future.result()
+        with closing(done):
+            for name, future in done:
+                yield name, future.result()
     except (Interrupted, KeyboardInterrupt):
-        raise Interrupted(
-            f"interrupted; {out} holds everything so far, and the same command with --resume "
-            "and --out goes on"
-        ) from None
+        raise interrupted(out) from None
 
 
 def _alone(work: Callable[..., Results], progress: Progress) -> Results:

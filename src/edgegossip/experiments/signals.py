@@ -6,7 +6,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+from edgegossip.core.errors import Interrupted
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -14,6 +17,20 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def interrupt() -> None:
     """As Ctrl+C does where nothing else is said."""
     raise KeyboardInterrupt
+
+
+def interrupted(out: Path, where: str = "") -> Interrupted:
+    """Say that several runs were interrupted, and how to go on.
+
+    Args:
+        out: Their folder.
+        where: In which of them, if that is known.
+    """
+    place = f" in {where}" if where else ""
+    return Interrupted(
+        f"interrupted{place}; {out} holds everything so far, and the same command with "
+        "--resume and --out goes on"
+    )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,7 +32,7 @@ from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import read_json, require_folder
 from edgegossip.experiments.runner import run
-from edgegossip.experiments.signals import interrupt, on_stop_signal
+from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signal
 
 STUDY = "study.json"
 
@@ -191,10 +191,8 @@ def run_study(
         require_folder(out)
     with locked(out):
         record = _Record(study, out, command, resume=resume)
-        view, cells = (
-            progress or Silent(),
-            [c for c in study.cells if c.name not in record.rows],
-        )
+        view = progress or Silent()
+        cells = [cell for cell in study.cells if cell.name not in record.rows]
         if num_processes > 1 and len(cells) > 1 and not study.is_timed:
             _do_at_once(cells, record, out, num_processes, view)
         else:
@@ -216,7 +214,7 @@ def _do_cells(
             with on_stop_signal(interrupt), record.keeping(cell) as keep:
                 keep(_Work(cell, record.label(cell), session)(progress))
         except (Interrupted, KeyboardInterrupt):
-            raise _interrupted(cell.name, out) from None
+            raise interrupted(out, cell.name) from None
 
 
 def _do_at_once(
@@ -230,20 +228,14 @@ def _do_at_once(
 
     jobs = {name: partial(begin, cell) for name, cell in known.items()}
     after = {name: cell.after for name, cell in known.items()}
+    done = do_at_once(jobs, after, num_processes=num_processes, progress=progress)
     try:
-        done = do_at_once(jobs, after, num_processes=num_processes, progress=progress)
-        for name, future in done:
-            with record.keeping(known[name]) as keep:
-                keep(future.result())
+        with closing(done):
+            for name, future in done:
+                with record.keeping(known[name]) as keep:
+                    keep(future.result())
     except (Interrupted, KeyboardInterrupt):
-        raise _interrupted("several cells", out) from None
-
-
-def _interrupted(where: str, out: Path) -> Interrupted:
-    return Interrupted(
-        f"interrupted in {where}; {out} holds everything so far, and the same command with "
-        "--resume and --out goes on"
-    )
+        raise interrupted(out, "several cells") from None
 
 
 @dataclass(frozen=True, slots=True)
