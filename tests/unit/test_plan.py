@@ -114,6 +114,29 @@ def test_the_plan_says_what_to_type_and_why(
     assert found["tables"][0]["rows"][0][0] in said[1]
 
 
+def test_a_plan_goes_on_with_the_speed_that_it_measured(machines: Path) -> None:
+    machines.write_text("[[machine]]\ncount = 3\n")
+    out = machines.parent / "out"
+    words = ["quickstart", "--machines", str(machines), "--num-epochs", "1", "--threads", "0"]
+    words += ["--out", str(out)]
+    assert main(["plan", *words]) == 0
+    speed = json.loads((out / "study.json").read_text())["settings"]["samples_per_second"]
+    _, again, _ = parse_plan([*words, "--resume"])
+    assert again.settings["samples_per_second"] == speed
+    assert main(["plan", *words, "--resume"]) == 0
+
+
+def test_a_plan_does_not_go_on_with_other_settings(
+    machines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = machines.parent / "out"
+    words = ["plan", "quickstart", "--machines", str(machines), "--num-epochs", "1"]
+    words += ["--threads", "0", "--out", str(out)]
+    assert main(words) == 0
+    assert main([*words, "--resume", "--held-out", "0.2"]) != 0
+    assert "held_out" in capsys.readouterr().err
+
+
 def test_where_nobody_reaches_the_target_the_plan_says_so() -> None:
     [line] = advice((0.99, [forecast("gosgd", math.inf)]), {})
     assert "no candidate reaches 99" in line

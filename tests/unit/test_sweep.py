@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from edgegossip.cli.main import main
-from edgegossip.cli.sweep_command import parse_sweep, split_values
+from edgegossip.cli.sweep_command import parse_sweep
+from edgegossip.cli.swept_values import split_values
 from edgegossip.core.errors import UsageError
 
 QUICK = ["quickstart", "--num-epochs", "1", "--num-workers", "2"]
@@ -31,12 +32,10 @@ def test_all_combinations_of_values_and_seeds_are_runs() -> None:
 
 
 def test_an_option_that_takes_several_values_is_not_swept() -> None:
-    words = ["synthetic-gradients/quickstart", "--speeds", "1", "2", "1", "--lr", "0.1", "0.2"]
-    assert split_values(words) == (
-        "synthetic-gradients/quickstart",
-        ["--speeds", "1", "2", "1"],
-        {"--lr": ["0.1", "0.2"]},
-    )
+    words = ["--speeds", "1", "2", "1", "--lr", "0.1", "0.2"]
+    values = split_values("sweep", "synthetic-gradients/quickstart", words)
+    assert values.fixed == ["--speeds", "1", "2", "1"]
+    assert values.swept == {"--lr": ["0.1", "0.2"]}
 
 
 def test_values_can_be_added_and_nothing_is_done_twice(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ _WITH_RECIPE = (
     "compare",
     "study",
     "sweep",
+    "plan",
     "launch",
     "worker",
     "gather",

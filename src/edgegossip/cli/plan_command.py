@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
 import statistics
@@ -13,17 +12,17 @@ from functools import partial
 from pathlib import Path
 
 from edgegossip.cli.commands import repeatable
-from edgegossip.cli.options import ManyRunsOptions
-from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
-from edgegossip.cli.sweep_command import FREE, Words, grouped, label, split_values
+from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label, split_values
 from edgegossip.core.errors import UsageError
 from edgegossip.core.protocol import Seconds, Steps, Train
 from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.experiments.machine_list import Machine, links_between, read_machines
-from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.experiments.run_folder import read_json
+from edgegossip.experiments.study import STUDY, Cell, Row, Session, Study
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.learning.task import Workload
 from edgegossip.recipes.studies.scoreboard import time_to
@@ -31,14 +30,16 @@ from edgegossip.recipes.studies.server_contest import slug
 from edgegossip.recipes.studies.server_tuning import without_test_data
 from edgegossip.report import units
 
-OWN = (*FREE, "--machines", "--target", "--max-seconds", "--held-out")
+OWN = ("--machines", "--target", "--max-seconds", "--held-out")
 """Options of the plan, which its candidates do not have."""
+MEASURED = "samples_per_second"
+"""Setting that says how fast this machine was."""
 SHOWN = 5
 """Candidates that are printed; the report has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(ManyRunsOptions):
+class PlanOptions(SeveralSeeds):
     """How to plan; each option of the recipe may have several values, which are tried.
 
     Args:
@@ -46,23 +47,16 @@ class PlanOptions(ManyRunsOptions):
             speed (over this machine's) or samples_per_second, mbits, latency_ms, count.
         target: Accuracy to reach, in (0, 1); by default the best found less one point.
         max_seconds: Virtual seconds of each candidate; by default as long as it needs.
-        seeds: Each candidate is run with all of these, e.g. 0 1 2 or 0..4.
-        held_out: Share of the training samples by which candidates are judged, and which
-            nobody trains on.
     """
 
     machines: Path
     target: float | None = None
     max_seconds: Seconds | None = None
-    seeds: tuple[int, ...] = (0,)
-    held_out: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, target="in (0, 1) or None", held_out="in (0, 1)")
         check_range("max_seconds", self.max_seconds, "above 0 and finite, or None")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds must be one or more, all different, got {self.seeds}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,30 +102,19 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
     Raises:
         UsageError: If the recipe, a setting of it, or a machine is none.
     """
-    name, fixed, swept = split_values(arguments, "plan")
-    points = [
-        [word for pair in zip(swept, values, strict=True) for word in pair]
-        for values in itertools.product(*swept.values())
-    ]
-    made = [_make(name, [*fixed, *point]) for point in points]
-    options, comparison, _ = made[0]
+    name, words = recipe_name("plan", arguments)
+    values = split_values("plan", name, words)
+    _, options, _ = parse_recipe("plan", PlanOptions, [name, *values.fixed])
     machines = read_machines(options.machines)
-    measured = 1.0
+    candidates, runs = _candidates(name, values, len(machines))
+    measured = None
     if any(machine.samples_per_second is None for machine in machines):
-        measured = measured_throughput(next(iter(comparison.experiments.values())))
-    own = [w for o, values in grouped(fixed) if o not in OWN for w in (o, *values)]
-    candidates = {}
-    for point, (_, each, words) in zip(points, made, strict=True):
-        for only in each.experiments:
-            candidate = Proposal(
-                recipe=name, only=only, words=(*own, *point, *words), told=label(point)
-            )
-            candidates[candidate.label] = candidate
+        measured = _measured_before(options) or measured_throughput(runs[0])
     cells = tuple(
         Cell(
             name=f"{slug(told)}/seed{seed}",
             group="plan",
-            work=partial(_run, candidate, options, machines, measured, seed),
+            work=partial(_run, candidate, options, machines, measured or 1.0, seed),
         )
         for told, candidate in candidates.items()
         for seed in options.seeds
@@ -140,25 +123,53 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
         name=f"plan/{name.rpartition(':')[2]}",
         title=f"What should these machines run to learn {name}?",
         printed=(),
-        settings={"recipe": name, "arguments": own, "machines": [str(m) for m in machines]},
+        settings={
+            "recipe": name,
+            "arguments": values.kept(*OWN),
+            "machines": [str(machine) for machine in machines],
+            MEASURED: measured,
+            "max_seconds": options.max_seconds,
+            "held_out": options.held_out,
+        },
         cells=cells,
         exhibit=partial(_exhibits, options.target),
     )
     return options, study, candidates
 
 
-def _make(name: str, words: Words) -> tuple[PlanOptions, Comparison, Words]:
+def _candidates(
+    name: str, values: SweptValues, num_machines: int
+) -> tuple[dict[str, Proposal], list[Experiment]]:
+    """All algorithms with all combinations of values, and their runs."""
+    found, runs = {}, list[Experiment]()
+    for point in values.points:
+        comparison, more = _made_for(num_machines, name, [*values.fixed, *point])
+        runs += comparison.experiments.values()
+        for only in comparison.experiments:
+            words = (*values.kept(*OWN), *point, *more)
+            candidate = Proposal(recipe=name, only=only, words=words, told=label(point))
+            found[candidate.label] = candidate
+    return found, runs
+
+
+def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
     """Make the recipe for as many machines as there are, one of which may be its server."""
-    _, options, chosen = parse_recipe("plan", PlanOptions, [name, *words])
-    wanted = len(read_machines(options.machines))
     for num_workers in (wanted, wanted - 1):
         more = ["--num-workers", str(num_workers)]
         _, _, chosen = parse_recipe("plan", PlanOptions, [name, *words, *more])
         if not isinstance(chosen, Comparison):
             raise UsageError(f"recipe {name!r} is a single run; plan needs a comparison")
         if {each.num_workers for each in chosen.experiments.values()} == {wanted}:
-            return options, chosen, more
+            return chosen, more
     raise UsageError(f"recipe {name!r} cannot be made for {wanted} machines")
+
+
+def _measured_before(options: PlanOptions) -> float | None:
+    """What an interrupted plan has measured: all its candidates are judged by the same."""
+    if not options.resume or options.out is None or not (options.out / STUDY).exists():
+        return None
+    found: float | None = read_json(options.out / STUDY)["settings"].get(MEASURED)
+    return found
 
 
 def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float:

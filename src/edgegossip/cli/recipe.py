@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgegossip.cli.options import AnyOptions, parse
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Comparison, Experiment
@@ -9,7 +11,7 @@ from edgegossip.recipes.registry import RECIPES, load_recipe
 
 
 def parse_recipe(
-    command: str, kind: type[AnyOptions], arguments: list[str]
+    command: str, kind: type[AnyOptions], arguments: Sequence[str]
 ) -> tuple[str, AnyOptions, Experiment | Comparison]:
     """Read the name of a recipe, the command's options and the recipe's.
 
@@ -21,18 +23,31 @@ def parse_recipe(
     Raises:
         UsageError: If there is no such recipe, or it gives something else.
     """
-    if not arguments or arguments[0].startswith("-"):
-        raise UsageError(
-            f"{command} needs a recipe: {next(iter(RECIPES))}, another of `edgegossip list`, "
-            "or FILE.py:NAME"
-        )
-    name, *rest = arguments
+    name, rest = recipe_name(command, arguments)
     options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)
     if not isinstance(chosen, Experiment | Comparison):
         raise UsageError(
             f"recipe {name!r} gave {chosen!r:.60}; it must return an Experiment or a Comparison"
         )
     return name, options, chosen
+
+
+def recipe_name(command: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Part the recipe's name from the words after it.
+
+    Args:
+        command: For messages.
+        arguments: Words typed after the command.
+
+    Raises:
+        UsageError: If there is no name.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(
+            f"{command} needs a recipe: {next(iter(RECIPES))}, another of `edgegossip list`, "
+            "or FILE.py:NAME"
+        )
+    return arguments[0], [*arguments[1:]]
 
 
 def pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:

@@ -27,9 +27,18 @@ class StudySettings:
     data_dir: Path = default_data_dir()
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds must be one or more, all different, got {self.seeds}")
+        check_seeds(self.seeds)
 
     def plain(self) -> dict[str, object]:
         """In JSON, less what has no effect on results."""
         return {"short": self.short, "seeds": list(self.seeds)}
+
+
+def check_seeds(seeds: tuple[int, ...]) -> None:
+    """Require seeds that repeat a run.
+
+    Raises:
+        ValueError: If there is no seed, or one comes twice.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be one or more, all different, got {seeds}")

@@ -1,0 +1,140 @@
+"""Options of a recipe that have several values each, their combinations, and the seeds."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
+
+from edgegossip.cli.options import ManyRunsOptions
+from edgegossip.core.errors import UsageError
+from edgegossip.core.ranges import check_range
+from edgegossip.recipes.registry import load_recipe
+from edgegossip.recipes.studies.study_settings import check_seeds
+
+Words: TypeAlias = list[str]
+_FREE = ("--out", "--threads", "--processes", "--resume", "--seeds")
+"""Options that change no run."""
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralSeeds(ManyRunsOptions):
+    """How settings are tried.
+
+    Args:
+        seeds: Each setting is run with all of these, e.g. 0 1 2 or 0..4.
+        held_out: Share of the training samples by which settings are judged, and which nobody
+            trains on. 0 judges by test samples; what is chosen so is no result.
+    """
+
+    seeds: tuple[int, ...] = (0,)
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("held_out", self.held_out, "in [0, 1)")
+        check_seeds(self.seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptValues:
+    """Words that were typed after a recipe's name.
+
+    Args:
+        fixed: Options with one value, or whose several values are one setting.
+        swept: Values by option, each to be tried.
+    """
+
+    fixed: Words
+    swept: Mapping[str, Words]
+
+    @property
+    def points(self) -> list[Words]:
+        """All combinations of the swept values, as they are typed."""
+        return [
+            [word for pair in zip(self.swept, values, strict=True) for word in pair]
+            for values in itertools.product(*self.swept.values())
+        ]
+
+    def kept(self, *other: str) -> Words:
+        """Words of the fixed options that runs depend on.
+
+        Args:
+            other: Options to be left out too.
+        """
+        groups = _grouped(self.fixed)
+        return [w for o, values in groups if o not in (*_FREE, *other) for w in (o, *values)]
+
+
+def split_values(command: str, name: str, words: Sequence[str]) -> SweptValues:
+    """Tell the recipe's options that have several values from all others.
+
+    Args:
+        command: For messages.
+        name: The recipe's.
+        words: Typed after it.
+
+    >>> split_values("sweep", "quickstart", ["--lr", "0.1", "0.2", "--seeds", "0..2"])
+    SweptValues(fixed=['--seeds', '0', '1', '2'], swept={'--lr': ['0.1', '0.2']})
+    """
+    one_value = {f"--{each}" for each in _options_of_one_value(load_recipe(name))}
+    fixed: Words = []
+    swept: dict[str, Words] = {}
+    for option, values in _grouped(words):
+        if option == "--seed":
+            raise UsageError(f"{command} has --seeds, such as 0..4; leave out --seed")
+        if len(values) > 1 and option in one_value:
+            swept[option] = [*dict.fromkeys(values)]
+        else:
+            fixed += [option, *(number for value in values for number in _numbers(value))]
+    return SweptValues(fixed=fixed, swept=swept)
+
+
+def label(point: Words) -> str:
+    """Name a combination of values.
+
+    >>> label(["--lr", "0.1", "--batch-size", "32"])
+    'lr = 0.1, batch-size = 32'
+    """
+    pairs = zip(point[::2], point[1::2], strict=True)
+    return ", ".join(f"{option.removeprefix('--')} = {value}" for option, value in pairs)
+
+
+def _grouped(words: Sequence[str]) -> Iterator[tuple[str, Words]]:
+    """Each option with its values."""
+    option, values = "", Words()
+    for word in words:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if option:
+            yield option, values
+        option, values = word, []
+    if option:
+        yield option, values
+
+
+def _numbers(value: str) -> Iterator[str]:
+    """Write a range out."""
+    found = _RANGE.fullmatch(value)
+    if found is None:
+        yield value
+    else:
+        yield from map(str, range(int(found[1]), int(found[2]) + 1))
+
+
+def _options_of_one_value(make: Callable[..., Any]) -> Iterator[str]:
+    for name, parameter in inspect.signature(make).parameters.items():
+        settings = parameter.default
+        kinds = (
+            {each.name: each.type for each in fields(settings)}
+            if is_dataclass(settings)
+            else {name: parameter.annotation}
+        )
+        for each, kind in kinds.items():
+            if "tuple" not in str(kind):
+                yield each.replace("_", "-")
