@@ -147,6 +147,21 @@ def read_events(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, dict[s
         )
 
 
+def read_notes(path: Path, kind: str) -> Iterator[dict[str, float]]:
+    """The numbers of all notes of one kind, with the `time` of each.
+
+    Args:
+        path: The events of a run.
+        kind: As `Note.kind`.
+
+    Raises:
+        RunFolderError: See `read_events`.
+    """
+    for _, event in read_events(path, SkippedLines(path)):
+        if event["type"] == "noted" and event["kind"] == kind:
+            yield {"time": event["time"], **event["numbers"]}
+
+
 class EventLog:
     """Writes the events of a run; a `sim.Observer`.
 

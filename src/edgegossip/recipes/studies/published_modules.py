@@ -24,7 +24,7 @@ from edgegossip.learning.task import Task
 from edgegossip.recipes.recipe_settings import Settings
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.problems import Problem
-from edgegossip.recipes.studies.scoreboard import curves, median
+from edgegossip.recipes.studies.scoreboard import curves, last_looks, median
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
@@ -37,7 +37,6 @@ PUBLISHED: Mapping[str, Mapping[int, float]] = {
 }
 """Test errors by method and number of layers."""
 LR = 1e-3
-LAST_LOOKS = 5
 
 
 def dense_layers(
@@ -100,14 +99,13 @@ class PublishedModules(Contest):
             experiment = self._apart(experiment, is_conditioned=name == CDNI)
         history = session.run(experiment).history
         accuracies = [each.accuracy for each in history]
-        some = accuracies[-LAST_LOOKS:]
         return {
             "group": self.group,
             "setting": f"{self.num_layers} layers",
             "num_layers": self.num_layers,
             "run": name,
             "seed": self.seed,
-            "error": 1 - sum(some) / len(some),
+            "error": 1 - last_looks(accuracies),
             "epochs": [each.epochs for each in history],
             "accuracies": accuracies,
         }

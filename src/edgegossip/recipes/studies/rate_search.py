@@ -20,7 +20,7 @@ from edgegossip.core.algorithm import UNTIL_CUT_OFF
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import describe
-from edgegossip.experiments.event_log import SkippedLines, read_events
+from edgegossip.experiments.event_log import read_notes
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.study import Cell, Row, Session, Study
@@ -109,7 +109,7 @@ class Searches(Contest):
             "losses": losses,
             "times": [each.time for each in history],
             "final_accuracy": history[-1].accuracy,
-            "search": searched(session.folder / "events.jsonl"),
+            "search": list(read_notes(session.folder / "events.jsonl", "search")),
         }
 
 
@@ -121,15 +121,6 @@ def has_diverged(losses: Sequence[float]) -> bool:
     """
     means = [math.fsum(losses[i : i + 10]) / 10 for i in range(len(losses) - 9)]
     return bool(means) and means[-1] > 1.5 * min(means)
-
-
-def searched(events: Path) -> list[dict[str, float]]:
-    """Read what the server has noted at the end of each window."""
-    return [
-        {"time": event["time"], **event["numbers"]}
-        for _, event in read_events(events, SkippedLines(events))
-        if event["type"] == "noted" and event["kind"] == "search"
-    ]
 
 
 def search(settings: StudySettings = DEFAULTS) -> Study:

@@ -16,6 +16,7 @@ ContestKey: TypeAlias = tuple[str, str, int]
 """Group, setting and seed."""
 Measures: TypeAlias = Mapping[str, tuple[Unit, float | None]]
 """Unit and value of each measure of a run by its title, in the order of a table's columns."""
+LAST_LOOKS = 5
 LESS_IS_BETTER = {"seconds", "bytes", "points"}
 """Units; a missing value counts as worst in a median."""
 
@@ -87,6 +88,11 @@ def time_to(row: Row, target: float) -> Seconds | None:
     """When a run first had an accuracy of `target`; None if it never had."""
     pairs = zip(row["times"], row["accuracies"], strict=True)
     return next((time for time, accuracy in pairs if accuracy >= target), None)
+
+
+def last_looks(accuracies: Sequence[float]) -> float:
+    """The accuracy of a run: the mean of its last five looks, as one alone is noisy."""
+    return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 
 def median(values: Iterable[float | None], missing: float = -math.inf) -> float | None:

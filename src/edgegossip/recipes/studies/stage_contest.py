@@ -8,12 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.experiments.event_log import SkippedLines, read_events
+from edgegossip.experiments.event_log import read_notes
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.recipes.staged_training import StageSettings, stage_run
 from edgegossip.recipes.studies.contest import Contest
-from edgegossip.recipes.studies.scoreboard import Score, bars, contest_key, curves, score_table
+from edgegossip.recipes.studies.scoreboard import (
+    Score,
+    bars,
+    contest_key,
+    curves,
+    last_looks,
+    score_table,
+)
 from edgegossip.recipes.studies.server_contest import slug
 from edgegossip.recipes.studies.server_tuning import (
     TUNING_SEED,
@@ -25,7 +32,6 @@ WHOLE = "whole"
 RATES = (0.01, 0.003, 0.03)
 """Learning rates that are tried for each method; see `StageSettings.momentum`."""
 NUM_LOOKS = 25
-LAST_LOOKS = 5
 HELD_OUT = 0.1
 """Share of the training samples that learning rates are judged by, and nobody trains on."""
 
@@ -79,7 +85,7 @@ class StageContest(Contest):
             "seed": seed,
             "is_tuning": is_tuning,
             "lr": lr,
-            "accuracy": sum(accuracies[-LAST_LOOKS:]) / len(accuracies[-LAST_LOOKS:]),
+            "accuracy": last_looks(accuracies),
             "seconds": history[-1].time,
             "bytes": history[-1].bytes_sent,
             "staleness": staleness(session.folder),
@@ -97,12 +103,8 @@ def staleness(folder: Path) -> float | None:
 
     As many updates late is a true gradient, and what a module for synthetic ones learns from.
     """
-    path = folder / "events.jsonl"
-    late = [
-        (event["numbers"]["stage"], event["numbers"]["pending"])
-        for _, event in read_events(path, SkippedLines(path))
-        if event["type"] == "noted" and event["kind"] == "stage"
-    ]
+    notes = read_notes(folder / "events.jsonl", "stage")
+    late = [(note["stage"], note["pending"]) for note in notes]
     last = max((stage for stage, _ in late), default=0)
     return statistics.fmean([pending for stage, pending in late if stage < last] or [0.0])
 

@@ -16,7 +16,7 @@ from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.known_systems import SYSTEMS, System
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
-from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table
+from edgegossip.recipes.studies.scoreboard import Measures, Score, last_looks, score_table
 from edgegossip.recipes.studies.server_contest import learnt_with, slug
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 from edgegossip.recipes.studies.server_tuning import (
@@ -32,7 +32,6 @@ NUM_WORKERS = 8
 IMBALANCE = 4.0
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
-LAST_LOOKS = 5
 """Those whose mean accuracy says how well a run has done."""
 
 SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
@@ -109,7 +108,7 @@ class SystemContest(Contest):
             "seed": seed,
             "is_tuning": is_tuning,
             **asdict(choice),
-            "accuracy": sum(accuracies[-LAST_LOOKS:]) / LAST_LOOKS,
+            "accuracy": last_looks(accuracies),
             "times": [each.time for each in history],
             "accuracies": accuracies,
             "bytes": [each.bytes_sent / NUM_WORKERS for each in history],
