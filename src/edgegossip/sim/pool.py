@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from edgegossip.core.protocol import Train
 from edgegossip.core.ranges import check_range
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
@@ -77,6 +80,12 @@ class ComputePool:
             return _Deferred(task)
         future: Future[T] = self._executor.submit(task)
         return future
+
+    def train(
+        self, trainer: Trainer, request: Train, progress: float
+    ) -> Pending[TrainingResult]:
+        """Start training, as `Trainer.train` says."""
+        return self.submit(partial(trainer.train, request, progress))
 
     def close(self) -> None:
         """Forget tasks that have not begun and wait for the others."""

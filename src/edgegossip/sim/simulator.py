@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Generic
 
 from torch import Tensor
@@ -245,7 +244,7 @@ class Simulator(Generic[State]):
         began, end = self._machines.occupy(rank, self.now, cost)
         round = self.states[rank].round
         progress = self._traits.progress(round, self.now, self._max_seconds)
-        pending = self._pool.submit(partial(trainer.train, effect, progress))
+        pending = self._pool.train(trainer, effect, progress)
         record.training = InTraining(self.now, began, effect.params, cost, pending)
         self._num_open += 1
         self._push(end, rank, record.training)
