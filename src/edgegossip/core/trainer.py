@@ -77,6 +77,10 @@ class Trainer(Protocol):
         """Forget momentum: training failed, and goes on from quite other parameters."""
         return
 
+    def rest(self) -> None:
+        """Free what is not needed until the next `train`, which other trainers can use."""
+        return
+
     def cancel(self) -> None:
         """Leave off, from another thread: nobody waits for the work under way any more.
 

@@ -30,6 +30,7 @@ class FlatModel:
         sizes: Entries of each tensor in it, in order.
         trained: [num_trained] the parameters among them: a view of `params` whose ``grad`` the
             module's backward pass fills.
+        moved_buffers: Buffers in the vector.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class FlatModel:
         for owner, name, buffer in buffers:
             setattr(owner, name, _move(buffer, self.params, offset, channels_last))
             offset += buffer.numel()
+        self.moved_buffers = [getattr(owner, name) for owner, name, _ in buffers]
 
     @property
     def num_params(self) -> int:

@@ -25,6 +25,7 @@ from edgegossip.learning.normalization import warn_of_running_statistics
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition, is_skewed
 from edgegossip.learning.parts import Join, Parts, in_sequence
+from edgegossip.learning.replica import Replicas
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
 
@@ -132,6 +133,7 @@ class Workload:
         self._initial = {part: flat.params.clone() for part, flat in self._parts.models.items()}
         if len(ranks) > 1 and is_skewed(task.partition):
             warn_of_running_statistics(self._parts.whole, has_buffers=task.has_buffers)
+        self._lent: dict[str, Replicas] = {}
         shards = task.partition(task.dataset, len(ranks), seed)
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
 
@@ -151,7 +153,10 @@ class Workload:
         make = self.task.trainer
         if isinstance(make, Mapping):
             make = make.get(self._role(rank).name, Learner)
+        # A trainer of somebody's own may count on its model's being the same all the time.
+        shared = {"replicas": self._replicas(self._part(rank))} if make is Learner else {}
         return make(
+            **shared,
             model=self._parts.models[self._part(rank)].module,
             loss=self.task.loss,
             optimizer=self.task.optimizer,
@@ -168,6 +173,16 @@ class Workload:
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,
         )
+
+    def _replicas(self, part: str) -> Replicas:
+        if part not in self._lent:
+            self._lent[part] = Replicas(
+                self._parts.models[part].module,
+                self.task.optimizer,
+                has_buffers=self.task.has_buffers,
+                torch_device=self.task.torch_device,
+            )
+        return self._lent[part]
 
     def is_whole(self, ranks: Iterable[Rank]) -> bool:
         """Say whether these workers hold all parts of a model, and all slices of them."""

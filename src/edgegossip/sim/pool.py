@@ -84,8 +84,8 @@ class ComputePool:
     def train(
         self, trainer: Trainer, request: Train, progress: float
     ) -> Pending[TrainingResult]:
-        """Start training, as `Trainer.train` says."""
-        return self.submit(partial(trainer.train, request, progress))
+        """Start training, as `Trainer.train` says; the trainer rests afterwards."""
+        return self.submit(partial(_train, trainer, request, progress))
 
     def close(self) -> None:
         """Forget tasks that have not begun and wait for the others."""
@@ -102,3 +102,9 @@ class ComputePool:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _train(trainer: Trainer, request: Train, progress: float) -> TrainingResult:
+    result = trainer.train(request, progress)
+    trainer.rest()
+    return result
