@@ -17,8 +17,8 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
 from edgegossip.learning.loss import Loss, prepare_batch
+from edgegossip.learning.model_copies import ModelCopies, ModelCopy
 from edgegossip.learning.optimizer import OptimizerFactory
-from edgegossip.learning.replica import Replica, Replicas
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.leaving_off import asking
@@ -54,7 +54,7 @@ class Learner(Trainer):
         augmentation: Applied to each training batch; None for none.
         has_buffers: Exchange normalisation buffers too; see `FlatModel`.
         torch_device: Where to compute.
-        replicas: Copies of `model` for several learners; by default it has its own.
+        copies: Copies of `model` for several learners; by default it has its own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Learner(Trainer):
         augmentation: Augmentation | None = None,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
-        replicas: Replicas | None = None,
+        copies: ModelCopies | None = None,
     ) -> None:
         key = (seed, rank, incarnation)
         self.rank = rank
@@ -84,11 +84,11 @@ class Learner(Trainer):
         self._accuracy_aware = accuracy_aware
         self._shards = shards or {}
         self._random = None if augmentation is None else generator(*key, "augmentation")
-        self._is_sharing = replicas is not None and replicas.can_be_lent
-        self._replicas = replicas or Replicas(
+        self._is_sharing = copies is not None and copies.can_be_lent
+        self._copies = copies or ModelCopies(
             model, optimizer, has_buffers=has_buffers, torch_device=torch_device
         )
-        self._replica: Replica | None = None
+        self._copy: ModelCopy | None = None
         self._at_rest = self._first_rest()
         self._schedule = schedule
         self._loss = loss
@@ -101,7 +101,7 @@ class Learner(Trainer):
         self._num_assigned = 0
         self._take_shard(shard)
 
-    # The replica that it works on, and what it keeps without one.
+    # The copy that it works on, and what it keeps without one.
 
     @property
     def model(self) -> FlatModel:
@@ -116,43 +116,43 @@ class Learner(Trainer):
     def _dropout(self) -> torch.Generator:
         return self._at_work().dropout
 
-    def _at_work(self) -> Replica:
-        if self._replica is None:
-            self._replica = replica = self._replicas.borrow()
-            replica.model.params.copy_(self._replicas.initial_params)
-            self._restore(replica)
-        return self._replica
+    def _at_work(self) -> ModelCopy:
+        if self._copy is None:
+            self._copy = copy = self._copies.borrow()
+            copy.model.params.copy_(self._copies.initial_params)
+            self._restore(copy)
+        return self._copy
 
     def rest(self) -> None:
         """Let others have the model until the next request, which brings parameters."""
-        if self._replica is not None and self._is_sharing:
+        if self._copy is not None and self._is_sharing:
             self._at_rest = self._rest_state()
-            self._replicas.give_back(self._replica)
-            self._replica = None
+            self._copies.give_back(self._copy)
+            self._copy = None
 
     def _first_rest(self) -> dict[str, Any]:
-        return {"optimizer": None, "dropout": None, "buffers": self._replicas.initial_buffers}
+        return {"optimizer": None, "dropout": None, "buffers": self._copies.initial_buffers}
 
     def _rest_state(self) -> dict[str, Any]:
-        """What it needs, but for parameters, to go on with another replica."""
-        if self._replica is None:
+        """What it needs, but for parameters, to go on with another copy."""
+        if self._copy is None:
             return self._at_rest
-        draws = self._replicas.has_dropout
+        draws = self._copies.has_dropout
         return {
-            "optimizer": self._replica.memory(),
-            "dropout": self._replica.dropout.get_state() if draws else None,
-            "buffers": self._replica.buffers(),
+            "optimizer": self._copy.memory(),
+            "dropout": self._copy.dropout.get_state() if draws else None,
+            "buffers": self._copy.buffers(),
         }
 
-    def _restore(self, replica: Replica) -> None:
+    def _restore(self, copy: ModelCopy) -> None:
         kept = self._at_rest
-        replica.remember(kept["optimizer"] or [{} for _ in replica.trained])
-        replica.load_buffers(kept["buffers"])
+        copy.remember(kept["optimizer"] or [{} for _ in copy.trained])
+        copy.load_buffers(kept["buffers"])
         if kept["dropout"] is not None:
-            replica.dropout.set_state(kept["dropout"])
-        elif self._replicas.has_dropout:
+            copy.dropout.set_state(kept["dropout"])
+        elif self._copies.has_dropout:
             seed = generator(*self._key, "dropout").initial_seed()
-            replica.dropout.manual_seed(seed)
+            copy.dropout.manual_seed(seed)
 
     @property
     def num_samples(self) -> int:
@@ -174,11 +174,11 @@ class Learner(Trainer):
         num_flops = self._accuracy_aware.aggregator.num_flops(
             self.num_samples, self._dataset.input_shape, self._dataset.num_classes
         )
-        replica = self._replicas.borrow()
+        copy = self._copies.borrow()
         try:
-            return num_flops / training_flops(replica.model.module, x)
+            return num_flops / training_flops(copy.model.module, x)
         finally:
-            self._replicas.give_back(replica)
+            self._copies.give_back(copy)
 
     def set_up(self) -> None:
         """Aggregate the shard.
@@ -232,7 +232,7 @@ class Learner(Trainer):
     @property
     def layout(self) -> Layout:
         """Trained parameters first, then the floating-point buffers."""
-        return Layout(self._replicas.num_trained)
+        return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
         """Samples that are processed, and a third of a sample per aggregated point."""
@@ -326,7 +326,7 @@ class Learner(Trainer):
         """Set learning rate and momentum for this request; the next one begins at our own."""
         factor = request.rate_ratio * self._schedule.factor(progress)
         for group, (rate, momentum) in zip(
-            self._optimizer.param_groups, self._replicas.settings, strict=True
+            self._optimizer.param_groups, self._copies.settings, strict=True
         ):
             group["lr"] = factor * rate
             if momentum is not None:
@@ -370,5 +370,5 @@ class Learner(Trainer):
             self._random.set_state(state["augmentation"])
         self._num_steps = state["num_steps"]
         self._at_rest = {name: state[name] for name in self._first_rest()}
-        if self._replica is not None:
-            self._restore(self._replica)
+        if self._copy is not None:
+            self._restore(self._copy)

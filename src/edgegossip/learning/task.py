@@ -20,12 +20,12 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.loss import Loss
+from edgegossip.learning.model_copies import ModelCopies
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.normalization import warn_of_running_statistics
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition, is_skewed
 from edgegossip.learning.parts import Join, Parts, in_sequence
-from edgegossip.learning.replica import Replicas
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
 
@@ -133,7 +133,7 @@ class Workload:
         self._initial = {part: flat.params.clone() for part, flat in self._parts.models.items()}
         if len(ranks) > 1 and is_skewed(task.partition):
             warn_of_running_statistics(self._parts.whole, has_buffers=task.has_buffers)
-        self._lent: dict[str, Replicas] = {}
+        self._lent: dict[str, ModelCopies] = {}
         shards = task.partition(task.dataset, len(ranks), seed)
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
 
@@ -154,7 +154,7 @@ class Workload:
         if isinstance(make, Mapping):
             make = make.get(self._role(rank).name, Learner)
         # A trainer of somebody's own may count on its model's being the same all the time.
-        shared = {"replicas": self._replicas(self._part(rank))} if make is Learner else {}
+        shared = {"copies": self._copies(self._part(rank))} if make is Learner else {}
         return make(
             **shared,
             model=self._parts.models[self._part(rank)].module,
@@ -174,9 +174,9 @@ class Workload:
             torch_device=self.task.torch_device,
         )
 
-    def _replicas(self, part: str) -> Replicas:
+    def _copies(self, part: str) -> ModelCopies:
         if part not in self._lent:
-            self._lent[part] = Replicas(
+            self._lent[part] = ModelCopies(
                 self._parts.models[part].module,
                 self.task.optimizer,
                 has_buffers=self.task.has_buffers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +16,7 @@ OptimizerState: TypeAlias = list[dict[str, Any]]
 """What an optimizer remembers of each tensor that it updates, in their order."""
 
 
-class Replica:
+class ModelCopy:
     """A copy of a model with its optimizer; one learner works on it at a time.
 
     Args:
@@ -41,7 +41,7 @@ class Replica:
         torch_device: torch.device | str,
     ) -> None:
         self.dropout = torch.Generator(torch_device)
-        module = copy.deepcopy(model)
+        module = deepcopy(model)
         replace_dropout(module, self.dropout)
         self.model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
         is_elementwise = getattr(optimizer, "is_elementwise", False)
@@ -81,8 +81,8 @@ class Replica:
             self._own_buffers[name].copy_(buffer)
 
 
-class Replicas:
-    """Copies of one model, as many as learners work at once; see `Replica` for the arguments.
+class ModelCopies:
+    """Copies of one model, as many as learners work at once; see `ModelCopy` for the arguments.
 
     Attributes:
         initial_params: [num_params] what a learner starts from.
@@ -90,7 +90,7 @@ class Replicas:
         num_trained: The first entries of the parameters are trained.
         settings: Learning rate and momentum of each group of the optimizer; None for no
             momentum.
-        can_be_lent: All that a learner has to keep when it gives its replica back is known. It
+        can_be_lent: All that a learner has to keep when it gives its copy back is known. It
             is not where an optimizer is not PyTorch's own.
         has_dropout: There is a layer that draws.
     """
@@ -103,13 +103,13 @@ class Replicas:
         has_buffers: bool,
         torch_device: torch.device | str,
     ) -> None:
-        self._model = copy.deepcopy(model)  # the caller's may change
+        self._model = deepcopy(model)  # the caller's may change
         self._arguments: dict[str, Any] = {
             "optimizer": optimizer,
             "has_buffers": has_buffers,
             "torch_device": torch_device,
         }
-        first = Replica(self._model, **self._arguments)
+        first = ModelCopy(self._model, **self._arguments)
         self._idle = [first]
         self.initial_params = first.model.params.clone()
         self.initial_buffers = first.buffers()
@@ -119,13 +119,13 @@ class Replicas:
         self.can_be_lent = type(first.optimizer).__module__.startswith("torch.optim.")
         self.has_dropout = first.has_dropout
 
-    def borrow(self) -> Replica:
-        """Give a replica that nobody works on; from any thread."""
+    def borrow(self) -> ModelCopy:
+        """Give a copy that nobody works on; from any thread."""
         try:
             return self._idle.pop()
         except IndexError:
-            return Replica(self._model, **self._arguments)
+            return ModelCopy(self._model, **self._arguments)
 
-    def give_back(self, replica: Replica) -> None:
+    def give_back(self, copy: ModelCopy) -> None:
         """Let others have it."""
-        self._idle.append(replica)
+        self._idle.append(copy)
