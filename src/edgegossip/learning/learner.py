@@ -249,11 +249,7 @@ class Learner(Trainer):
                 and the optimizer has none.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
-        if request.inputs:
-            raise LocalProtocolError(
-                f"worker {self.rank} was given {sorted(request.inputs)} to train on, but a "
-                "Learner draws its own batches; give the role a trainer that takes inputs"
-            )
+        self._require_no_inputs(request)
         self.model.params.copy_(request.params)
         self.model.module.train()
         self._tune(request, progress)
@@ -271,15 +267,22 @@ class Learner(Trainer):
                 "instead of random transforms",
                 stacklevel=2,
             )
+        return self._summed_up(self.model.params.to("cpu", copy=True), losses, num_samples)
+
+    def _require_no_inputs(self, request: Train) -> None:
+        if request.inputs:
+            raise LocalProtocolError(
+                f"worker {self.rank} was given {sorted(request.inputs)} to train on, but a "
+                "Learner draws its own batches; give the role a trainer that takes inputs"
+            )
+
+    def _summed_up(
+        self, params: Tensor, losses: list[Tensor], num_samples: int
+    ) -> TrainingResult:
         loss = self._mean_loss(losses)
         self._num_steps += len(losses)
-        return TrainingResult(
-            self.model.params.to("cpu", copy=True),
-            num_samples,
-            len(losses),
-            loss,
-            metrics={"focus": self.batches.focus},
-        )
+        metrics = {"focus": self.batches.focus}
+        return TrainingResult(params, num_samples, len(losses), loss, metrics=metrics)
 
     def start_over(self) -> None:
         """Forget what the optimizer remembers: it may be as infinite as the loss was.

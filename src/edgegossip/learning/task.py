@@ -28,6 +28,7 @@ from edgegossip.learning.partition import IID, Partition, is_skewed
 from edgegossip.learning.parts import Join, Parts, in_sequence
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
+from edgegossip.learning.stacked import StackedLearner
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeTrainer: TypeAlias = Callable[..., Trainer]
@@ -154,7 +155,11 @@ class Workload:
         if isinstance(make, Mapping):
             make = make.get(self._role(rank).name, Learner)
         # A trainer of somebody's own may count on its model's being the same all the time.
-        shared = {"copies": self._copies(self._part(rank))} if make is Learner else {}
+        shared = (
+            {"copies": self._copies(self._part(rank))}
+            if make in (Learner, StackedLearner)
+            else {}
+        )
         return make(
             **shared,
             model=self._parts.models[self._part(rank)].module,
