@@ -159,7 +159,7 @@ def test_one_that_fails_leaves_the_others_alone() -> None:
 # In a run.
 
 
-def many(num_workers: int = 2 * MOST_TOGETHER + 3, **changes: Any) -> Experiment:  # noqa: ANN401
+def many(num_workers: int = MOST_TOGETHER + 3, **changes: Any) -> Experiment:  # noqa: ANN401
     algorithm = GoSGD(
         topology=complete(num_workers), num_rounds=4, exchange_probability=0.5, local_steps=2
     )

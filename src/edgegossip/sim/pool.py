@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -17,8 +18,8 @@ from edgegossip.core.trainer import Outcome, Prepared, Trainer, TrainingResult
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
-MOST_TOGETHER = 16
-"""Trainers; the parameters of many more would not stay in a core's cache."""
+MOST_TOGETHER = 64
+"""Trainers; more would gain nothing, and their parameters would not stay in a cache."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -127,8 +128,9 @@ class ComputePool:
         for each in waiting:
             groups.setdefault(each.prepared.key, []).append(each)
         for group in groups.values():
-            for start in range(0, len(group), MOST_TOGETHER):
-                some = group[start : start + MOST_TOGETHER]
+            number = min(MOST_TOGETHER, math.ceil(len(group) / max(1, self.num_threads)))
+            for start in range(0, len(group), number):
+                some = group[start : start + number]
                 work = [each.prepared for each in some]
                 outcomes = self.submit(partial(work[0].train_with, work[1:]))
                 for index, each in enumerate(some):
