@@ -37,8 +37,8 @@ class DifferencePush(PushSum[DifferencePushState]):
     .. math::
         r_{ij} &\leftarrow r_{ij} + C(z_i - r_{ij}) \\
         x_i &\leftarrow x_i + \gamma
-            \Big(\sum_{j \to i} p_j w_j r_{ji} - \sum_{i \to j} p_i w_i r_{ij}\Big) \\
-        w_i &\leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
+            \Bigl(\sum_{j \to i} p_j w_j r_{ji} - \sum_{i \to j} p_i w_i r_{ij}\Bigr) \\
+        w_i &\leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     where :math:`p_j = 1 / (1 + d_j)` for a sender that has :math:`d_j` out-neighbors in this
     round. Weights travel as they are. Receivers get exactly the mass that a sender gives away,

@@ -65,8 +65,8 @@ class PushSum(LocalSteps[P], Generic[P]):
     3. waits for the in-neighbors of the round and merges their mass, senders in order of rank:
 
     .. math::
-        x_i \leftarrow x_i + \gamma \Big(\sum_{j \to i} p_j q_j - d_i p_i q_i\Big), \quad
-        w_i \leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
+        x_i \leftarrow x_i + \gamma \Bigl(\sum_{j \to i} p_j q_j - d_i p_i q_i\Bigr), \quad
+        w_i \leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     A sender gives away exactly the mass that its receivers get, whatever :math:`q` is. So
     **the sums over all workers of numerators and of weights, those under way included, never

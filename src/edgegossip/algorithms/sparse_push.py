@@ -77,8 +77,8 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
 
     .. math::
         v_i &= x_i + e_i, \quad q_i = C(v_i), \quad e_i = v_i - q_i \\
-        x_i &\leftarrow x_i + \gamma \Big(\sum_{j \to i} p_j q_j - d_i p_i q_i\Big) \\
-        w_i &\leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
+        x_i &\leftarrow x_i + \gamma \Bigl(\sum_{j \to i} p_j q_j - d_i p_i q_i\Bigr) \\
+        w_i &\leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     Weights travel as they are, and as nobody keeps a copy of anybody else's numerator, links
     may come and go from round to round. The sums of all :math:`x_i` and of all :math:`w_i`

@@ -30,7 +30,7 @@ def generator(seed: int, *key: int | str) -> torch.Generator:
 
 
 def uniform(seed: int, *key: int | str) -> float:
-    """Draw the one number in [0, 1) that belongs to (seed, *key).
+    """Draw the one number in [0, 1) that belongs to ``(seed, *key)``.
 
     Without a generator to carry along, an algorithm's state stays plain data:
     ``uniform(seed, rank, "exchange", step)``.

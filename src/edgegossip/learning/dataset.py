@@ -211,7 +211,7 @@ class Dataset:
         returned as they are, not copied.
 
         Args:
-            x: Raw samples, [batch, *input_shape].
+            x: Raw samples, ``[batch, *input_shape]``.
             is_picture: Whether `x` is in units of uint8; None if its type says so.
         """
         return self.training.prepare(x, is_picture=is_picture)

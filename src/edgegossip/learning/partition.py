@@ -82,7 +82,7 @@ class Dirichlet:
 
     For each class :math:`c`, the workers' shares of it are
 
-    .. math:: q_c \sim \mathrm{Dir}(\alpha, \dots, \alpha)
+    .. math:: q_c \sim \mathrm{Dir}(\alpha, \ldots, \alpha)
 
     rounded to whole samples. A worker left with nothing takes one sample (the first in the data
     set) from the largest shard, so none is empty.

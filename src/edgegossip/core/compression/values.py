@@ -92,7 +92,7 @@ class Quantize(Values):
     .. math:: C(x)_i = \operatorname{sign}(x_i) \, s \, \ell_{c_i}, \qquad
               s = \sqrt{\tfrac1d \sum_i x_i^2}
 
-    with magnitudes :math:`\ell_0 < \ell_1 < \dots` that are fitted to the vector (Lloyd and
+    with magnitudes :math:`\ell_0 < \ell_1 < \ldots` that are fitted to the vector (Lloyd and
     Max: each is the mean of what is rounded to it), so that the squared error is least for
     that many levels. Each part has a scale :math:`s` of its own (2 bytes), all share the
     levels (2 bytes each). Nothing is drawn: with error feedback a smaller error is worth more

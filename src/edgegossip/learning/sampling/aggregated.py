@@ -15,7 +15,7 @@ class AggregatedData:
     empty.
 
     Attributes:
-        x: Aggregated points, float32 [num_subsets, *sample_shape]: the mean of the original
+        x: Aggregated points, float32 ``[num_subsets, *sample_shape]``: the mean of the original
             samples of a subset, in their units (0 .. 255 for uint8 pictures).
         y: The class of each aggregated point, int64 [num_subsets], ascending.
         subset_of: Index of the aggregated point that stands for each sample, int64

@@ -90,8 +90,8 @@ class IncrementalSVD:
     attributes :math:`j` and with the error :math:`e_{ij}` of the prediction clipped to
     [-30, 30],
 
-    .. math:: U_{fi} \leftarrow U_{fi} + \eta \textstyle\sum_j (e_{ij} V_{fj} - \lambda U_{fi}),
-        \quad V_{fj} \leftarrow V_{fj} + \eta \textstyle\sum_i (e_{ij} U_{fi} - \lambda V_{fj})
+    .. math:: U_{fi} \leftarrow U_{fi} + \eta \sum_j (e_{ij} V_{fj} - \lambda U_{fi}),
+        \quad V_{fj} \leftarrow V_{fj} + \eta \sum_i (e_{ij} U_{fi} - \lambda V_{fj})
 
     The features of point i are :math:`U_{fi}`, one factor for each halving that it takes to
     come to the number of subsets, at least one.
