@@ -85,6 +85,7 @@ docs/performance
 
 docs/architecture
 docs/contract
+docs/contract-design
 docs/dependencies
 CONTRIBUTING
 lab/README

@@ -5,7 +5,7 @@ happened (an *event*) and answers with what shall be done (*effects*). `edgegoss
 carries effects out in virtual time, `edgegossip.net` on real machines.
 
 The vocabulary is closed: a word is added only when an algorithm cannot be said without it.
-`docs/contract.md` says four very different systems in it.
+`docs/contract-design.md` writes four very different systems in it.
 """
 
 from __future__ import annotations
