@@ -1,4 +1,4 @@
-"""The four systems of `docs/contract-design.md`, run as they stand on the page, in the simulator."""
+"""The four systems of `docs/contract-design.md`, as they stand there, run in the simulator."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if not state.has_averaged or trained.has_gone_back:
             state.params = trained.params
         elif not state.has_taken_over:
-            # Changes by an exchange meanwhile stay.
+            # Changes by an exchange in the meantime stay.
             state.params = state.params + trained.delta
         state.has_averaged = state.has_taken_over = False
         state.round += 1
@@ -143,7 +143,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._accept(state, sender, message)
 
     def finish(self, state: ADPSGDState) -> list[Effect]:
-        # Nothing else would keep the run open until the request is repeated.
+        # Timers keep no run open, so an open request that may be repeated must.
         is_asking = state.request is not None and self.resend_after is not None
         return [] if is_asking else super().finish(state)
 
@@ -192,7 +192,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if given is not None and request.round <= given.round:
             if request.round == given.round:
                 return [Send(sender, given)]
-            # Long under way; but its sender may have begun anew, and would ask for ever.
+            # Outdated. Its sender may have restarted, and would otherwise ask for ever.
             return [Send(sender, Message("decline", request.round))]
         if state.request is not None and sender < state.rank:
             state.deferred[sender] = request
@@ -211,7 +211,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         state.has_averaged = True
         return Message("average", request.round, {"change": change})
 
-    # Neighbors that go and come back.
+    # Lost and returning neighbors.
 
     def _can_reach_any(self, state: ADPSGDState) -> bool:
         neighbors = self.topology.all_out_neighbors(state.rank)
@@ -226,7 +226,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     def lose(self, state: ADPSGDState, rank: Rank) -> list[Effect]:
         state.deferred.pop(rank, None)
-        state.answers.pop(rank, None)  # if it comes back, it may count anew
+        state.answers.pop(rank, None)  # a returning worker may reuse its numbers
         state.is_new = state.is_new and self._can_reach_any(state)
         is_partner = state.request is not None and state.request.send.receiver == rank
         return self._close(state) if is_partner else []

@@ -156,7 +156,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         turn = feed_back(self.compressor, delta, state.error, *key)
         update, state.error = turn.payload, turn.error
         if state.round < state.repairs_until:
-            # Not a number of the message: it belongs to the update, which others pass on.
+            # A tensor and not a number of the message, because others relay it with the update.
             until = torch.tensor(state.repairs_until)
             update = {**update, "part": self._own_part(state), "until": until}
         state.updates[state.rank] = update
@@ -187,7 +187,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
                 told[rank] = None
                 if not self._is_sound(update, state.round, state.params.numel()):
                     continue
-                if rank == sender:  # nobody knows it better, whatever others have said
+                if rank == sender:  # the sender's own statement has priority over relayed ones
                     state.updates[rank] = update
                 else:
                     passed_on.append((rank, update))
@@ -208,7 +208,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return update.keys() == expected
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
-        return {}  # all is optional: a worker may have nothing new to tell
+        return {}  # all is optional, because a worker may have no new update
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Updates of whichever workers, with parts of the model where there is a repair."""
@@ -236,7 +236,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
         super().catch_up_with(state, payload)
-        # The updates gathered so far are of a round that it leaves out.
+        # The updates gathered so far belong to a round that the worker skips.
         state.updates, state.told, state.has_missed = {}, {}, True
 
     # The end of a round.
@@ -245,8 +245,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         ranks = range(self.topology.num_workers)
         missing = dict.fromkeys(rank for rank in ranks if rank not in state.updates)
         is_complete = missing.keys() <= state.lost.keys()
-        # A lost worker may have told only some: once it is no longer heard, they differ. So do
-        # the parts of a cut network, when they hear of each other again.
+        # A lost worker may have sent its update to some workers only, so models differ. So do
+        # those of a cut network when it heals.
         has_changed = missing.keys() != state.missing.keys()
         if has_changed or not is_complete or state.has_missed:
             state.repairs_until = self._end_of_repairs(state.round)
@@ -283,7 +283,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         said = (int(update["until"]) for update in sent.values())
         state.repairs_until = max(state.repairs_until, *said)
         part = self._part(state.round, state.params.numel())
-        # A worker that hears of a repair only now has not sent any part.
+        # A worker that hears of the repair only now has not sent its part yet.
         parts = {state.rank: self._own_part(state)} | {
             rank: update["part"] for rank, update in sent.items()
         }

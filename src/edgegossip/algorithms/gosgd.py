@@ -109,7 +109,7 @@ class GoSGD(Asynchronous[GoSGDState]):
                 # x_m + share * (x_s - x_m), the same convex combination in one pass.
                 share = weight / total
                 state.params = state.params.lerp(message.payload["params"], share)
-                # All weights together are 1. A sender that claims more must not make this
-                # worker claim more too: its own pushes would then be refused.
+                # All weights add up to 1. A sender that claims more must not make this
+                # worker claim more too: its own pushes would then be rejected.
                 state.weight = min(total, 1.0)
         state.queue.clear()

@@ -226,7 +226,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return super().handle(state, event, now)
 
     def learn(self, state: P, trained: Trained) -> None:
-        # Meanwhile mass may have been given away, but none was merged: x / w has not changed.
+        # Mass may have been given away since, but none was merged: x / w is unchanged.
         state.params = state.weight * trained.params
 
     def mix(self, state: P, inbox: Mapping[Rank, Payload]) -> None:
@@ -268,7 +268,7 @@ class PushSum(LocalSteps[P], Generic[P]):
             message = Message("catch-up", next_sent, {"params": estimate}, {"weight": part})
             mass = Mass(state.rank, -1, estimate, part, part)
             self.meet(state, j, estimate, is_sender=False)
-            state.arrived += state.links.take_back(j)  # of one that was not lost
+            state.arrived += state.links.take_back(j)  # from a neighbor that was not lost
             state.links.begin(j, now)
             effects += state.links.send(j, message, mass, now, self.resend_after)
             if part > 0:
@@ -279,7 +279,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     def _accept(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         if not self._hears(state, sender):
-            return []  # a stranger has no mass to give
+            return []  # only in-neighbors have mass to give
 
         next_round = self._next_round_from(state, sender)
         link = state.links.inlet(sender, next_round)
@@ -336,7 +336,7 @@ class PushSum(LocalSteps[P], Generic[P]):
             for round in range(first, first + self.topology.period):
                 if state.rank in self.topology.out_neighbors(sender, round):
                     return round
-            return self.total_rounds  # never: it must be a stranger
+            return self.total_rounds  # never: the sender is no in-neighbor
 
         return next_round
 

@@ -140,7 +140,7 @@ class Inlet:
                 return []
         else:
             if session < max((held for held, _ in self.held), default=session):
-                return []  # given up, for there is a newer one
+                return []  # given up, because there is a newer one
             known = self.held.items()
             self.held = {key: m for key, m in known if key[0] in (self.session, session)}
         self.held[session, message.round] = message
@@ -206,7 +206,7 @@ class ReliableLinks(Generic[C]):
 
     def resend(self, now: Seconds) -> list[Effect]:
         """Send overdue messages of all links again."""
-        # A full link would never drain if messages were repeated over and over.
+        # Fixed intervals would repeat messages on a full link faster than it drains.
         return send_again(self._firsts(), now, growth=1.5)
 
     def acknowledge(self, sender: Rank, message: Message) -> list[Effect]:

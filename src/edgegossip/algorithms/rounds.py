@@ -259,12 +259,13 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.exchange, state.round = exchange, exchange // self.exchanges_per_round
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        # While it catches up, it waits for no neighbor that joined later and does the same.
+        # While catching up, it does not wait for a neighbor that joined later and also catches
+        # up, or both would wait for each other.
         exchange = self.exchange_of(message)
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
             self._wait_for(state, sender, exchange)
         neighbors = self.topology.in_neighbors(state.rank, exchange)
-        # A worker that is no neighbor in that exchange has no business here.
+        # Drop messages of workers that are no neighbors in that exchange.
         if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
         return self._go_on(state, now)
@@ -272,12 +273,12 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _wait_for(self, state: S, sender: Rank, first: int) -> None:
         """Wait for `sender` from exchange `first` on: it is back, and will send in each."""
         if sender in state.lost:
-            return  # its message was long under way
+            return  # its message is outdated
         earlier = state.first_exchange.get(sender, 0)
         if earlier == math.inf and self._will_skip(state, sender, first):
-            return  # it will say where it goes on
-        # If it came back twice, its messages may come in the wrong order. To wait too little
-        # does no harm; to wait for a message that it never sends would last for ever.
+            return  # it will announce the round in which it continues
+        # If it came back twice, its messages may arrive in the wrong order. Waiting too little
+        # does no harm, but waiting for a message that it never sends would last for ever.
         is_fresh = earlier == math.inf
         state.first_exchange[sender] = first if is_fresh else max(earlier, first)
 
@@ -297,7 +298,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def _help_to_catch_up(self, state: S, rank: Rank, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
-            return []  # answers once it has caught up itself, in a round that it will keep to
+            return []  # it answers after it has caught up itself, with its final round
         is_neighbor = rank in self.topology.all_out_neighbors(state.rank)
         return self.announce(state, [rank], now) if is_neighbor else []
 
@@ -421,7 +422,8 @@ class RoundBased(Synchronous[S], Generic[S]):
             tensors,
             optional or {},
             optional_numbers={"exchange": places} if places else {},
-            # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
+            # More than one round: a worker that was cut off, or has rejoined, may lack all of
+            # them.
             max_ahead=self.total_rounds,
         )
 

@@ -22,7 +22,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o6
     temporary = path.with_name(path.name + ".part")
     try:
         temporary.unlink(missing_ok=True)  # left by a process that was killed
-        # Opened with its mode, so that nobody reads a key before it is changed.
+        # Opened with its final mode, so that no other user can read a key in between.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)

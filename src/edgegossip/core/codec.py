@@ -98,7 +98,7 @@ def decode(data: Buffer) -> Message:
         view = memoryview(bytearray(view))
     try:
         return _parse(view)
-    # The second is what JSON raises that is nested too deeply.
+    # Deeply nested JSON raises the second one.
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{len(view)} bytes are not a message: {error}; expected the safetensors format "
@@ -125,7 +125,7 @@ def _forms(message: Message) -> tuple[_Form, ...]:
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    # NumPy does not know all dtypes, hence bytes; and a single number has no dimension to cut.
+    # NumPy lacks some dtypes, so this uses bytes. A single number has no dimension to slice.
     tensor = tensor if tensor.is_cpu else tensor.cpu()
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
@@ -174,7 +174,7 @@ def _around_variable(kind: str, forms: tuple[_Form, ...]) -> tuple[str, str]:
         place = {"shape": shape, "data_offsets": offsets[name]}
         fields[name] = {"dtype": _CODES[dtype], **place}
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    # No name can hold that, as quotes in names are escaped.
+    # No name can contain this, because quotes in names are escaped.
     before, mark, after = text.partition(_ROUND)
     return before + mark, after
 
@@ -213,7 +213,7 @@ def _read_header(header: bytes) -> _Header:
     if found is None:
         return _read_json(header)
     begin, end = found.start(1), found.end() - 1
-    # The only entry of that name whose value is a string is the metadata's.
+    # Only the metadata has an entry of that name with a string as its value.
     rest = header[:begin] + b"0" + header[end:].rstrip(b" ")
     kind, _, others, num_bytes, places = _read_kept(rest)
     numbers = {} if found[2] is None else _read_numbers(found[2].decode(), _are_names)
@@ -272,7 +272,7 @@ _are_names = lru_cache(maxsize=256)(_check_names)
 
 
 def _number(text: str) -> float:
-    # Not all that `float` reads is what `repr` writes: underscores, other scripts' digits.
+    # `float` accepts more than `repr` writes: underscores, digits of other scripts.
     value = int(text[:20]) if text.lstrip("-").isdecimal() else float(text[:32])
     if repr(value) != text:
         raise ValueError("a number that is written in another way than Python's")
@@ -280,7 +280,7 @@ def _number(text: str) -> float:
 
 
 def _whole(digits: str) -> int:
-    # The same for `int` and `str`: spaces, zeros in front.
+    # The same holds for `int` and `str`: spaces, leading zeros.
     if len(digits) <= 20 and str(int(digits)) == digits:
         return int(digits)
     raise ValueError("a whole number that is none")
@@ -297,7 +297,7 @@ def _place(entry: Any) -> tuple[int, int, torch.dtype, tuple[int, ...]]:  # noqa
             dtype = _DTYPES[code]
             if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
                 raise ValueError("a length or place that is no number")
-            # PyTorch multiplies lengths even where one of them is 0.
+            # PyTorch multiplies lengths even if one of them is 0.
             if math.prod(max(1, length) for length in shape) >= 2**48:
                 raise ValueError("a tensor too large")
             if math.prod(shape) * dtype.itemsize != end - begin or begin % dtype.itemsize:

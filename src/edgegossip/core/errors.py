@@ -94,6 +94,6 @@ def without_password(url: str) -> str:
 
 
 def _numbers_by_value(name: str) -> list[str | int]:
-    # Text and numbers take turns, so that only like is compared with like.
+    # Text and numbers alternate, so that only items of one type are compared.
     parts = re.split(r"(\d+)", name)
     return [int(part) if part.isdecimal() else part for part in parts]

@@ -46,8 +46,8 @@ class MixingRule(ABC):
         """Work out the weights, in any order of ranks."""
 
 
-# Holds every row of 10,000 workers on a one-peer exponential graph (period 14). Here rather
-# than in the topology or the rule, which thus stay plain values to copy, compare and pickle.
+# Holds every row of 10,000 workers on a one-peer exponential graph (period 14). The cache is
+# here so that topology and rule stay plain values to copy, compare and pickle.
 @lru_cache(maxsize=2**18)
 def _kept_row(
     rule: MixingRule, topology: Topology, rank: int, round: int

@@ -105,8 +105,8 @@ class Layout:
 Work: TypeAlias = Steps | Epochs
 
 
-# Events: what happened to a worker. Drivers make one object per event and nobody changes it;
-# they are not `frozen` because that makes them four times slower to build.
+# Events happen to a worker. Drivers make one object per event and nobody changes it. They are
+# not `frozen`, because that makes them four times slower to build.
 
 
 @dataclass(slots=True)

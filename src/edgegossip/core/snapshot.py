@@ -50,8 +50,8 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     return _Assembling(tensors).give(plain)
 
 
-# Objects, not functions that call themselves: each of those is part of a reference cycle, with
-# all the tensors that it has seen, which a long run's garbage collector hardly ever comes to.
+# These are objects and not nested recursive functions. Such a function is part of a reference
+# cycle with all tensors that it has seen, and a long run's garbage collector rarely frees it.
 
 
 class _Dismantling:
@@ -61,7 +61,7 @@ class _Dismantling:
         self._instances: dict[int, int] = {}
 
     def take(self, item: object) -> Json:
-        if type(item) in _PLAIN:  # mostly; and nothing is asked more often
+        if type(item) in _PLAIN:  # the most frequent case
             return item
         match item:
             case None | bool() | int() | float() | str():
@@ -82,7 +82,7 @@ class _Dismantling:
     def _name(self, item: Tensor) -> str:
         if id(item) not in self._names:
             self._names[id(item)] = f"t{len(self._names)}"
-            # A view of a larger tensor is cut out; files hold no shared memory.
+            # A view of a larger tensor is copied, because files hold no shared memory.
             self.tensors[self._names[id(item)]] = item.detach().clone().contiguous()
         return self._names[id(item)]
 

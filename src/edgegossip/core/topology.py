@@ -333,7 +333,7 @@ def _powers(num_workers: int) -> list[int]:
 
 def _draw_regular(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge]:
     """Draw pairs (i, j), i < j, such that every worker is in `degree` of them."""
-    if degree > num_workers / 2:  # the few edges to leave out are easier to find
+    if degree > num_workers / 2:  # sampling the few missing edges is faster
         left_out = _draw_regular(num_workers, num_workers - 1 - degree, draws)
         return set(itertools.combinations(range(num_workers), 2)) - left_out
     while (pairs := _join_stubs(num_workers, degree, draws)) is None:

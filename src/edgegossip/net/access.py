@@ -83,7 +83,7 @@ def zenoh_security(
     """
     identity = credentials.identity
     certificate, key = _base64(identity.certificate), _base64(identity.key)
-    # Tokens of other runs may be seen, so that somebody can say that they are there.
+    # Tokens of other runs are readable, so that a worker can report those runs.
     runs: dict[str | None, _Keys] = {None: _Keys((run,), ("*",))}
     for name in [bound_name(run)] if run_names is None else run_names:
         named = (name, f"{name}:$*")
@@ -91,9 +91,9 @@ def zenoh_security(
     return {
         # Discovery could otherwise lead to a plain link.
         "transport/link/protocols": ["tls"],
-        # A second link of a session has the rights of the first. With more than one allowed,
-        # zenoh makes sure that it is the same session, by a key of its own; with one,
-        # anybody who takes the id of a session that was called could join its link.
+        # A second link of a session has the rights of the first. With more than one link
+        # allowed, zenoh verifies by a key of its own that both belong to one session. With a
+        # single one, an attacker could take over the id of a called session and its link.
         "transport/unicast/max_links": 2,
         "transport/link/tls": {
             "root_ca_certificate_base64": _base64(credentials.anchors()),
@@ -134,7 +134,7 @@ def _access_control(runs: Mapping[str | None, _Keys], num_workers: int) -> dict[
 def _common_rules(run_name: str | None, keys: _Keys) -> list[_Rule]:
     both = ["ingress", "egress"]
     watch = ["declare_liveliness_subscriber", "liveliness_query"]
-    # Not the name of a holder, so that rules of the two are never taken for each other.
+    # This name differs from any holder's, so that the rules of the two cannot be confused.
     where = "any run" if run_name is None else f"run {run_name}"
     return [
         _allow(f"watch in {where}", both, watch, ["edgegossip/*/alive/**"]),

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-# IPv6 addresses stand in brackets, those of a link with its name: [fe80::1%eth0].
+# IPv6 addresses are in brackets, link-local ones with the link's name: [fe80::1%eth0].
 _ENDPOINT = re.compile(
     r"(?P<protocol>tcp|tls)/(?P<host>\[[0-9a-fA-F:.]+(%[\w.-]+)?\]|[\w.-]+):(?P<port>\d+)"
 )

@@ -28,7 +28,7 @@ from edgegossip.net.strikes import (
 )
 
 _LOG = logging.getLogger("edgegossip.net")
-# A peer that invents ever new reasons shall fill neither memory nor log.
+# A peer that keeps inventing new reasons must fill neither memory nor log.
 _MAX_REASONS = 1000
 _Sizes: TypeAlias = Mapping[str, float | None]
 """The largest absolute value of each tensor, by name; see `TensorSpec.magnitude`."""
@@ -170,9 +170,9 @@ class Admission:
         payload: dict[str, Tensor] = {}
         for origin, part in by_origin(message.payload).items():
             if origin == self._rank or not self._counts(message, origin, part):
-                continue  # it knows itself what it has written
+                continue  # a worker knows the parts that it has written
             is_own = origin == sender
-            # Without seals anybody could vote in another's name.
+            # Without seals any worker could vote in another's name.
             author = origin if is_own or self._seals is not None else None
             own_sizes = {name: sizes[f"{origin}.{name}"] for name in part}
             excess = self._excess(author, message.kind, own_sizes)

@@ -29,7 +29,7 @@ from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 
-# Certificates count from a day earlier: a machine without a battery comes up in the past.
+# Validity starts a day earlier: a machine without a battery starts with a clock behind.
 CLOCK_TOLERANCE = timedelta(days=1)
 
 # Every worker listens and connects.
@@ -52,10 +52,10 @@ def holder_name(rank: Rank | None, run_name: str | None = None) -> str:
 
     >>> holder_name(3), holder_name(None)
     ('worker-3', 'edgegossip-router')
-    >>> holder_name(3, "night")  # good only in runs of this name
+    >>> holder_name(3, "night")  # valid only in runs of this name
     'worker-3@night'
     """
-    # Not a name that an authority could have given to any machine.
+    # A name that an authority could not have given to any machine.
     holder = "edgegossip-router" if rank is None else f"worker-{rank}"
     return holder if run_name is None else f"{holder}@{run_name}"
 
@@ -120,7 +120,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     paths = authority_paths(folder)
     _refuse_to_overwrite(paths)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own, so that an error can tell two authorities apart.
+    # Each authority has its own name, so that an error can tell two of them apart.
     name = _name(f"edgegossip authority {secrets.token_hex(4)}")
     certificate = (
         _builder(name, name, key, key, lifetime)
@@ -192,7 +192,7 @@ def issue(
         for extension in (_PURPOSES, x509.SubjectAlternativeName([*own_names, *names])):
             builder = builder.add_extension(extension, critical=False)
         certificate = builder.sign(authority_key, hashes.SHA256())
-        # First, so that none is in use that the authority does not know of.
+        # Recorded first, so that the authority knows of every certificate in use.
         _remember(folder, certificate)
         _write_pair(pair, certificate, key)
     return [certificate for certificate, _ in paths]
@@ -303,7 +303,7 @@ def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
 
 def _lifetime(days: int, begin: datetime | None) -> Lifetime:
     begin = datetime.now(UTC) if begin is None else begin
-    # X.509 wants whole seconds, and cannot write the year 10000.
+    # X.509 needs whole seconds, and cannot represent the year 10000.
     last = (datetime(9999, 12, 31, tzinfo=UTC) - begin).days
     if not 1 <= days <= last:
         raise ValueError(f"days must be in 1 .. {last}, got {days}")
@@ -320,7 +320,8 @@ def _alternative_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     with suppress(UnicodeError):
         name = host.encode("idna").decode()
-        # As TLS demands: it refuses a certificate that has any other, once one is revoked.
+        # TLS requires this: once a name is revoked, it rejects certificates with any other
+        # form.
         if _HOST.fullmatch(name):
             return x509.DNSName(name)
     raise ValueError(f"host must be a name or an IP address, without a port, got {host!r}")
@@ -374,7 +375,7 @@ def _write_pair(
 ) -> None:
     certificate_path, key_path = paths
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    # The key first: who finds a certificate finds its key too.
+    # The key comes first, so that a process that finds the certificate also finds its key.
     write_file(key_path, pem, mode=0o600)
     write_file(certificate_path, certificate.public_bytes(Encoding.PEM), mode=0o644)
 

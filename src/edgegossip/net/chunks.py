@@ -67,7 +67,7 @@ class Assembler:
         self._refused = refused
         self._frame: memoryview | None = None
         self._serial = self._filled = 0
-        self._ignored: int | None = None  # serial of a frame that is refused already
+        self._ignored: int | None = None  # serial of a frame that is already rejected
 
     def add(self, piece: bytes) -> memoryview | None:
         """Take the next piece; returns the frame that it completes, for the caller to keep."""
@@ -103,8 +103,8 @@ class Assembler:
         if total > self._max_bytes:
             self._discard("a frame that is too large", serial)
             return
-        # NumPy asks for huge pages and, unlike bytearray, fills nothing with zeros: at 100 MB
-        # that is 22 ms instead of 95. No byte is read before all are written.
+        # NumPy requests huge pages and, unlike bytearray, does not write zeros: 22 ms instead
+        # of 95 at 100 MB. No byte is read before all are written.
         self._frame = np.empty(total, np.uint8).data
         self._serial, self._filled = serial, 0
 

@@ -55,7 +55,7 @@ class Ending:
             return True
         unfinished, active = self._post.peers.unfinished, self._post.peers.active
         if not unfinished:
-            # Counts that still disagree: something was lost on its way.
+            # The counts still disagree, so a message was lost in flight.
             return quiet > settings.settle_seconds
         are_few = 2 * len(unfinished) <= len(active) + 1
         latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds

@@ -15,7 +15,7 @@ from edgegossip.core.protocol import Message, Rank
 
 MAGIC = b"edgegos"
 VERSION = 1
-# The message behind it is aligned, since the size is a multiple of 8.
+# The size is a multiple of 8, so the message behind it is aligned.
 _FIELDS = struct.Struct("<7sB8sQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _LARGEST = 2**63 - 1
@@ -99,7 +99,7 @@ def unpack(frame: Buffer) -> tuple[Envelope, Message]:
 
 
 def _hash(parts: Iterable[Buffer]) -> int:
-    # As fast as memory; CRC-32 would take up to ten times as long as sending does.
+    # xxh3 runs at the speed of memory; CRC-32 would take up to ten times as long as sending.
     state = xxhash.xxh3_64()
     for part in parts:
         state.update(part)

@@ -44,7 +44,7 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        # Also a signal's handler may put something in, in the midst of a `get`.
+        # A signal handler may also put an item in during a `get`.
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lanes: defaultdict[_Lane, deque[Any]] = defaultdict(deque)
         self._turns: deque[_Lane] = deque()

@@ -81,7 +81,7 @@ class Footing:
         """
         # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):
-            raise error  # nobody else has touched these
+            raise error  # no other worker has influenced these
         if self._credit == 0 and not self._blame():
             raise error
         self._credit = (self._credit or _CREDIT) - 1

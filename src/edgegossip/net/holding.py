@@ -11,10 +11,10 @@ import psutil
 
 from edgegossip.core.protocol import Rank
 
-_OVERHEAD = 512  # of a frame, in bytes, however short it is
+_OVERHEAD = 512  # bytes that even the shortest frame takes
 _GIB = 2**30
 _SHARE = 3
-_ROOM = 4096  # for what stands around the payload
+_ROOM = 4096  # for the headers around the payload
 
 
 class _Held(weakref.ref["np.ndarray"]):
@@ -63,7 +63,7 @@ class Holding:
             if is_too_much and self._held[sender] + num_bytes > self.share:
                 return None
             self._held[sender] += num_bytes
-            owner = np.asarray(frame)  # not every buffer can say when it is freed
+            owner = np.asarray(frame)  # not every buffer can report when it is freed
             held = _Held(owner, self._freed.append)
             held.sender, held.num_bytes = sender, num_bytes
             self._alive[id(held)] = held

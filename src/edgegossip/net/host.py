@@ -152,7 +152,7 @@ class Host(Generic[State]):
                 self._begin()
             while (reason := self._why_end()) is None:
                 yield from self._take_next(self._wake_at())
-            if reason == "time limit":  # nobody is to take it for lost
+            if reason == "time limit":  # the others must not count it as lost
                 self.post.phase = Phase.FINISHED
                 self.post.tell_all()
             return reason
@@ -167,20 +167,20 @@ class Host(Generic[State]):
         peers = self.peers
         has_rejoined = peers.must_rejoin
         if has_rejoined:
-            # Its state is too old; its parameters are better than the initial ones, unless
-            # they are a slice of the model. Some may have begun with the life that it had until
-            # now, and wait for what it sends.
+            # Its state is too old, but its parameters are better than the initial ones, unless
+            # they are a slice of the model. Some workers may have begun with its previous life,
+            # and wait for that life's messages.
             params = self.post.footing.whole(self.state.estimate)
             self.state = self._algorithm.init(self.rank, params)
             self._alarms, self._pending, self._ending.has_finished = Alarms(), [], False
             self._work.forget_questions()
             peers.live_anew(self._runtime.new_life())
         now, began_at = self._runtime.clock(), peers.began_at
-        if peers.is_resumed:  # time stood still until the others were back
+        if peers.is_resumed:  # no time has passed until the others were back
             self._zero = now - self._kept_at
         elif began_at is not None and now - began_at < self._settings.max_seconds:
             self._zero = min(now, began_at)
-        else:  # nobody has begun, or says what cannot be: that run would be over
+        else:  # nobody has begun, or the claim is impossible because that run would be over
             self._zero = now
         self.post.elapsed = lambda: self.now
         events = peers.begin(has_rejoined=has_rejoined)
@@ -199,7 +199,7 @@ class Host(Generic[State]):
         self._ending.changed(self.now)
         for event in events:
             self._handle(event)
-        self._watch_for_waiting()  # one that goes on may wait for what was lost before
+        self._watch_for_waiting()  # a resumed worker may wait for a message that was lost before
 
     # The loop.
 
@@ -208,7 +208,7 @@ class Host(Generic[State]):
         item = yield self._zero + wake_at
         if isinstance(item, ITEMS):
             if self._should_stop:
-                return  # it will be sent again once the worker goes on from the checkpoint
+                return  # it is resent when the worker resumes from the checkpoint
             for event in self.post.take(item, self.state.round, self.now):
                 self._handle(event)
         elif isinstance(item, Completed):
@@ -236,7 +236,7 @@ class Host(Generic[State]):
         now = self.now
         if now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
-        if not self._should_stop:  # a checkpoint must not take who stopped before for lost
+        if not self._should_stop:  # a checkpoint must record no stopped worker as lost
             for event in self.peers.overdue(self._zero + now):
                 self._handle(event)
             self.post.release(self._zero + now)
@@ -298,7 +298,7 @@ class Host(Generic[State]):
         if self.state.round != round_before:
             self._patience.next_round(self.now)
 
-    # Effects, and what comes of them.
+    # Effects and their results.
 
     @property
     def _progress(self) -> float:
@@ -369,7 +369,7 @@ class Host(Generic[State]):
         if self._save(checkpoint):
             self.peers.note_kept()
             self.post.tell_all()
-        # Counted from its end: keeping must not become all that is done.
+        # Counted from the end of the last one, so that checkpoints never take all the time.
         self._checkpoint_at = self.now + self._settings.checkpoint_seconds
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:

@@ -140,7 +140,7 @@ def _parse(message: Message) -> tuple[dict[str, Setting], dict[str, Setting]]:
 
 def _is_setting(value: object) -> bool:
     if isinstance(value, list):
-        # A whole number may be beyond every float.
+        # A whole number may be larger than any float.
         return all(
             isinstance(each, float) or (isinstance(each, int) and abs(each) < 2**63)
             for each in value
@@ -176,7 +176,7 @@ def _is_opaque(value: Setting) -> bool:
 
 
 def _show(value: Setting) -> str:
-    text = "none" if value is None else json.dumps(value)  # which has no line breaks
+    text = "none" if value is None else json.dumps(value)  # JSON text has no line breaks
     return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
 
 

@@ -30,7 +30,7 @@ class KnownLinks(Generic[T]):
     def follow(self, session: zenoh.Session) -> None:
         """Begin; until `session` is closed, or another is followed."""
         self.known = {}
-        # At once, not by a thread of its own: a link is known before messages come over it.
+        # At once, without a thread of its own: a link must be known before its messages arrive.
         linked = zenoh.handlers.Callback(self._linked, indirect=False)
         session.info.declare_link_events_listener(linked, history=True)
 

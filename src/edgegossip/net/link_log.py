@@ -56,7 +56,7 @@ class LinkLog:
         """The link with a process of `rank` is gone, whose last `phase` was this."""
         link = self._links.get(rank)
         if link is None or link.incarnation != incarnation:
-            return  # an earlier process, whose successor is here
+            return  # an earlier process; its successor is connected
         link.lost_at = now
         if now < link.said_at + _QUIET:
             link.num_unsaid += 1

@@ -30,7 +30,7 @@ class Outbox:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._waiting: dict[Rank, int] = {}
-        # Links that have ended, and those that the caller knows of, by receiver.
+        # Ended links, and the links that the caller knows, by receiver.
         self._ended: Counter[Rank] = Counter()
         self._known: Counter[Rank] = Counter()
         self._senders: dict[Rank, Background] = {}
@@ -54,7 +54,7 @@ class Outbox:
         num_bytes = sum(map(len, frame))
         with self._lock:
             waiting = self._waiting.get(receiver, 0)
-            # One is always taken, however large it is.
+            # One message is always accepted, whatever its size.
             if waiting and waiting + num_bytes > self._max_bytes:
                 return False
             self._waiting[receiver] = waiting + num_bytes
@@ -98,5 +98,5 @@ class Outbox:
                 return
         try:
             self._transport.send(receiver, frame)
-        except Exception:  # the thread sends what comes after, too
+        except Exception:  # the thread must go on to send the next messages
             _LOG.exception("could not send to %d", receiver)

@@ -70,7 +70,7 @@ class Patience:
 
     def _end_wait(self, now: Seconds) -> None:
         assert self._since is not None
-        if not self._has_given_up:  # else it says nothing of how long the others take
+        if not self._has_given_up:  # otherwise it says nothing about the others' durations
             self._waited = max(self._waited, now - self._since)
 
     def next_round(self, now: Seconds) -> None:
@@ -90,7 +90,7 @@ class Patience:
         if not self._rounds:
             return self.first
         longest = max(*self._rounds, self._worked, self._waited)
-        # Waits would multiply each other if somebody were always just in time.
+        # If a worker were always just in time, waits would multiply each other.
         limit = max(self.first, self.factor * self._longest_work + self.slack)
         return min(self.factor * longest + self.slack, limit)
 
@@ -114,7 +114,8 @@ class Patience:
         """
         assert self._since is not None
         silent = now - max(self._since, heard_at, spoke_at)
-        # Its messages meanwhile may be of no use: to speak is not enough for ever.
+        # Its messages in the meantime may be useless, so speaking alone does not reset the
+        # limit.
         waited = now - self._since
         is_over = silent >= self.deadline or waited >= self.factor * self.deadline
         self._has_given_up |= is_over

@@ -147,7 +147,7 @@ class Peers:
         self.has_begun = False
         self._ended = frozenset(ended)
         self._takes_repeats = takes_repeats
-        # Workers that have left, and the time on the own clock when they will be missed.
+        # Workers that have left, and the time on this worker's clock when they count as lost.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
         self._peers = {other: Peer(log=SentLog(max_bytes=max_log_bytes)) for other in others}
@@ -183,10 +183,10 @@ class Peers:
         """A process of `rank` cannot be reached any more, when the own clock shows `clock`."""
         peer = self[rank]
         if incarnation != peer.incarnation:
-            return []  # of an earlier process, which its successor has overtaken
+            return []  # from an earlier process; its successor was faster
         peer.is_reachable = False
         if peer.status is not None and peer.status.phase == Phase.LEAVING:
-            # This one is probably about to be stopped too, and shall not go on without it.
+            # This worker is probably about to be stopped too, and must not continue alone.
             self._leaving[rank] = clock + _GRACE
             return []
         return self.lose(rank)
@@ -216,7 +216,7 @@ class Peers:
         """`rank` says how it is, when the own clock shows `clock`."""
         peer = self[rank]
         if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
-            return []  # to be welcomed again and again would cost the others each time
+            return []  # repeated welcomes would cost the others work each time
         peer.status, peer.began_at = status, clock - status.elapsed
         peer.turn_to(status.life)
         peer.log.forget(status.kept)
@@ -239,7 +239,7 @@ class Peers:
             return []
         has_restarted = peer.known_life not in (0, peer.life)
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
-        if peer.is_lost:  # nobody waits for what it has sent meanwhile
+        if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0
         peer.is_lost, peer.known_life = False, peer.life
         self._count_on()
@@ -270,7 +270,7 @@ class Peers:
     def _lacks(self, peer: Peer) -> bool:
         if peer.has_lost_some or peer.num_gaps < 2 or peer.status is None:
             return peer.has_lost_some
-        return peer.status.sent[self.rank] > peer.received  # else it was sent again
+        return peer.status.sent[self.rank] > peer.received  # otherwise it was resent
 
     # Beginning.
 

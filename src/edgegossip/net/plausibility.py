@@ -54,19 +54,19 @@ class Plausibility:
         self._own: dict[_Place, tuple[weakref.ref[Tensor], float]] = {}
         self._usual = self._least = max(1.0, initial or 0.0)
         self._heard: dict[_Place, dict[Rank, float]] = {}
-        # By sender: the largest ratio to what was usual, and after how much training.
+        # By sender: the largest ratio to the usual value, and the amount of training by then.
         self._ratios: dict[Rank, tuple[float, int]] = {}
         self._num_trained = 0
 
     def sent(self, message: Message) -> None:
         """Note what this worker says itself."""
         kind, payload = message.kind, message.payload
-        if kind in self._is_passed_on:  # the rest others have written
+        if kind in self._is_passed_on:  # other workers have written the rest
             own = self._own_prefix
             payload = {n.removeprefix(own): x for n, x in payload.items() if n.startswith(own)}
         for name, tensor in payload.items():
             known = self._own.get((kind, name))
-            if known is None or known[0]() is not tensor:  # else it goes to another receiver
+            if known is None or known[0]() is not tensor:  # else sent to another receiver
                 size = self._specs[kind, name].magnitude(tensor) or 0.0
                 self._own[kind, name] = weakref.ref(tensor), size
         self._usual = max([self._least, *(size for _, size in self._own.values())])

@@ -78,7 +78,9 @@ class Post:
         self.plausibility = Plausibility(schema, params, rank)
         self.footing = Footing(params, self.blame, self.plausibility.went_well)
         self._strikes = Strikes()
-        self.blamed: list[Event] = []  # for the host to handle before what `blame` was about
+        self.blamed: list[
+            Event
+        ] = []  # the host handles these before the message that caused the blame
         self._buckets = {other: TokenBucket() for other, _ in peers}
         self.admission = Admission(
             run=settings.run,
@@ -91,15 +93,15 @@ class Post:
         )
         self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
         """When each of the others last said how it is."""
-        # Introductions are few, and read at once.
+        # Introductions are rare and are read at once.
         largest = max(s.max_num_bytes for kind, s in schema.items() if kind != INTRODUCTION)
         self._holding = Holding(settings.max_waiting_bytes, largest)
         room = max(self._holding.max_bytes, self._holding.share)
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
-        # Workers whose link was cut and is back, or that came back in the same life: such a
-        # worker has not received all, and gets nothing new before it has said what it lacks.
-        # By worker, until when.
+        # Workers whose link was cut and is back, or that came back in the same life. Such a
+        # worker lacks messages, so it gets no new one before it has reported which. Otherwise
+        # the new one would prove the older ones lost. By worker: the time when this ends.
         self._relinked: dict[Rank, Seconds] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
@@ -147,7 +149,7 @@ class Post:
         with self._lock:
             self._refused[refused] += 1
             is_first = self._refused[refused] == 1
-        if is_first:  # the others will be counted with it
+        if is_first:  # the rest will be counted together with it
             self._items.put(refused)
 
     # For the host, on its thread.
@@ -208,8 +210,8 @@ class Post:
             self.peers[sender].refuse()
             return self.peers.lose(sender)
         if message.kind == INTRODUCTION:
-            # It knows by now that this worker can be reached; what was said before it did may
-            # have been forgotten.
+            # By now it knows that this worker can be reached. It may have forgotten messages
+            # that were sent before it knew.
             self.tell(sender, again=True)
             return []
         if message.kind == STATUS:
@@ -218,13 +220,13 @@ class Post:
         if envelope.sender_life != peer.life or envelope.receiver_life != self.peers.life:
             return []  # between earlier lives of one of the two
         if envelope.number <= peer.received:
-            return []  # sent again by one that was resumed
+            return []  # resent by a resumed worker
         if number := envelope.number - peer.received - 1:
             peer.has_lost_some = True
             detail = "it never arrived, or was refused"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
-        is_there = self.peers.has_begun and peer.is_reachable  # and not what it had left behind
+        is_there = self.peers.has_begun and peer.is_reachable  # and no remains of a life
         found = self.peers.find(sender) if is_there else []
         return [*found, Received(sender, message)]
 
@@ -232,16 +234,17 @@ class Post:
         status = WorkerStatus.parse(message)
         events = self.peers.told(sender, status, self._clock())
         if self.peers[sender].status is not status:
-            return events  # of a life that is one too many
+            return events  # from a superseded life
         self.spoke_at[sender] = now
         self._relink(sender)
-        # It may have missed what it waits for, or take for lost who has nothing more to say.
+        # It may have missed the message it waits for, or count a worker as lost that has
+        # nothing more to send.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
             self.tell(sender, again=True)
         return events
 
-    # Those who lie.
+    # Workers that lie.
 
     def _punish(self) -> list[Event]:
         """Nobody waits for what was refused, nor hears one who goes on so."""
@@ -295,15 +298,15 @@ class Post:
             return False
         peer.sent += 1
         peer.log.add(peer.sent, message)
-        # It has left for a moment, or has not said yet what it lacks, and gets this after
-        # what was sent before if it goes on with its life.
+        # It has left for a moment, or has not reported its missing messages yet. If it resumes
+        # its life, it gets this message after the earlier ones.
         is_held = receiver in self._relinked and peer.log.has(peer.sent)
         is_sent = True
         if peer.is_known and not is_held:
             is_sent = self._post(receiver, message, peer.sent, left)
         elif left is not None:
             left()
-        self.plausibility.sent(message)  # looks at all of it, while it is being sent
+        self.plausibility.sent(message)  # reads all of it while it is being sent
         return is_sent
 
     def send_again(self) -> None:

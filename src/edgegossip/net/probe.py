@@ -16,7 +16,7 @@ from edgegossip.net.address import parse
 from edgegossip.net.certificates import common_name
 from edgegossip.net.tls import TLS
 
-# The other's word on our certificate comes after the handshake, in TLS 1.3.
+# In TLS 1.3 the peer judges our certificate after the handshake.
 _VERDICT_SECONDS = 0.5
 
 
@@ -45,7 +45,7 @@ def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Rea
         NetworkError: If it cannot be reached, or one end refuses the other's certificate.
         ValueError: If `endpoint` is no such.
     """
-    # Options of zenoh's, behind ? or #, do not say where it is.
+    # Zenoh's options after ? or # are not part of the location.
     protocol, host, port = parse("connect", re.split(r"[?#]", endpoint)[0])
     begin = time.perf_counter()
     try:
@@ -90,12 +90,12 @@ def _wait_for_verdict(encrypted: ssl.SSLSocket) -> None:
         if encrypted.recv(1) == b"":
             raise NetworkError("it has hung up on us after the handshake")
     except TimeoutError:
-        pass  # it waits for us to speak, so it is content
+        pass  # the peer waits for our data, so it has accepted the certificate
 
 
 def _name(encrypted: ssl.SSLSocket) -> str:
     der = encrypted.getpeercert(binary_form=True)
-    assert der is not None  # the context demands one
+    assert der is not None  # the context requires one
     return common_name(x509.load_der_x509_certificate(der).subject)
 
 

@@ -47,7 +47,7 @@ class CertificateWatch:
         self._run_names = run_names
         self._contents = tls.contents()
         self.current = tls.check(rank, run_names)
-        # How often in a row the same contents were no good, by what became of it.
+        # Number of failures in a row of the same contents, by outcome.
         self._failures: Counter[str] = Counter()
 
     def look(self) -> Credentials | None:
@@ -81,7 +81,7 @@ class CertificateWatch:
     def _with_revocations(self, credentials: Credentials) -> Credentials:
         revocations = self.tls.revocations(credentials.identity, credentials.revocations)
         credentials = replace(credentials, revocations=revocations)
-        credentials.anchors()  # are not too many
+        credentials.anchors()  # raises if there are too many
         return credentials
 
     def _try(self, consequence: str, read: Callable[[], _T], otherwise: _T) -> _T:
@@ -89,7 +89,7 @@ class CertificateWatch:
             result = read()
         except (NetworkError, OSError, ValueError, UnsupportedAlgorithm) as error:
             self._failures[consequence] += 1
-            # Not at once: somebody may be about to put one file after the other into place.
+            # Wait: the administrator may be replacing one file after the other.
             if self._failures[consequence] == _COMPLAIN:
                 _LOG.error("%s: %s", consequence, error)
             return otherwise
@@ -157,7 +157,7 @@ class RenewedSession:
             return
         with suppress(zenoh.ZError):
             self._leave()
-        with suppress(zenoh.ZError):  # a link is stuck, and goes with the process
+        with suppress(zenoh.ZError):  # a stuck link ends with the process
             session.close()  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:

@@ -36,7 +36,7 @@ from edgegossip.net.certificates import (
 
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 
-# Zenoh's TLS reads no longer certificates; this is for about a thousand that are revoked.
+# Zenoh's TLS rejects longer certificates; this holds about a thousand revoked ones.
 _MOST_BYTES = 0xFFFF
 
 
@@ -94,7 +94,7 @@ def revoke(
     now = datetime.now(UTC)
     expired = {each.serial_number for each in known if each.not_valid_after_utc < now}
     after = Revoked(before.number + 1, (before.serials | new) - expired)
-    constrain(authority, after.serials)  # fits into what TLS reads
+    constrain(authority, after.serials)  # raises if it is too long for TLS
     write_file(list_path(folder), _sign(after, authority, key), mode=0o644)
     return sorted(after.serials - before.serials)
 
@@ -203,7 +203,7 @@ def _serials(
     found = [
         each.serial_number
         for each in known
-        # Also those that are good in some runs only.
+        # This includes certificates that are valid in some runs only.
         if common_name(each.subject).partition("@")[0] == whose
     ]
     if not found:
@@ -223,7 +223,7 @@ def _sign(
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now)
-        .next_update(authority.not_valid_after_utc)  # X.509 wants one
+        .next_update(authority.not_valid_after_utc)  # X.509 requires one
         .add_extension(x509.CRLNumber(revoked.number), critical=False)
         .add_extension(key_id, critical=False)
     )

@@ -116,5 +116,5 @@ class RealRuntime:
 
     def new_life(self) -> Life:
         """See `Runtime`."""
-        # Drawn from the system: two workers of one seed must not draw alike.
+        # From the system's generator: two workers with one seed must draw different numbers.
         return 1 + secrets.randbelow(2**63 - 1)

@@ -32,7 +32,7 @@ SEAL = "seal"
 _LOG = logging.getLogger("edgegossip.net")
 _MAX_NUM_BYTES = 4096
 _SPEC = TensorSpec(torch.uint8, (None,), max_numel=_MAX_NUM_BYTES)
-_PLACE = struct.Struct("<16s8sQQ")  # what it is, run, origin, its life
+_PLACE = struct.Struct("<16s8sQQ")  # purpose, run, origin, its life
 _HEAD = struct.Struct("<QH")  # life, bytes of the signature
 _PREHASHED = ec.ECDSA(Prehashed(hashes.SHA256()))
 _WHAT = b"edgegossip seal1"
@@ -133,7 +133,9 @@ class Seals:
 
     def _seal(self, where: tuple[str, int, Life], part: Payload) -> Tensor:
         if self._last is not None and self._last[0] == where and _is_same(self._last[1], part):
-            return self._last[2]  # for another receiver, or another exchange of the round
+            return self._last[
+                2
+            ]  # the same part for another receiver, or in another exchange of the round
         signature = self._signer.key.sign(self._digest(self._rank, where, part), _PREHASHED)
         data = _HEAD.pack(where[2], len(signature)) + signature + self._signer.certificate
         seal = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
@@ -143,7 +145,7 @@ class Seals:
     def _digest(self, origin: Rank, where: tuple[str, int, Life], part: Payload) -> bytes:
         kind, round, life = where
         digest = hashlib.sha256(_PLACE.pack(_WHAT, self._run, origin, life))
-        # The header has kind, round, names, dtypes and shapes. In one order, however it came.
+        # The header has kind, round, names, dtypes and shapes, in a fixed order.
         for buffer in codec.encode(Message(kind, round, dict(sorted(part.items())))):
             digest.update(buffer)
         return digest.digest()
@@ -177,9 +179,9 @@ def _holders(
         try:
             certificate = x509.load_der_x509_certificate(data)
             is_own = credentials.is_of(rank, certificate)
-        except Exception as error:  # whatever a parser raises of bytes that anybody may send
+        except Exception as error:  # a parser may raise anything on untrusted bytes
             raise ValueError("no certificate") from error
-        # A certificate that an authority has signed can be read.
+        # A certificate with an authority's signature is readable.
         public = certificate.public_key() if is_own else None
         if not isinstance(public, ec.EllipticCurvePublicKey):
             raise ValueError(f"no certificate of worker {rank}")

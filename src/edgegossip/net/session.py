@@ -67,12 +67,12 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
     if address.multicast and not listen:
         listen = ("tls/0.0.0.0:0" if is_secure else "tcp/0.0.0.0:0",)
     return {
-        # One that listens nowhere is called by nobody; whom it calls brings it all it gets.
+        # A worker that does not listen is never called; the peer it calls relays all messages.
         "mode": "peer" if listen else "client",
         "listen/endpoints": list(listen),
         "connect/endpoints": list(address.connect),
-        # Those that are not there yet, or not any more, are called until they answer; whom a
-        # client calls before it has a session, it calls by `_open_client`.
+        # Absent peers are called until they answer. A client has no session before the first
+        # answer, so `_open_client` makes its first call.
         "connect/timeout_ms": -1 if listen else 0,
         "connect/exit_on_failure": False,
         "connect/retry": {
@@ -82,11 +82,11 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         },
         # Nothing is sent to a worker before it has appeared.
         "open/return_conditions": {"connect_scouted": False, "declares": False},
-        # It goes past the link, and a process that is killed leaves 16 MB behind until the next
-        # one begins; but on one machine it halves the time.
+        # Shared memory bypasses the link, and a killed process leaves 16 MB behind until the
+        # next one begins. However, it halves the time on one machine.
         "transport/shared_memory/enabled": is_local,
-        # Memory shared by neighbors that are gone, 16 MB each, stays mapped for good, which is
-        # too much for messages that are copied in no time.
+        # The shared memory of departed neighbors, 16 MB each, stays mapped for good. That is
+        # too high a price for small messages, which are copied quickly.
         "transport/shared_memory/transport_optimization/message_size_threshold": (
             CHUNK_BYTES // 2
         ),
@@ -95,13 +95,13 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         "scouting/multicast/enabled": address.multicast,
         "transport/link/tx/lease": round(lease * 1e3),
         "transport/link/tx/keep_alive": 4,
-        # Until this is over, a link cannot be cut that somebody waits for.
+        # During this time, a link that a peer waits for cannot be cut.
         "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
             lease * 1e6
         ),
-        # Batches of 64 kB; with zenoh's two the ends wait for each other a third of the time.
+        # Batches of 64 kB. With zenoh's default of two, the ends wait a third of the time.
         "transport/link/tx/queue/size/data": 16,
-        # Strangers cannot make this machine collect more for a message.
+        # Strangers cannot make this machine buffer more for a message.
         "transport/link/rx/max_message_size": 4 * CHUNK_BYTES,
     }
 

@@ -20,11 +20,11 @@ MAX_ELAPSED: Seconds = 1e9
 class Phase(IntEnum):
     """How far a worker is."""
 
-    WAITING = 0  # for the others, to begin
+    WAITING = 0  # for the others to begin
     RUNNING = 1
     FINISHED = 2  # it answers, but has no work left
-    LEAVING = 3  # it was stopped, with a checkpoint to go on from
-    GONE = 4  # it has left before its end, and will not go on
+    LEAVING = 3  # it was stopped and has a checkpoint to resume from
+    GONE = 4  # it has left before its end and will not resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class Work:
         evaluate: Judge | None,
         runtime: Runtime,
     ) -> None:
-        self.is_busy = False  # training, or taking over data
+        self.is_busy = False  # training, or taking over another worker's data
         self._rank = rank
         self._trainer = trainer
         self._items = items
@@ -79,10 +79,10 @@ class Work:
         self._runtime = runtime
         self._clock = runtime.clock
         self.footing: Footing | None = None
-        # Training that runs, or will after setting up, and when it was asked for.
+        # The training that runs, or will run after setting up, and the time of its request.
         self._training: tuple[Train, Seconds] | None = None
-        self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
-        self._lock = threading.Lock()  # of the two below
+        self._asked: list[Evaluate | Predict | Assign] = []  # requests without an answer
+        self._lock = threading.Lock()  # guards the two below
         self._is_set_up = self._is_put_off = False
         self._bench = runtime.background(f"train {rank}")
         self._judge: Background | None = None
@@ -245,7 +245,7 @@ class Work:
                 return None
             try:
                 event = job()
-            except BaseException as error:  # whatever it is, the host must hear of it
+            except BaseException as error:  # the host must hear of any error
                 return Completed(error=error)
             return Completed(event) if event else None
 

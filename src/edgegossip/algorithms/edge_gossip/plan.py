@@ -106,7 +106,7 @@ class EpochPlan:
 
     def account(self, event: Trained) -> None:
         """Add the work of a block."""
-        if not self.num_steps:  # the first block has paid for the look at aggregated points
+        if not self.num_steps:  # the first block paid for the look at aggregated points
             look_cost = max(0.0, event.cost - event.num_samples)
             self.pass_samples = self.keep_ratio * self.epoch_cost - look_cost
         self.done += event.cost or event.num_samples
@@ -157,7 +157,7 @@ class EpochPlan:
     def _corrected_params(self) -> Tensor:
         if self.mean_keep_ratio is None:
             return self.params
-        # Not the planned share: after a moment's slow-down it may be far off.
+        # The actual share and not the planned one, which a short slow-down may have made wrong.
         assert isinstance(self.train.work, Epochs)
         kept = self.done / (self.train.work.share * self.epoch_cost)
         focus = self.metrics.get("focus", 0.0)
@@ -171,8 +171,8 @@ class EpochPlan:
 
     @property
     def _least(self) -> float:
-        # As planned, the last batch may be small. For less than half of one that the pass has
-        # not got, another pass would begin.
+        # The last batch may be small, as planned. For less than half a batch, training would
+        # begin another pass.
         return 0.5 * self.num_samples / self.num_steps if self.has_changed else 1.0
 
     def _train(self, work: Epochs, *, begins_pass: bool) -> Train:

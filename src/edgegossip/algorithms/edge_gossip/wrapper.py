@@ -223,7 +223,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         effects = self.inner.handle(state.inner, event, now)
         state.params, state.round = state.inner.params, state.inner.round
         if state.is_spare:
-            return []  # it keeps itself informed, and has nothing to say yet
+            return []  # the inner algorithm keeps its state up to date and must not send yet
         carried: list[Effect] = []
         for effect in effects:
             match effect:
@@ -241,7 +241,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     @property
     def _regulars(self) -> list[Rank]:
-        # A server has no data either: it makes no forecast, and needs none.
+        # A rank without data, such as a server, needs no forecast.
         return [j for j in range(self.num_workers) if self.role(j).has_data]
 
     @property
@@ -252,7 +252,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         if state.plan is not None:
             return self._go_on(state, now)
         if state.rests_on(self.balancer.min_throughput, now):
-            return [SetTimer("rest", now + state.rest_seconds)]  # nothing new to tell
+            return [SetTimer("rest", now + state.rest_seconds)]  # no news to announce
         if self.spread == "gossip":
             state.fastest.grow_older(self._max_age)
             return self._begin(state, now)
@@ -271,7 +271,7 @@ class EdgeGossip(Algorithm[BalancedState]):
     def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:
         """Something new is known of another platform."""
         if state.rank not in state.forecasts:
-            return []  # the own forecast comes first
+            return []  # this worker's own forecast comes first
         if state.is_spare:
             return self._handle_failures(state, self._shares(state))
         return self._begin(state, now) if state.has_heard_all(self._regulars) else []
@@ -333,7 +333,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
-        if event.has_gone_back:  # the plan was for other parameters
+        if event.has_gone_back:  # the plan belongs to other parameters
             state.plan = None
             return self._pass_on(state, event, now)
         cost = event.cost or event.num_samples
@@ -411,5 +411,5 @@ class EdgeGossip(Algorithm[BalancedState]):
         return told if event.rank in self.spares else [*told, *self._pass_on(state, event, now)]
 
 
-_REST: Seconds = 1.0  # of a failed platform that knows of nobody who trains
+_REST: Seconds = 1.0  # pause of a failed platform that knows of no training worker
 _CHOICES = {"spread": ("exact", "gossip"), "on_failure": ("continue", "halt", "reassign")}

@@ -74,7 +74,7 @@ class ADACOMM(FixedADACOMM):
 
     @property
     def limits(self) -> Mapping[str, Limits]:
-        return {"local_steps": range(1, self.tau + 1)}  # it never rises
+        return {"local_steps": range(1, self.tau + 1)}  # `tau` never rises
 
     @property
     def optional_limits(self) -> Mapping[str, Limits]:
@@ -99,7 +99,7 @@ class ADACOMM(FixedADACOMM):
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
         assert isinstance(state, ADACOMMServerState)
         if not math.isfinite(loss):
-            pass  # it says nothing
+            pass  # a loss that is not finite carries no information
         elif state.first_loss is None:
             state.first_loss = loss
         else:

@@ -196,5 +196,5 @@ class ADSP(ADSPPlus):
 
 def trials(state: Any) -> list[Tried]:  # noqa: ANN401 - of any algorithm
     """List the windows of a run's search; none for a state that is not `ADSP`'s server's."""
-    server = getattr(state, "inner", state)  # one of several has the slice of a model
+    server = getattr(state, "inner", state)  # a server of a slice wraps its state
     return server.search.tried if isinstance(server, SearchingServerState) else []

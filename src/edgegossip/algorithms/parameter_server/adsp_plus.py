@@ -132,7 +132,7 @@ class ADSPPlus(ParameterServer):
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
         if "num_due" not in numbers:
-            return []  # an answer, and not a target
+            return []  # this is an answer and not a target
         state.interval = self._interval(numbers["num_due"])
         return [] if state.is_due else self.committed(state, now)
 
@@ -154,7 +154,7 @@ class ADSPPlus(ParameterServer):
     def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Raise the target, and tell each worker how many commits it lacks."""
         assert isinstance(state, ADSPServerState)
-        # A worker that is one commit ahead raises nobody's target: the rate would creep up.
+        # A worker that is one commit ahead raises no target, or the rate would creep up.
         state.target = max(state.target, max(state.rounds.values()) - 1) + state.rate
         sends: list[Effect] = []
         for rank in self.training(state):

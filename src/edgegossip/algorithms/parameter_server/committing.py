@@ -142,7 +142,7 @@ class Committing(Algorithm[State]):
         if not state.has_server or (state.commit is not None and not self.trains_on(state)):
             return commit
         if state.round + (state.commit is not None) >= self.num_rounds:
-            return commit  # the last one is under way
+            return commit  # the last commit is in flight
         state.is_training, num_steps = True, self.block(state)
         state.num_asked += num_steps
         train = Train(
@@ -173,7 +173,7 @@ class Committing(Algorithm[State]):
 
     def _learn(self, state: CommitterState, event: Trained) -> None:
         if state.has_moved:
-            # Answers that came meanwhile stay in, but statistics are as they were measured.
+            # Answers of the meantime stay in, but statistics must be as they were measured.
             moved = state.params + event.delta
             state.params = self._layout(state).with_statistics(moved, event.params)
         else:
@@ -204,7 +204,7 @@ class Committing(Algorithm[State]):
         send = Send(SERVER, message)
         if self.resend_after is None:
             return [send]
-        # Each time later: an answer that is only slow would be slowed down by asking again.
+        # The interval grows, because repeated requests would delay a slow answer further.
         state.num_sends += 1
         return [send, SetTimer(RESEND, now + self.resend_after * state.num_sends)]
 
@@ -217,12 +217,12 @@ class Committing(Algorithm[State]):
         if not state.is_pulling and (
             state.commit is None or num_merged < state.commit.numbers["number"]
         ):
-            return settings  # an answer to what was sent twice
+            return settings  # a duplicate answer to a resent commit
         if state.commit is not None:
             state.answer_seconds = now - state.sent_at
         base = message.payload["params"]
         if state.num_steps and state.committed is not None:
-            # Progress made while the commit was under way stays, and is committed next.
+            # Progress made while the commit was in flight stays, and goes into the next commit.
             moved = base + (state.params - state.committed)
             state.params = self._layout(state).with_statistics(moved, state.params)
         else:
@@ -241,7 +241,7 @@ class Committing(Algorithm[State]):
         `number` is that of the last commit which was sent: no server can have merged more.
         """
         if state.is_pulling and not state.counts.any():
-            return Send(SERVER, Message("pull", state.round))  # there is nothing to show
+            return Send(SERVER, Message("pull", state.round))  # no model to report
         payload = {"params": state.base, "counts": state.counts}
         number = state.num_commits + (state.commit is not None)
         numbers = {**state.memory, "number": number}

@@ -136,7 +136,7 @@ class Election:
         return [SetTimer(ELECTION, math.inf)]
 
     def _pause(self) -> Seconds:
-        # Messages take time that nobody knows: each further attempt waits twice as long.
+        # The latency of messages is unknown, so each further attempt waits twice as long.
         longest = min(_LONGEST, _SPREAD * 2.0**self.num_attempts)
         draw = uniform(0, self.rank, "election", self.term, self.num_attempts)
         return _SHORTEST + longest * draw + (longest / 2 if self.num_attempts else 0)

@@ -164,7 +164,7 @@ class Halves:
                     carried.append(SetTimer(SERVING + name, at))
                 case Finish():
                     if is_server and state.worker is not None:
-                        continue  # it serves as long as it is asked
+                        continue  # it keeps serving until it is told otherwise
                     carried.append(effect)
                 case Evaluate():
                     state.num_asked += 1
@@ -216,11 +216,11 @@ class Halves:
         worker, payload = state.worker, {**newest.payload}
         assert worker is not None
         number = worker.num_commits + (worker.commit is not None)
-        # One that has restarted may have been given a model, and knows nothing of itself.
+        # A restarted worker may have received a model, but has no memory of its own state.
         number = max(number, int(payload["counts"][state.rank - 1]))
         theirs = (show.numbers.get("as_of", UNKNOWN), show.numbers.get("num_commits", 0))
         if state.age <= theirs:
-            del payload["params"]  # it may take long to send
+            del payload["params"]  # sending it may take long
         numbers = {**newest.numbers, "number": number, "as_of": state.age[0]}
         return self.carry(
             state, [Send(SERVER, Message("copy", worker.round, payload, numbers))], now

@@ -71,7 +71,7 @@ class Leading(Sharing):
         again = self.algorithm.resend_after
         if again is not None and not lead.is_timed and self._is_pending(state, lead):
             lead.is_timed = True
-            # A full link would never drain if messages were repeated over and over.
+            # Fixed intervals would repeat messages on a full link faster than it drains.
             effects.append(SetTimer(_AGAIN, now + again * _GROWTH**lead.num_sends))
         return effects
 
@@ -124,9 +124,9 @@ class Leading(Sharing):
                 return self._hail(state, [rank])
             if event.has_restarted:
                 return self._begin_anew(state, lead, state.epoch + 1, now)
-            lead.held.pop(rank, None)  # one that goes on from a checkpoint counts anew
+            lead.held.pop(rank, None)  # after a checkpoint it counts anew
             repeated = self._repeat(state, lead, rank)
-            # Models that were shown to it meanwhile are to be shown again.
+            # Workers must report models again that they reported to it in the meantime.
             return [*repeated, *self._order(state, lead, RESEND, now)]
         if not (event.has_restarted and state.epoch):
             return []
@@ -164,7 +164,7 @@ class Leading(Sharing):
                 lead.heard[sender] = int(numbers["epoch"])
             if len(lead.heard) < len(self.others):
                 return []
-            # Where all servers have restarted, workers may still know a later one.
+            # If all servers have restarted, workers may still know a later order.
             newest = max(*lead.heard.values(), int(1000 * now))
             return self._begin_anew(state, lead, newest + 1, now)
         if numbers["epoch"] != state.epoch:
@@ -178,7 +178,7 @@ class Leading(Sharing):
         if held is None or held.numbers["num_orders"] < numbers["num_orders"]:
             lead.num_sends = max(0, lead.num_sends - 1)
         lead.held[sender] = message
-        # One that goes on from a checkpoint has carried out others than it was sent.
+        # After resuming from a checkpoint it may have carried out other orders.
         first = min(lead.orders, default=state.num_orders)
         if numbers["is_astray"] or not first <= numbers["num_orders"] <= state.num_orders:
             return self._begin_anew(state, lead, state.epoch + 1, now)
@@ -312,7 +312,7 @@ class Leading(Sharing):
                 effects += self._order(state, lead, "lost", now, worker)
         return [*effects, *self._order(state, lead, "rejoined", now), *again]
 
-    # Orders and slices that other servers lack.
+    # Orders and slices that are missing at other servers.
 
     def _is_pending(self, state: SharingState, lead: Lead) -> bool:
         return not state.epoch or bool(lead.orders or state.looks)

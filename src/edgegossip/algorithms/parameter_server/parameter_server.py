@@ -172,7 +172,7 @@ class ParameterServer(Committing):
     def role(self, rank: Rank) -> Role:
         if self.num_servers > 1:
             return several_servers(self).role(rank)
-        if self.standby:  # any may come to serve, and its state says whether it does
+        if self.standby:  # any rank may come to serve; its state says whether it does
             return Role("worker", has_data=rank != SERVER)
         if rank == SERVER:
             return Role("server", has_data=False)
@@ -308,7 +308,7 @@ class ParameterServer(Committing):
         state.lost.pop(rank, None)
         effects = self._ask(state, now)
         if event.has_restarted:
-            # It numbers its commits as this one is numbered, and does not know of it.
+            # A restarted worker reuses its commit numbers, and does not know of this one.
             state.waiting.pop(rank, None)
             state.dropped.pop(rank, None)
         elif rank in state.dropped:
@@ -351,7 +351,7 @@ class ParameterServer(Committing):
 
     def _look_at(self, state: ServerState, sender: Rank, copy: Message) -> None:
         if sender not in state.unseen:
-            return  # nobody has asked
+            return  # no server has asked
         del state.unseen[sender]
         if state.is_new:
             state.copies[sender] = copy
@@ -373,9 +373,9 @@ class ParameterServer(Committing):
         """Take over the newest model that was shown, and begin to serve."""
         copies, state.copies, state.is_new = state.copies, {}, False
         counts = believed(copies, self.workers)
-        # Those that have none that is newer than an elected server's own show no model.
+        # Workers without a model newer than the elected server's own report none.
         if whole := [j for j in counts if "params" in copies[j].payload]:
-            # Among elected servers, the one of the later term knows more.
+            # Of two elected servers, the one of the later term has the newer state.
             as_of = {j: copies[j].numbers.get("as_of", 0) for j in counts}
             newest = max(whole, key=lambda j: (as_of[j], sum(counts[j].values())))
             state.params, state.num_commits = copies[newest].payload["params"], counts[newest]

@@ -86,7 +86,7 @@ class ConstrainedFit:
         span = times[-1] - times[0]
         if losses[-1] >= losses[0]:
             return float((losses[0] - losses[-1]) / (span * max(losses[0], 1e-12)))
-        # For a given c the curve is a line in 1 / (loss - c): the best of many is taken.
+        # For a given c the curve is a line in 1 / (loss - c). Many values of c are tried.
         best, fall = math.inf, 0.0
         for share in np.linspace(0.0, 0.98, 50):
             c = share * losses.min()
@@ -137,7 +137,7 @@ class PaperReward:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 (a, b, c), _ = curve_fit(curve, times, losses, maxfev=20_000)
-        except (RuntimeError, ValueError):  # it found no curve, or a loss is not finite
+        except (RuntimeError, ValueError):  # the fit failed, or a loss is not finite
             return -math.inf
         if self.final_loss == c:
             return -100_000.0

@@ -115,7 +115,7 @@ class SeveralServers:
             case Started():
                 state.life = now if event.has_rejoined else 0.0
             case Received(sender, Message(kind="again")) if sender in self._servers[1:]:
-                # It needs its own piece alone; rank 0 asks for any others.
+                # A server needs only its own piece; rank 0 asks for others.
                 commit = state.inner.commit
                 pieces = [] if commit is None else self._cut(state, Send(SERVER, commit))
                 return [each for each in pieces if each.receiver == sender]

@@ -250,7 +250,7 @@ class Sharing:
             kept[worker] = piece
         elif label(old) > label(piece):
             return False
-        elif not old.payload:  # it has been made use of, and may have to be once more
+        elif not old.payload:  # it was used, and may be needed again
             kept[worker] = piece
         return True
 
@@ -263,7 +263,7 @@ class Sharing:
         if numbers["epoch"] > state.epoch:
             effects += self.begin_epoch(state, int(numbers["epoch"]))
         if numbers["index"] < state.num_orders:
-            return self._report(state)  # it was sent again
+            return self._report(state)  # it is a repetition
         state.early[int(numbers["index"])] = order
         for look in [look for look in state.looks if look < numbers["num_looked"]]:
             del state.looks[look]
@@ -320,7 +320,7 @@ class Sharing:
         is_next = order.numbers["chain"] == state.chain
         event = self._event(state, order.numbers) if is_next else None
         if event is None:
-            # A newer piece has come meanwhile, or a server goes on from a checkpoint.
+            # A newer piece has arrived, or a server has resumed from a checkpoint.
             state.is_astray = True
             return []
         state.num_orders += 1
@@ -345,7 +345,7 @@ class Sharing:
                 return WorkerLost(worker, has_lied=what == "lied")
             case "joined" | "restarted":
                 return WorkerJoined(worker, has_restarted=what == "restarted")
-            case "repeat":  # it is known, and asks for its answer
+            case "repeat":  # a known commit that asks for its answer again
                 number = {"number": numbers["number"]}
                 return Received(worker, Message("commit", 0, numbers=number))
             case "commit" | "copy":
@@ -355,7 +355,7 @@ class Sharing:
                     return None
                 state.pieces[what][worker] = replace(piece, payload={})
                 own = {name: n for name, n in piece.numbers.items() if name not in LABELS}
-                # The same model may be shown twice, with another count.
+                # The same model may be reported twice, with different counts.
                 own["number"], round = numbers["number"], int(numbers["round"])
                 return Received(worker, replace(piece, round=round, numbers=own))
         return TimerFired(what)

@@ -147,7 +147,7 @@ class Standby(Halves):
         if not event.has_rejoined:
             election.is_leading = state.rank == SERVER
             return [*self.serve(state, event, now), *self.work(state, event, now)]
-        # It knows neither the serving rank nor the model.
+        # A restarted worker knows neither the serving rank nor the model.
         election.term, state.age, state.server = UNKNOWN, (UNKNOWN, 0), None
         found = self.carry(state, election.miss_leader(now), now)
         missing = self.work(state, WorkerLost(SERVER), now)
@@ -243,7 +243,7 @@ class Standby(Halves):
             effects += self.work(state, news, now)
         if election.is_leading and election.has_majority:
             effects.append(SetTimer(MAJORITY, math.inf))
-        # The half that serves knows nothing of rank 0, but may merge waiting commits again.
+        # The serving half does not know of rank 0, but may merge waiting commits again.
         return [*effects, *self.serve(state, event if rank else TimerFired(RESEND), now)]
 
     def _follow(self, state: StandbyState, term: int, now: Seconds) -> list[Effect]:

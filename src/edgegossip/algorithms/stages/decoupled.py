@@ -21,7 +21,7 @@ class Decoupled(Stages):
     .. code-block:: text
 
         h_k = f_k(h_{k-1});  send (h_k, y) to stage k + 1
-        g_k = M_k(h_k, y)                      # predicted, or of a loss of its own
+        g_k = M_k(h_k, y)                      # predicted, or from a loss of its own
         update f_k by g_k;  this gives g_{k-1} at its inputs
         send g_{k-1} to stage k - 1            # which fits M_{k-1} to it when it comes
 

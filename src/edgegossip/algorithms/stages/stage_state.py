@@ -57,7 +57,7 @@ class Piece:
         """The work of `request`, by a worker that has so many samples."""
         num_due = float("inf")
         if isinstance(request.work, Epochs):
-            # A pass has whole samples, and two at least.
+            # A pass has whole samples, at least two.
             whole = max(min(2, num_samples), round(request.keep_ratio * num_samples))
             num_due = request.work.share * whole - 1e-9
         return cls(request=request, num_due=num_due, began=now)

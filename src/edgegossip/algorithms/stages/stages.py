@@ -107,11 +107,12 @@ class Stages(StageLinks):
                 effects = self._notice(state, event, rank, now)
             case _:
                 if isinstance(event, Started):
-                    # An answer to a batch of an earlier life is none to one of this.
+                    # An answer to a batch of an earlier life must not count for a batch of this
+                    # life.
                     state.next_batch = int(now * _NUMBERS_A_SECOND)
                     state.left_alone_since = None
-                    # Where workers of the first stage talk to each other, they tell it where
-                    # they are; else the stages above know how far it had come.
+                    # Workers of the first stage that exchange messages tell it their round.
+                    # Otherwise the stages above know the round that it had reached.
                     is_known = self.inner.traits.topology is not None
                     state.asks_round = event.has_rejoined and not is_known
                 effects = self._drive(state, event, now)
@@ -147,7 +148,7 @@ class Stages(StageLinks):
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         """Drop the progress from parameters that were no good."""
         effects = [*self._give_up(state), *self.answer(state, state.present)]
-        # They are of the same batches, or of later ones.
+        # They belong to the same batches, or to later ones.
         state.answers.clear()
         for number in [*state.origins]:
             effects += self.answer(state, number)
@@ -185,10 +186,10 @@ class Stages(StageLinks):
             state.left_alone_since = None
             return []
         if state.waiting or state.is_training or state.origins:
-            return []  # their batches come first
+            return []  # their batches have priority
         if state.ended:
             return self._finish(state, now)
-        # All are lost, and may be on their way back.
+        # All are lost, but may be restarting.
         if state.left_alone_since is None:
             state.left_alone_since = now
             return [SetTimer(_LEFT_ALONE, now + _PATIENCE)]
@@ -232,7 +233,7 @@ class Stages(StageLinks):
             state.ended[sender] = None
             return []
         if is_of_stages(kind) or sender >= self.num_first:
-            return []  # nobody is to say this
+            return []  # no worker may send this
         return self._drive(state, Received(sender, message), now)
 
     def _take_batch(self, state: StageState, sender: Rank, message: Message) -> list[Effect]:
@@ -242,7 +243,7 @@ class Stages(StageLinks):
         state.waiting.append((sender, message))
         own = [each for each in state.waiting if each[0] == sender]
         if len(own) > self.max_passed(self.stage(sender)):
-            # The oldest was given up, or there would be no other; it may have come late.
+            # The sender has given the oldest one up, or it would not have sent another.
             oldest = min(own, key=lambda each: each[1].numbers["batch"])
             state.waiting = [each for each in state.waiting if each is not oldest]
         state.round = max(state.round, message.round)
@@ -277,7 +278,7 @@ class Stages(StageLinks):
             return []
         if not state.pending:
             return [SetTimer(_NO_ANSWER, math.inf)]
-        # Where an answer takes longer than that, all would be given up for ever.
+        # If answers take longer than `forget_after`, every batch would be given up for ever.
         wait = self.forget_after * 2.0 ** min(state.num_in_vain, _MOST_DOUBLINGS)
         return [SetTimer(_NO_ANSWER, now + wait)]
 
@@ -300,7 +301,7 @@ class Stages(StageLinks):
             state.lost.pop(rank, None)
         effects: list[Effect] = []
         if rank == self.above(state.rank):
-            effects = self._give_up(state)  # batches and answers under way are lost
+            effects = self._give_up(state)  # batches and answers in flight are lost
             if state.has_ended and isinstance(event, WorkerJoined):
                 effects += self._finish(state, now)
         if rank < self.num_first and state.inner is not None:

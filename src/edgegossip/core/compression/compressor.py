@@ -98,7 +98,7 @@ class PartwiseCompressor(Compressor):
     def compress_parts(self, vector: Tensor, sizes: Sizes, *key: int | str) -> Payload:
         """`compress` a vector whose parts have these `sizes`."""
         entries = np.ascontiguousarray(vector.detach().cpu().numpy())
-        # A vector that is not finite is compressed to something: the trainer reports it.
+        # A vector that is not finite is compressed anyway; the trainer reports the problem.
         with np.errstate(all="ignore"):
             return {"bits": torch.from_numpy(self.pack(entries, sizes, *key))}
 

@@ -121,7 +121,7 @@ class _Histogram:
         for _ in range(NUM_ROUNDS):
             levels = self.levels(cuts)
             middles = (levels[1:] + levels[:-1]) / 2
-            # A bin belongs to the cell that its middle is nearest to.
+            # A bin belongs to the cell nearest to its middle.
             moved = np.searchsorted((self.ends[1:] + self.ends[:-1]) / 2, middles)
             if np.array_equal(moved, cuts):
                 break

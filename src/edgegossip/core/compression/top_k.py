@@ -27,8 +27,8 @@ def largest(vector: NDArray[np.float32], count: int) -> Positions:
     """
     if count >= len(vector):
         return np.arange(len(vector))
-    # The bits of floats without their sign are in the order of the magnitudes: infinities and
-    # NaNs come last, and everything can be compared.
+    # The bits of floats without their sign have the order of the magnitudes. Infinities and
+    # NaNs come last, and all values are comparable.
     bits = vector.view(np.int32)
     candidates = _candidates(bits, count)
     magnitudes = bits[candidates] & 0x7FFFFFFF
@@ -44,7 +44,7 @@ def _candidates(bits: Magnitudes, count: int) -> Positions:
     """Ascending positions, at least `count`, that include those of the largest."""
     numel = len(bits)
     sample = bits[:: max(1, numel // 2**17)] & 0x7FFFFFFF
-    # As many of the sample as are expected, and six standard deviations more.
+    # The expected number of the sample's entries, and six standard deviations more.
     expected = count / numel * len(sample)
     rank = int(expected + 6 * expected**0.5 + 6)
     if rank < len(sample) < numel:
@@ -69,7 +69,7 @@ def at_random(numel: int, count: int, generator: torch.Generator) -> Positions:
     """
     if 4 * count >= numel:
         return np.sort(torch.randperm(numel, generator=generator)[:count].numpy())
-    # Those drawn first, without the repeated: less work than to shuffle all.
+    # The first distinct draws: less work than shuffling all positions.
     draws = np.empty(0, np.int64)
     while True:
         more = torch.randint(numel, (count + count // 2 + 8,), generator=generator)

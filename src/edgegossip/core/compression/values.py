@@ -137,7 +137,7 @@ class Quantize(Values):
         return guarantee(max(1, *sizes), self.num_levels)[0]
 
     def consensus_step_of_parts(self, sizes: Sizes) -> float:
-        # Panter and Dite, 1951: the loss of the best levels where there are many of them.
+        # Panter and Dite, 1951: the loss of the best levels in the limit of many levels.
         return 1 - math.sqrt(3) * math.pi / 2 * 4.0**-self.bits
 
     def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
