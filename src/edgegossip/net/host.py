@@ -199,7 +199,7 @@ class Host(Generic[State]):
         self._ending.changed(self.now)
         for event in events:
             self._handle(event)
-        self._watch_for_waiting()  # a resumed worker may wait for a message that was lost before
+        self._watch_for_waiting()  # after resuming it may wait for a lost message
 
     # The loop.
 

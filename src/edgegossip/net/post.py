@@ -78,9 +78,8 @@ class Post:
         self.plausibility = Plausibility(schema, params, rank)
         self.footing = Footing(params, self.blame, self.plausibility.went_well)
         self._strikes = Strikes()
-        self.blamed: list[
-            Event
-        ] = []  # the host handles these before the message that caused the blame
+        # The host handles these before the message that caused the blame.
+        self.blamed: list[Event] = []
         self._buckets = {other: TokenBucket() for other, _ in peers}
         self.admission = Admission(
             run=settings.run,
@@ -226,7 +225,7 @@ class Post:
             detail = "it never arrived, or was refused"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
-        is_there = self.peers.has_begun and peer.is_reachable  # and no remains of a life
+        is_there = self.peers.has_begun and peer.is_reachable  # else it is old
         found = self.peers.find(sender) if is_there else []
         return [*found, Received(sender, message)]
 

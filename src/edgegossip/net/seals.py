@@ -133,9 +133,8 @@ class Seals:
 
     def _seal(self, where: tuple[str, int, Life], part: Payload) -> Tensor:
         if self._last is not None and self._last[0] == where and _is_same(self._last[1], part):
-            return self._last[
-                2
-            ]  # the same part for another receiver, or in another exchange of the round
+            # The same part for another receiver, or in another exchange of the round.
+            return self._last[2]
         signature = self._signer.key.sign(self._digest(self._rank, where, part), _PREHASHED)
         data = _HEAD.pack(where[2], len(signature)) + signature + self._signer.certificate
         seal = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
