@@ -81,6 +81,21 @@ docs/performance
 
 ```{toctree}
 :hidden:
+:caption: Notebooks
+
+benchmarks/results/gossip
+benchmarks/results/edgegossip
+benchmarks/results/edgegossip-parts
+benchmarks/results/sparse-push
+benchmarks/results/adsp
+benchmarks/results/systems
+benchmarks/results/stages
+benchmarks/results/simulator
+benchmarks/results/real-machines
+```
+
+```{toctree}
+:hidden:
 :caption: Change it
 
 docs/architecture

@@ -16,7 +16,7 @@ def keep_freed_memory(
 
     A step frees and takes megabytes of activations, an exchange its messages. By default glibc
     maps and unmaps every large block, and the page faults take up to a quarter of the time
-    (docs/performance.md). Does nothing where there is no glibc.
+    (benchmarks/results/simulator.md). Does nothing where there is no glibc.
 
     Args:
         block_bytes: Larger blocks go back at once.

@@ -13,7 +13,7 @@ def rare_collections() -> Iterator[None]:
 
     The event loop makes and drops objects by the thousand, none of them in cycles, while the
     states and events of all workers stay alive; the collector walks over these again and
-    again. With 10,000 workers it took 40 % of the loop's time (docs/performance.md).
+    again. With 10,000 workers it took 40 % of the time (benchmarks/results/simulator.md).
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, 50, 1000)
