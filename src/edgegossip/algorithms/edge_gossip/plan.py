@@ -1,4 +1,4 @@
-"""One balanced epoch, done in blocks, so that it ends on time though speeds change."""
+"""One balanced epoch, done in blocks so that it ends on time at changing speeds."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class EpochPlan:
     """Plan of one epoch: the work, its deadline, and the work done so far.
 
     Attributes:
-        train: The training that was asked for.
-        keep_ratio: Share of the own data that the pass visits.
-        epoch_cost: Cost of a pass over all data, in training samples' worth.
-        cost: Work to do in all, in training samples' worth.
-        deadline: Time at which it is to be done.
-        start: Time at which it was begun.
-        block_share: Share of the remaining work that the next block does, in (0, 1].
-        done: Work done so far, in training samples' worth.
+        train: The requested training.
+        keep_ratio: Share of the worker's data that the pass visits.
+        epoch_cost: Cost of a pass over all data, in training samples.
+        cost: Total work, in training samples.
+        deadline: Planned end.
+        start: Start time.
+        block_share: Share of the remaining work in the next block, in (0, 1].
+        done: Work done so far, in training samples.
         num_samples: Samples processed.
         num_steps: Steps taken.
         total_loss: Sum of the losses over the steps.
-        params: Present parameters, [num_params].
+        params: Current parameters, [num_params].
         outputs: As in `Trained`.
         pass_samples: Samples that the pass visits in all; 0 before the first block.
-        mean_keep_ratio: Mean over all workers that train; None if it is not known, and nothing
-            corrected.
+        mean_keep_ratio: Mean over all training workers; None if unknown, which disables
+            correction.
         correction: Exponent of the correction; see `EdgeGossip`.
         layout: Layout of `params`; see `Started`.
         metrics: As in `Trained`, of the newest block.
-        has_changed: The work to do is no longer the planned work, nor whole batches.
+        has_changed: The work has deviated from the plan and from whole batches.
     """
 
     train: Train
@@ -79,7 +79,7 @@ class EpochPlan:
         correction: float = 0.0,
         layout: Layout | None = None,
     ) -> EpochPlan:
-        """Plan `train` for this predicted `throughput`, in training samples' worth a second."""
+        """Plan `train` for this predicted `throughput`, in training samples per second."""
         assert isinstance(train.work, Epochs)
         cost = train.work.share * keep_ratio * epoch_cost
         return cls(
@@ -98,7 +98,7 @@ class EpochPlan:
         )
 
     def first(self) -> Train:
-        """The first block: begins the pass, unless the request goes on with one."""
+        """The first block, which begins the pass unless the request continues one."""
         work = self.train.work
         assert isinstance(work, Epochs)
         share = work.share * self.block_share
@@ -118,15 +118,15 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """The rest of the plan is not worth a batch."""
+        """The rest of the plan is less than a batch."""
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
-        """The next block at this predicted speed; None if the time is over.
+        """The next block at this predicted speed; None after the deadline.
 
         Args:
-            throughput: Training samples' worth per second.
-            now: The time.
+            throughput: Training samples per second.
+            now: Time on the worker's clock.
         """
         left = self.cost - self.done
         affordable = throughput * max(0.0, self.deadline - now)
@@ -141,7 +141,7 @@ class EpochPlan:
         return self._train(Epochs(share), begins_pass=False)
 
     def result(self, now: Seconds) -> Trained:
-        """All blocks as the one training that was asked for."""
+        """All blocks combined into the requested training."""
         return Trained(
             params=self._corrected_params(),
             before=self.train.params,

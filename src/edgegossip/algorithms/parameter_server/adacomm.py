@@ -23,7 +23,7 @@ class ADACOMMServerState(ServerState):
     """State of the server.
 
     Attributes:
-        tau: Local steps in a round, as they are now.
+        tau: Current number of local steps in a round.
         first_loss: Loss of the initial model; None before it is known.
     """
 
@@ -45,7 +45,7 @@ class ADACOMM(FixedADACOMM):
             \lceil \tau / 2 \rceil & \text{otherwise}
         \end{cases}
 
-    Each answer tells a worker the present :math:`\tau`.
+    Each answer tells a worker the current :math:`\tau`.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.

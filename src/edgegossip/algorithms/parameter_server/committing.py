@@ -1,4 +1,4 @@
-"""The worker's half of a parameter server: train, commit, take the model in return."""
+"""The worker's half of a parameter server: train, commit, receive the model."""
 
 from __future__ import annotations
 
@@ -59,31 +59,31 @@ class Committing(Algorithm[State]):
     # For algorithms to define.
 
     def is_due(self, state: CommitterState) -> bool:
-        """Say whether a worker that has just trained is to commit."""
+        """Return whether a worker that has just trained commits."""
         return state.num_asked >= state.local_steps
 
     def block(self, state: CommitterState) -> int:
-        """Say how many steps to train at a stretch."""
+        """Return the number of steps of one piece of training."""
         return max(1, state.local_steps - state.num_asked)
 
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Account for a commit that a worker has just sent."""
+        """Account for a commit that was just sent."""
         return []
 
     def trains_on(self, state: CommitterState) -> bool:
-        """Say whether a worker trains while its commit is under way."""
+        """Return whether a worker trains while its commit is in flight."""
         return False
 
     def take_settings(
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
-        """Go by what the server says, in an answer or between two."""
+        """Apply the server's settings, from an answer or a message between answers."""
         return []
 
     def wake(
         self, state: ServerState | CommitterState, name: str, now: Seconds
     ) -> list[Effect]:
-        """Do what a timer was set for."""
+        """Handle a timer."""
         return []
 
     # Common to all algorithms.
@@ -131,7 +131,7 @@ class Committing(Algorithm[State]):
         return [*self._send_again(state, now), *self.go_on(state, now)]
 
     def go_on(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Commit if that is due, and train if there is nothing to wait for."""
+        """Commit if due, and train unless the worker has to wait."""
         if state.is_pulling or state.is_training:
             return []
         commit: list[Effect] = []
@@ -161,7 +161,7 @@ class Committing(Algorithm[State]):
             )
 
     def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop the progress from parameters that were no good, and ask for the model."""
+        """Drop progress from unsound parameters, and ask for the model."""
         state.params, state.commit, state.committed = event.params, None, None
         state.num_asked, state.num_steps = 0, 0
         state.is_due, state.has_moved = False, False
@@ -197,7 +197,7 @@ class Committing(Algorithm[State]):
         return [*self._send_again(state, now), *self.committed(state, now)]
 
     def _send_again(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Send the open commit or pull again, if the server can be reached."""
+        """Resend the open commit or pull, if the server is reachable."""
         message = Message("pull", state.round) if state.is_pulling else state.commit
         if message is None or not state.has_server:
             return []
@@ -236,9 +236,9 @@ class Committing(Algorithm[State]):
         return settings
 
     def _copy(self, state: CommitterState) -> Send:
-        """Show a server that has restarted the newest model that it has given.
+        """Report the newest received model to a restarted server.
 
-        `number` is that of the last commit which was sent: no server can have merged more.
+        `number` is that of the last sent commit; no server can have merged more.
         """
         if state.is_pulling and not state.counts.any():
             return Send(SERVER, Message("pull", state.round))  # no model to report

@@ -1,15 +1,15 @@
-"""Elections: workers elect another server by a majority once theirs is lost.
+"""Elections: workers elect another server by majority once theirs is lost.
 
-Each server has a term of its own, a whole number; `term` modulo the number of ranks is the rank
-that serves in it. So no two servers are ever in one term, whatever voters forget. The highest
-term counts: a rank that hears of a higher one follows that server, and a server that does steps
+Each server has its own term, a whole number; `term` modulo the number of ranks is the rank that
+serves in it. Two servers are therefore never in one term, even if voters lose their memory. The
+highest term counts. A rank that hears of a higher one follows that server, and a server steps
 down.
 
-A worker that misses its server waits for a short, random time, and asks all others to vote for
-a term of its own that is higher than all that it knows. A vote is given
+A worker that misses its server waits for a short, random time. It then asks all others to vote
+for a term of its own, higher than all known terms. A vote is given
 
-- once for a term, and for none below one that a vote was given for;
-- only by ranks that miss their server too, so that one that is cut off deposes nobody;
+- once for a term, and for no term below an earlier vote;
+- only by ranks that miss their server too, so that a rank that is cut off cannot depose it;
 - to a candidate whose model is at least as new as the voter's.
 
 The votes of more than half of all ranks elect. Any two majorities have a rank in common.
@@ -43,23 +43,23 @@ Age: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class Election:
-    """One rank's knowledge of the serving rank; events in, effects out.
+    """One rank's view of the serving rank; events in, effects out.
 
     Attributes:
-        rank: Rank that the state belongs to.
+        rank: Rank of this worker.
         num_ranks: Number of ranks in all, each with a vote.
-        term: Term of the server that it follows.
-        promised: The highest term that it has voted for.
-        stands_for: The term that it asks votes for; `UNKNOWN` if for none.
-        votes: Ranks that have voted for that term, as keys.
-        lost: Ranks that cannot be reached, as keys.
-        is_leading: It serves.
-        misses_leader: Its server is lost, has restarted, or is not known.
-        followers: While it leads: ranks that have spoken in its term since it was last told, as
-            keys.
-        must_confirm: While it leads: for a while it could not reach most ranks, which may have
+        term: Term of the followed server.
+        promised: The highest term with this rank's vote.
+        stands_for: The term of this rank's candidacy; `UNKNOWN` without one.
+        votes: Voters for that term, as keys.
+        lost: Unreachable ranks, as keys.
+        is_leading: This rank serves.
+        misses_leader: The server is lost, restarted or unknown.
+        followers: While leading: ranks that have sent a message in this term since the last
+            announcement, as keys.
+        must_confirm: While leading: most ranks were unreachable for a while, and may have
             another server by now.
-        num_attempts: Number of times that it has stood since.
+        num_attempts: Candidacies since the server was lost.
     """
 
     rank: Rank
@@ -77,22 +77,22 @@ class Election:
 
     @property
     def leader(self) -> Rank:
-        """The rank that serves in the present term, which must be known."""
+        """The rank that serves in the current term, which must be known."""
         return self.term % self.num_ranks
 
     @property
     def has_majority(self) -> bool:
-        """More than half of all ranks can be reached, this one included."""
+        """More than half of all ranks are reachable, including this one."""
         return self._is_majority(self.num_ranks - len(self.lost))
 
     @property
     def may_merge(self) -> bool:
-        """It serves, and most follow."""
+        """This rank serves, and most ranks follow."""
         return self.has_majority and not self.must_confirm
 
     @property
     def has_forgotten(self) -> bool:
-        """Others follow it, and it has restarted since it served."""
+        """Others follow this rank, but it has restarted since it served."""
         return not self.is_leading and self.term != UNKNOWN and self.leader == self.rank
 
     def _is_majority(self, number: int) -> bool:
@@ -101,14 +101,14 @@ class Election:
     # Ranks that leave and return.
 
     def lose(self, rank: Rank, now: Seconds) -> list[Effect]:
-        """Account for a rank that cannot be reached."""
+        """Account for an unreachable rank."""
         self.lost[rank] = None
         if self.is_leading and not self.has_majority:
             self.must_confirm, self.followers = True, {}
         return self.miss_leader(now) if self._follows(rank) else []
 
     def join(self, rank: Rank, has_restarted: bool, now: Seconds) -> list[Effect]:
-        """Account for one that is back; one that has restarted serves no more."""
+        """Account for a returned rank; a restarted rank no longer serves."""
         self.lost.pop(rank, None)
         if has_restarted:
             self.votes.pop(rank, None)
@@ -125,7 +125,7 @@ class Election:
         return not self.is_leading and self.term != UNKNOWN and rank == self.leader
 
     def miss_leader(self, now: Seconds) -> list[Effect]:
-        """Prepare to stand, unless that is under way."""
+        """Prepare a candidacy, unless one is under way."""
         if self.misses_leader:
             return []
         self.misses_leader, self.num_attempts = True, 0
@@ -142,7 +142,7 @@ class Election:
         return _SHORTEST + longest * draw + (longest / 2 if self.num_attempts else 0)
 
     def hear(self, rank: Rank) -> None:
-        """Note that one follows that is in the present term."""
+        """Record a follower in the current term."""
         self.followers[rank] = None
         if self._is_majority(len(self.followers) + 1):
             self.must_confirm = False
@@ -150,7 +150,7 @@ class Election:
     # Standing and voting.
 
     def stand(self, age: Age, now: Seconds) -> list[Effect]:
-        """Ask all for their votes, in a new term if others were promised a higher one."""
+        """Ask all for their votes, in a new term if another candidate has a higher one."""
         if not self.misses_leader:
             return []
         self.num_attempts = min(self.num_attempts + 1, 100)
@@ -169,7 +169,7 @@ class Election:
     def vote(
         self, candidate: Rank, stand: Message, age: Age, may_stand: bool, now: Seconds
     ) -> list[Effect]:
-        """Answer one that stands: by a vote, or by standing with a newer model at once."""
+        """Answer a candidate with a vote, or with a candidacy for a newer model."""
         numbers = {name: int(number) for name, number in stand.numbers.items()}
         term = numbers["stands_for"]
         if not self.misses_leader:
@@ -183,14 +183,14 @@ class Election:
         return [Send(candidate, Message(kind, 0, numbers={"stands_for": self.promised}))]
 
     def count(self, voter: Rank, vote: Message) -> bool:
-        """Count a vote; say whether that one has elected this rank."""
+        """Count a vote; return whether it has elected this rank."""
         if not self.misses_leader or vote.numbers["stands_for"] != self.stands_for:
             return False
         self.votes[voter] = None
         return self._is_majority(len(self.votes))
 
     def heed(self, promised: Message) -> None:
-        """Account for one that has promised its vote for a higher term."""
+        """Account for a voter that has promised a higher term."""
         self.promised = max(self.promised, int(promised.numbers["stands_for"]))
 
     def lead(self) -> list[Effect]:
@@ -200,19 +200,19 @@ class Election:
         return [*self._found(), *self.tell(Message("lead", 0))]
 
     def follow(self, term: int, now: Seconds) -> list[Effect]:
-        """Go over to the server of a higher term."""
+        """Follow the server of a higher term."""
         self.term, self.is_leading = term, False
         effects = self._found()
         is_gone = self.leader == self.rank or self.leader in self.lost
         return [*effects, *self.miss_leader(now)] if is_gone else effects
 
     def remind(self) -> list[Send]:
-        """Tell again the ranks that have not answered."""
+        """Repeat the announcement to ranks that have not answered."""
         told = self.tell(Message("lead", 0)) if self.is_leading else []
         return [each for each in told if each.receiver not in self.followers]
 
     def tell(self, message: Message) -> list[Send]:
-        """Send a message to all ranks that can be reached."""
+        """Send a message to all reachable ranks."""
         others = (j for j in range(self.num_ranks) if j != self.rank and j not in self.lost)
         return [Send(j, message) for j in others]
 
