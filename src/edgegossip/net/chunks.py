@@ -1,4 +1,4 @@
-"""Large frames travel in pieces, and are put together whole or not at all."""
+"""Large frames travel in pieces, and are reassembled completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADER = struct.Struct("<QQQ")
 
 
 def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
-    """Cut a frame, given in parts, into pieces of at most `CHUNK_BYTES` and a header.
+    """Cut a frame, given in parts, into pieces of at most `CHUNK_BYTES` plus a header.
 
     Args:
         serial: Differs from that of the frame before.
@@ -44,14 +44,14 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
 
 
 class Assembler:
-    r"""Puts the pieces of one sender's frames together; not for several threads at once.
+    r"""Reassembles the frames of one sender; not thread-safe.
 
-    At most one frame is in the making. A piece that does not continue it ends it; pieces sent
-    at random do no more than that.
+    At most one frame is incomplete at a time. A piece that does not continue it discards it,
+    and random pieces have no further effect.
 
     Args:
-        max_bytes: Limit of a frame; larger ones are refused at their first piece.
-        refused: Told why something was discarded.
+        max_bytes: Limit of a frame; larger ones are rejected at their first piece.
+        refused: Called with the reason for each discarded frame.
 
     >>> assembler = Assembler(1_000_000, refused=print)
     >>> first, second = split(0, [bytes(262_144), b"end"])
@@ -70,7 +70,7 @@ class Assembler:
         self._ignored: int | None = None  # serial of a frame that is already rejected
 
     def add(self, piece: bytes) -> memoryview | None:
-        """Take the next piece; returns the frame that it completes, for the caller to keep."""
+        """Add the next piece; return the frame that it completes, owned by the caller."""
         if len(piece) < _HEADER.size:
             self._discard("no piece of a frame")
             return None
@@ -93,7 +93,7 @@ class Assembler:
         return None
 
     def reset(self) -> None:
-        """Forget the frame in the making: its sender is gone."""
+        """Discard the incomplete frame after the loss of its sender."""
         self._frame = self._ignored = None
 
     def _begin(self, serial: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""A host's mail: checks what arrives, numbers what leaves, keeps account of the others."""
+"""A host's post: validates input, numbers output, and tracks the others."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _HOLD: Seconds = 3.0
 class Post:
     """Sends and receives for one worker; a `Listener`.
 
-    Only the listener's methods are called from other threads than the host's.
+    Only the listener's methods are called from threads other than the host's.
 
     Args:
-        algorithm: Says what its messages look like.
-        params: [num_params] what the worker starts from.
+        algorithm: Algorithm with the schema of the messages.
+        params: [num_params] initial parameters.
         transport: Carries frames.
-        items: Where what happens is put, for the host to pass to `take`.
-        peers: State kept for the others; says whose post this is.
+        items: Queue of items for `take`.
+        peers: State of the others, and rank of this worker.
         settings: Limits.
     """
 
@@ -246,7 +246,7 @@ class Post:
     # Workers that lie.
 
     def _punish(self) -> list[Event]:
-        """Nobody waits for what was refused, nor hears one who goes on so."""
+        """Nobody waits for rejected messages, and a repeated offender is muted."""
         offenders, self.admission.offenders = self.admission.offenders, []
         events: list[Event] = []
         for rank in offenders:
@@ -256,7 +256,7 @@ class Post:
         return events
 
     def _lose(self, rank: Rank) -> list[Event]:
-        """Give up one that has lied; if it is lost already, the rest of it is forgotten."""
+        """Give up a worker that has lied; if it is already lost, drop its unused data."""
         self.peers.lose(rank)
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
@@ -268,13 +268,13 @@ class Post:
         return self._lose(rank)
 
     def _forgive(self, rank: Rank) -> None:
-        """Another process speaks for `rank` now."""
+        """Account for a new process of `rank`."""
         self._strikes.forgive(rank)
         self._buckets[rank].refill(self._clock())
         self.plausibility.acquit(rank)
 
     def blame(self) -> bool:
-        """Training has failed: mute the sender that stood out most; say whether one did."""
+        """After failed training, mute the sender that stood out; return whether one did."""
         rank = self.plausibility.suspect()
         if rank is None:
             return False
@@ -287,10 +287,10 @@ class Post:
     def send(
         self, receiver: Rank, message: Message, left: Callable[[], None] | None = None
     ) -> bool:
-        """Send a message of the algorithm; say whether it is on its way.
+        """Send a message of the algorithm; return whether it was sent.
 
-        `left` is called, maybe from another thread, when the transport has it, or when it is
-        kept for one that will say what it lacks.
+        `left` is called, possibly from another thread, when the transport has the message, or
+        when it is kept for a receiver that will report its missing messages.
         """
         peer = self.peers[receiver]
         if not peer.is_known and (peer.is_lost or not peer.life):
@@ -309,33 +309,35 @@ class Post:
         return is_sent
 
     def send_again(self) -> None:
-        """Send what those who were resumed too do not have."""
+        """Send the missing messages to other resumed workers."""
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
                 self._send_missing(rank)
 
     def _relink(self, rank: Rank) -> None:
-        """Send `rank` what it lacks since its link is back, by what it has said last."""
+        """Send `rank` its missing messages after its link is back, by its last report."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank)
 
     @property
     def release_at(self) -> Seconds:
-        """When mail that is held is sent in any case, on the own clock; infinity for never."""
+        """Time at which held messages are sent in any case, on this worker's clock; infinity
+        for never.
+        """
         return min(self._held.values(), default=math.inf)
 
     def release(self, clock: Seconds) -> None:
-        """Send what is held for those whose word has not come in time: it was lost."""
+        """Send the messages held for workers whose report was lost."""
         for rank in [rank for rank, at in self._held.items() if clock >= at]:
             self._relink(rank)
 
     @property
     def _held(self) -> dict[Rank, Seconds]:
-        """Until when mail is held for those whom it could reach."""
+        """End of the hold for messages to reachable workers."""
         return {r: at for r, at in self._relinked.items() if self.peers[r].is_known}
 
     def _send_missing(self, rank: Rank) -> None:
-        """Send `rank` what it has not received in its present life."""
+        """Send `rank` the messages that it lacks in its current life."""
         peer = self.peers[rank]
         assert peer.status is not None
         for number, message in [*peer.log.entries]:
@@ -357,7 +359,7 @@ class Post:
         return self._outbox.put(receiver, pack(envelope, message), left)
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
-        """Send `rank` the own status, if it can be reached and does not know it yet."""
+        """Send `rank` this worker's status, if it is reachable and the status is new to it."""
         if not self.peers[rank].is_reachable:
             return
         status = self.peers.status_for(rank, self.phase, self.elapsed())
@@ -366,19 +368,19 @@ class Post:
             self._post(rank, status.message(), 0, None)
 
     def tell_all(self, *, again: bool = False) -> None:
-        """Send everyone the own status, where it is news."""
+        """Send this worker's status to everyone to whom it is new."""
         for rank, _ in self.peers:
             self.tell(rank, again=again)
 
     @property
     def refusals(self) -> dict[str, int]:
-        """How much was refused or never arrived, by sender and reason."""
+        """Number of rejected and missing messages, by sender and reason."""
         dropped = self.admission.dropped.items()
         return {f"worker {sender}: {reason}": n for (sender, reason), n in dropped}
 
     @property
     def is_over(self) -> bool:
-        """Everyone who is there has finished, and nothing is under way."""
+        """Whether all present workers have finished and nothing is in flight."""
         peers = self.peers
         return (
             self.phase == Phase.FINISHED

@@ -1,4 +1,4 @@
-"""Try whether another worker's endpoint can be reached, without taking part in anything."""
+"""Probe: test whether an endpoint is reachable, without joining a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _VERDICT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """An endpoint that has answered.
+    """Result of a successful probe.
 
     Args:
-        seconds: Until the connection stood, its handshake included.
+        seconds: Time to connect, including the handshake.
         name: Common name in the other's certificate; None without TLS.
     """
 
@@ -39,11 +39,11 @@ def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Rea
     Args:
         endpoint: Such as "tls/host:7447".
         tls: This worker's files; without them, a tls endpoint is only connected to.
-        patience: How long each step may take.
+        patience: Time limit of each step.
 
     Raises:
-        NetworkError: If it cannot be reached, or one end refuses the other's certificate.
-        ValueError: If `endpoint` is no such.
+        NetworkError: If it cannot be reached, or one end rejects the other's certificate.
+        ValueError: If `endpoint` is malformed.
     """
     # Zenoh's options after ? or # are not part of the location.
     protocol, host, port = parse("connect", re.split(r"[?#]", endpoint)[0])

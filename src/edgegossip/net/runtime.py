@@ -1,7 +1,7 @@
-"""Runtime of a host: its clock, its inbox, and threads beside it.
+"""Runtime of a host: its clock, its inbox, and background threads.
 
-Everything but the host's own logic and the transport passes through a `Runtime`. Tests give the
-same code a virtual one: a run of minutes takes milliseconds, and one seed gives one trace.
+The host uses time and threads only through a `Runtime`. Tests use a virtual one: a run of
+minutes takes milliseconds, and one seed gives one trace.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _LONGEST_WAIT: Seconds = 3600.0
 
 
 class Background(Protocol):
-    """Runs jobs one after the other, beside the caller."""
+    """Runs jobs in sequence, in the background."""
 
     def submit(self, job: Callable[[], T], done: Callable[[T], object] | None = None) -> None:
-        """Run `job` after those before it, then `done` with its result; neither may raise."""
+        """Run `job` after earlier ones, then `done` with its result; neither may raise."""
 
     def close(self, seconds: Seconds) -> None:
-        """Take no more jobs, and wait at most `seconds` for those that were submitted."""
+        """Accept no more jobs, and wait at most `seconds` for submitted ones."""
 
 
 class Runtime(Protocol):
-    """The host's surroundings."""
+    """Clock, inbox and threads of a host."""
 
     def clock(self) -> Seconds:
         """Seconds, never going back."""
@@ -49,14 +49,14 @@ class Runtime(Protocol):
         """An empty inbox."""
 
     def background(self, name: str) -> Background:
-        """A new `Background`; `name` is for people."""
+        """Make a `Background`; `name` is for people."""
 
     def new_life(self) -> Life:
-        """Draw a life in 1..2**63 - 1 that no other worker has."""
+        """Draw a unique life in 1..2**63 - 1."""
 
 
 def drive(course: Course[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> T:
-    """Do what `course` does, and wait where it asks to; returns what it returns."""
+    """Run `course`, and wait when it asks to; return its result."""
     item = None
     with closing(course):
         while True:
@@ -68,7 +68,7 @@ def drive(course: Course[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> 
 
 
 class BackgroundThread:
-    """A `Background` that is a thread, and does not keep the process alive."""
+    """A `Background` with a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

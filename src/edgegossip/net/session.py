@@ -1,4 +1,4 @@
-"""Opens zenoh sessions: at once, or as soon as somebody answers."""
+"""Opening of zenoh sessions, at once or as soon as a peer answers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _LATER: Seconds = 30.0
 
 
 def _give_each_link_a_thread(num_workers: int) -> None:
-    """Let a link that is cut hold up no other one; what the environment says goes first.
+    """Keep a cut link from holding up others; environment variables have priority.
 
-    Its socket lingers for ten seconds with what was not delivered, and a thread of zenoh with
-    it. With zenoh's own one or two threads a worker would not notice for so long that others
-    are gone, and lose those that are there.
+    A cut link's socket lingers for ten seconds with undelivered data, and blocks a thread of
+    zenoh. With zenoh's default of one or two threads, a worker would notice losses too late,
+    and lose connected peers.
     """
     threads = f"(worker_threads: {num_workers + 1})"
     runtimes = ", ".join(f"{name}: {threads}" for name in ("rx", "tx", "net"))
@@ -46,7 +46,7 @@ def _give_each_link_a_thread(num_workers: int) -> None:
 
 
 def require_lease(lease: Seconds) -> None:
-    """Make sure that a link can be kept, or given up, by `lease`.
+    """Validate `lease`.
 
     Raises:
         ValueError: If it is out of range.
@@ -112,19 +112,19 @@ def open_session(
     num_workers: int,
     keep_trying: KeepTrying = lambda: True,
 ) -> zenoh.Session:
-    """Open a session at `address`, ready for links with `num_workers`.
+    """Open a session at `address`, for links with `num_workers`.
 
-    One that listens opens at once. One that only calls others opens when the first of them
-    answers; until then it logs now and then that it is still trying.
+    A listening session opens at once. A session that only calls opens when the first peer
+    answers; until then it logs its attempts at intervals.
 
     Args:
-        settings: Made by `session_settings`.
-        address: Where to listen, and whom to call.
+        settings: Result of `session_settings`.
+        address: Endpoints to listen at and to call.
         num_workers: Size of the run.
         keep_trying: See `KeepTrying`.
 
     Raises:
-        NetworkError: If it cannot listen there, or gave up.
+        NetworkError: If it cannot listen, or gave up.
     """
     _give_each_link_a_thread(num_workers)
     config = zenoh.Config()
@@ -144,7 +144,7 @@ def open_session(
 def _open_client(
     config: zenoh.Config, endpoints: str, keep_trying: KeepTrying
 ) -> zenoh.Session:
-    """Call the endpoints again and again."""
+    """Call the endpoints repeatedly."""
     began, say_after, answer = time.monotonic(), _SOON, _Attempt(config)
     problem = "no answer yet"
     while keep_trying():
@@ -166,7 +166,7 @@ def _open_client(
 
 
 class _Attempt:
-    """One try to open a session, in a thread: zenoh waits in there, and hears no signal."""
+    """One attempt to open a session, in a thread, because zenoh's wait blocks signals."""
 
     def __init__(self, config: zenoh.Config) -> None:
         self.has_failed = False
@@ -177,7 +177,7 @@ class _Attempt:
         threading.Thread(target=self._open, name="open a session", daemon=True).start()
 
     def wait(self, seconds: Seconds) -> zenoh.Session | None:
-        """The session, if there is one by then."""
+        """The session, if it is open by then."""
         try:
             found = self._found.get(timeout=seconds)
         except queue.Empty:
@@ -188,7 +188,7 @@ class _Attempt:
         return None
 
     def give_up(self) -> None:
-        """Close the session that may still come."""
+        """Close a session that may still open."""
         with self._lock:
             self._has_given_up = True
         if (session := self.wait(0)) is not None:

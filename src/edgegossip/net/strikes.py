@@ -1,4 +1,4 @@
-"""Strikes for what no honest worker sends; workers with too many are no longer heard."""
+"""Strikes for messages that no honest worker sends; too many mute the sender."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 3
 
 
 class Strikes:
-    """Counts the lies of each sender; after three it is muted until it is another process.
+    """Counts the lies of each sender; three mute it until another process of its rank appears.
 
     >>> strikes = Strikes()
     >>> [strikes.add(2) for _ in range(3)], strikes.muted
@@ -34,17 +34,17 @@ class Strikes:
         self.muted: set[Rank] = set()
 
     def add(self, rank: Rank) -> bool:
-        """Count one more; say whether `rank` is muted by it."""
+        """Count a lie; return whether it mutes `rank`."""
         self._counts[rank] += 1
         return self._counts[rank] >= _MOST and self.mute(rank)
 
     def mute(self, rank: Rank) -> bool:
-        """Hear `rank` no longer; say whether that is new."""
+        """Mute `rank`; return whether that is new."""
         is_new = rank not in self.muted
         self.muted.add(rank)
         return is_new
 
     def forgive(self, rank: Rank) -> None:
-        """Another process speaks for `rank` now."""
+        """Account for a new process of `rank`."""
         self._counts.pop(rank, None)
         self.muted.discard(rank)

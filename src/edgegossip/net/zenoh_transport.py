@@ -1,4 +1,4 @@
-"""Frames over Eclipse Zenoh: between processes, machines and networks, peer to peer."""
+"""Frames over Eclipse Zenoh, peer to peer between processes, machines and networks."""
 
 from __future__ import annotations
 
@@ -39,33 +39,32 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 class ZenohTransport:
     """One worker's end of a run's network; see `Transport`.
 
-    Messages of S to R are published as `edgegossip/RUN/data/R/S`; while S can be reached, its
-    liveliness token `edgegossip/RUN/alive/S/INCARNATION` says so. Access control holds every
-    worker to its own rank in both. When certificates change, or one is revoked, it closes all
-    links and opens them anew; those that are there disappear for a moment. So it does where a
-    link leads nowhere, see `DeadLinks`.
+    Messages of S to R are published as `edgegossip/RUN/data/R/S`. A liveliness token
+    `edgegossip/RUN/alive/S/INCARNATION` shows that S is reachable. Access control holds every
+    worker to its own rank in both. When certificates change, or one is revoked, the transport
+    closes all links and reopens them; connected workers disappear for a moment. It does the
+    same for a dead link, see `DeadLinks`.
 
     Args:
-        run: Its name; letters, digits and `_.-`, in one part or two with a colon between. A
-            certificate may be bound to the first.
+        run: Name of the run; letters, digits and `_.-`, in one part or two with a colon
+            between. A certificate may be bound to the first part.
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
-        address: Where to listen and whom to call.
-        incarnation: Incarnation of this process; drawn if it is not given.
-        security: Certificates, without which links are neither encrypted nor checked.
-        insecure: Do without them beyond this machine.
-        lease: A link is cut, and opened anew, when nothing has come for so long, or when a
-            piece of 256 kB could not leave in that time, from 0.1 to 3600. So a slow link
-            needs more: the default is for 1.4 Mbit/s to each worker that is sent to at once.
-            How long a worker may be silent is for itself to say; how long a piece may take,
-            for its sender.
+        address: Endpoints to listen at and to call.
+        incarnation: Incarnation of this process; drawn by default.
+        security: Certificates; without them links are neither encrypted nor authenticated.
+        insecure: Allow plain links beyond this machine.
+        lease: Seconds, from 0.1 to 3600, after which a silent link is closed and reopened, or a
+            link on which a piece of 256 kB could not leave. Slow links need more: the default
+            suits 0.4 Mbit/s to each simultaneous receiver. Each worker sets the limit of its
+            own silence and of its own pieces.
 
     Raises:
         ValueError: If `run` has other characters, `rank` is none of the run, or `lease` is out
             of range.
-        NetworkError: If `address` reaches beyond this machine without `security`, unless
-            `insecure`; if it has endpoints that do not go with `security`; if that is not good,
-            as `TLS.check` says.
+        NetworkError: If `address` reaches beyond this machine without `security` and
+            `insecure`, has endpoints that do not match `security`, or if `security` is invalid,
+            see `TLS.check`.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class ZenohTransport:
 
     @property
     def network_bytes(self) -> int:
-        """Sent and received so far over links that leave this machine, headers left out."""
+        """Bytes sent and received so far beyond this machine, without headers."""
         return sum(peer.bytes_sent + peer.bytes_received for peer in self._peers.values())
 
     @property
@@ -189,7 +188,7 @@ class ZenohTransport:
             session.close()
 
     def _leave(self) -> None:
-        """Deliver what was sent, and let the others know that this is all."""
+        """Deliver sent frames, and announce the end to the others."""
         deadline = time.monotonic() + self._lease
         reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
         self._token.undeclare()  # type: ignore[no-untyped-call]
@@ -310,7 +309,7 @@ class _Peer:
             self._has_answered.set()
 
     def leave(self, deadline: Seconds) -> bool:
-        """Send nothing after the frame under way; say whether the peer is there."""
+        """Send nothing after this frame; return whether the peer is present."""
         has_silence = self._sending.acquire(timeout=_until(deadline))
         with self._telling:
             self._is_closing = True
@@ -321,20 +320,20 @@ class _Peer:
         return self._left is not None
 
     def lose(self) -> None:
-        """Tell the listener, once we have left, that the peer is gone."""
+        """Tell the listener that the peer is gone, after this worker has left."""
         with self._telling:
             self._alive = []
             if self._left is not None:
                 self._listener.disappeared(self._rank, self._left)
 
     def return_to_life(self) -> None:
-        """Send again, when the peer appears."""
+        """Resume sending when the peer appears."""
         with self._telling:
             self._assembler.reset()
             self._is_closing = False
 
     def await_farewell(self, deadline: Seconds) -> None:
-        """Wait until the peer has read all, which it says when it sees that we leave."""
+        """Wait until the peer confirms that it has read everything."""
         self._has_answered.wait(_until(deadline))
         if self._answer is not None:
             self._answer.join(_until(deadline))
