@@ -1,12 +1,12 @@
 """Messages as bytes: a small header and raw tensors, in the safetensors format. Never pickle.
 
-Received bytes are only ever parsed into tensors; nothing in them can name code to run. No
-tensor is copied on the way out or in.
+Received bytes are only parsed into tensors; they cannot name code to run. No tensor is copied
+on the way out or in.
 
 The layout: the length of the header (8 bytes, little-endian), the header (JSON, filled up with
-spaces to a multiple of 8), the tensors without gaps, those with larger entries first. So every
-tensor is aligned wherever the message is. Kind, round and numbers are metadata of the header;
-numbers are written as Python writes them (``weight=0.125 session=3``), which loses no bit.
+spaces to a multiple of 8), the tensors without gaps, those with larger entries first. Every
+tensor is therefore aligned. Kind, round and numbers are metadata of the header; numbers are
+written in Python's notation (``weight=0.125 session=3``), which loses no bit.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def encode(message: Message) -> list[Buffer]:
     Only tensors that are not contiguous, or not in main memory, are copied.
 
     Raises:
-        ValueError: If it has a dtype, a name, a number, or more names or dimensions, than
-            messages can have.
+        ValueError: If a dtype, a name or a number is not allowed, or there are too many names
+            or dimensions.
 
     >>> import torch
     >>> [len(part) for part in encode(Message("params", 3, {"params": torch.zeros(10)}))]
@@ -80,12 +80,12 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(data: Buffer) -> Message:
-    """Read what `encode` wrote, joined.
+    """Read the joined bytes of `encode`.
 
-    The tensors are views of `data` if it can be written to, and of one copy of it if not.
+    The tensors are views of writable `data`, and otherwise of one copy.
 
     Raises:
-        ValueError: If `data` is no such message, whatever else it is.
+        ValueError: If `data` is anything else.
 
     >>> import torch
     >>> parts = encode(Message("push", 3, {"params": torch.ones(2)}, {"weight": 0.5}))
@@ -107,7 +107,7 @@ def decode(data: Buffer) -> Message:
 
 
 def num_bytes(message: Message) -> int:
-    """Size of ``encode(message)``, without encoding it once a message of its form was seen.
+    """Size of ``encode(message)``; computed without encoding for known forms of messages.
 
     >>> import torch
     >>> message = Message("params", 3, {"params": torch.zeros(10)})
@@ -208,7 +208,7 @@ _Header: TypeAlias = tuple[str, int, dict[str, float], int, tuple[_Place, ...]]
 
 
 def _read_header(header: bytes) -> _Header:
-    """Read a header; those of messages of one form differ in round and numbers alone."""
+    """Read a header; headers of one form differ only in round and numbers."""
     found = _VARIABLE.search(header) if len(header) <= _MAX_KEPT_HEADER else None
     if found is None:
         return _read_json(header)
@@ -263,7 +263,7 @@ def _read_numbers(text: str, are_names: Callable[[tuple[str, ...]], bool]) -> di
 
 
 def _check_names(names: tuple[str, ...]) -> bool:
-    """Whether numbers may have these names: each is one, and none is there twice."""
+    """Whether these names of numbers are valid and unique."""
     return len({*names}) == len(names) and all(map(_NAME.fullmatch, names))
 
 

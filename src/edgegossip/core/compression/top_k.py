@@ -1,4 +1,4 @@
-"""Choice of the entries of a vector that are kept."""
+"""Choice of the entries of a vector to keep."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BLOCK = 2**17
 def largest(vector: NDArray[np.float32], count: int) -> Positions:
     """Find the `count` entries of `vector` with the largest magnitudes, ascending; [count].
 
-    Among equal ones, the first are chosen. The result is exact: a sample only tells which
-    entries need not be compared.
+    Ties go to the first entries. The result is exact: a sample only excludes entries from the
+    comparison.
 
     >>> largest(np.float32([1, -3, 2, 3, 3]), 2).tolist()
     [1, 3]
@@ -41,7 +41,7 @@ def largest(vector: NDArray[np.float32], count: int) -> Positions:
 
 
 def _candidates(bits: Magnitudes, count: int) -> Positions:
-    """Ascending positions, at least `count`, that include those of the largest."""
+    """Ascending positions, at least `count`, that include the largest entries."""
     numel = len(bits)
     sample = bits[:: max(1, numel // 2**17)] & 0x7FFFFFFF
     # The expected number of the sample's entries, and six standard deviations more.
