@@ -93,7 +93,7 @@ class Trainer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TrainingResult:
-    """Result of `Trainer.train`: see `Trained`. A `cost` of None means that of `Trainer.cost`."""
+    """Result of `Trainer.train`: see `Trained`. `cost` None means `Trainer.cost`."""
 
     params: Tensor
     num_samples: int

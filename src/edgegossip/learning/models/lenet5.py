@@ -12,7 +12,7 @@ def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build LeNet-5: 61,706 parameters for MNIST, 62,006 for CIFAR-10.
 
     Args:
-        input_shape: (channels, 28, 28), which is padded to 32 x 32, or (channels, 32, 32).
+        input_shape: (channels, 28, 28), padded to 32 x 32, or (channels, 32, 32).
         num_classes: Size of the output.
 
     References:

@@ -1,4 +1,4 @@
-"""Shapes of the pictures that a model takes."""
+"""Validation of the shapes of pictures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ SMALL = range(8, 65)
 def picture_shape(
     model: str, input_shape: tuple[int, ...], sides: Sequence[int]
 ) -> tuple[int, int]:
-    """Read (channels, side) off the shape of a square picture.
+    """Return (channels, side) from the shape of a square picture.
 
     Args:
-        model: Its name, for the message.
+        model: Name of the model, for the message.
         input_shape: Shape of one sample, (channels, height, width).
         sides: Allowed heights, in pixels.
 
     Raises:
-        ValueError: The sample is no square picture, or none of these sides.
+        ValueError: The sample is no square picture, or has another side.
 
     >>> picture_shape("lenet5", (1, 28, 28), (28, 32))
     (1, 28)

@@ -1,11 +1,11 @@
-"""Dimensionality reduction: a few features for each point, so that dividing points is cheap.
+"""Dimensionality reduction: a few features for each point, for cheap division.
 
 A reduction is called with the points of one class, float32 [num_points, *sample_shape] within
-[-1, 1] (a whole data set is scaled by one number), how many subsets they will be divided into,
-and a seed. It returns features, float32 [num_points, num_features], similar for similar points.
+[-1, 1] (one scale for the whole data set), the number of subsets, and a seed. It returns
+features, float32 [num_points, num_features], similar for similar points.
 
-Where a reduction needs matrices, a picture [channels, height, width] is made gray, a sensor
-window [channels, time] is one as it is, and flat features fill a square, padded with zeros.
+For reductions of matrices, a picture [channels, height, width] is made gray, a sensor window
+[channels, time] already is a matrix, and flat features fill a square, padded with zeros.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True)
 class SingularValues:
-    """The largest singular values of each point by itself, taken as a matrix.
+    """The largest singular values of each point as a matrix.
 
     Args:
-        num_features: How many at most; a matrix has no more than its shorter side.
+        num_features: Maximum number; a matrix has at most as many as its shorter side.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: "SVD on single
@@ -83,7 +83,7 @@ class SingularValues:
 
 @dataclass(frozen=True)
 class IncrementalSVD:
-    r"""Regularised factorisation of few attributes by gradient steps, one factor at a time.
+    r"""Regularized factorization of few attributes by gradient steps, one factor at a time.
 
     Points :math:`X_{ij}` are predicted as :math:`\sum_f U_{fi} V_{fj}`. For each factor
     :math:`f` in turn, ``num_passes`` passes over all points take, for its own share of the
@@ -93,15 +93,15 @@ class IncrementalSVD:
     .. math:: U_{fi} \leftarrow U_{fi} + \eta \sum_j (e_{ij} V_{fj} - \lambda U_{fi}),
         \quad V_{fj} \leftarrow V_{fj} + \eta \sum_i (e_{ij} U_{fi} - \lambda V_{fj})
 
-    The features of point i are :math:`U_{fi}`, one factor for each halving that it takes to
-    come to the number of subsets, at least one.
+    The features of point i are :math:`U_{fi}`. The number of factors is the number of halvings
+    that give the subsets, at least one.
 
     Args:
         attribute_share: Share of the attributes used for one factor, in (0, 1].
         lr: Step size :math:`\eta`.
         regularization: :math:`\lambda`.
         num_passes: Passes over all points, for each factor.
-        block_size: Points whose steps are summed.
+        block_size: Number of points with summed steps.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
@@ -153,7 +153,7 @@ class IncrementalSVD:
     ) -> NDArray[np.float64]:
         """Change `u` [num_points] in place and return the new `v` [num_columns].
 
-        `others` is what the other factors predict of `targets`, [num_points, num_columns].
+        `others` is the other factors' prediction of `targets`, [num_points, num_columns].
         """
         blocks = [
             slice(start, start + self.block_size) for start in range(0, len(u), self.block_size)
@@ -192,10 +192,10 @@ class IncrementalSVD:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A real-valued hash: the means of ten blocks, 2 x 5, of a point taken as a matrix.
+    """A real-valued hash: the means of ten blocks, 2 x 5, of a point as a matrix.
 
-    This is the block mean hash of pictures before it is cut to bits: ten bits would have only
-    1024 different values. Cost of order d a point.
+    This is the block mean hash of pictures without the final reduction to bits, because ten
+    bits have only 1024 values. The cost per point is of order d.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 3,
@@ -222,7 +222,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many attributes of a point fall into each of equal bins over the range of the class.
+    """Histogram of a point's attributes, in equal bins over the range of the class.
 
     >>> Histogram(num_features=2)(torch.tensor([[0.0, 0.1, 1.0]]), num_subsets=1, seed=0)
     tensor([[2., 1.]])
@@ -254,7 +254,7 @@ class WholeDataSVD:
     """Coordinates along the first singular vectors of the matrix of all points of a class.
 
     Args:
-        num_features: How many at most; there are no more than points or attributes.
+        num_features: Maximum number; limited by the points and attributes.
 
     References:
         Halko, Martinsson and Tropp, "Finding Structure with Randomness", SIAM Review 2011,
@@ -289,7 +289,7 @@ class WholeDataSVD:
 
 @dataclass(frozen=True)
 class PCA(WholeDataSVD):
-    """Principal components: coordinates where the points of a class vary most.
+    """Principal components: coordinates of the largest variance in a class.
 
     >>> line = torch.tensor([[0.0, 0.0], [0.3, 0.4], [0.6, 0.8]])
     >>> PCA(num_features=1)(line, num_subsets=1, seed=0).abs()
