@@ -61,7 +61,7 @@ class Profile:
         Parquet (ending .parquet) needs pyarrow: ``pip install 'edgegossip[parquet]'``.
 
         Raises:
-            DataError: If the file is missing or not of this form, or a number out of range.
+            DataError: If the file is missing, has another format, or has a number out of range.
         """
         path = Path(path)
         is_parquet = path.suffix.lower() == ".parquet"
@@ -81,7 +81,7 @@ class Profile:
             raise DataError(f"{path}: {error}") from None
 
     def write(self, path: Path | str) -> None:
-        """Write a CSV file that `read` reads, whole or not at all."""
+        """Write a CSV file for `read`, atomically."""
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(COLUMNS)

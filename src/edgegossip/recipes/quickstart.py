@@ -1,4 +1,4 @@
-"""The first thing that a newcomer runs."""
+"""The quickstart recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse-Push and its kin in tables: even data, skewed data, and graphs that vary in time."""
+"""Tables of Sparse-Push and related algorithms: even data, skewed data, varying graphs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ PROBLEMS = (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5, CIFAR10_RESNET20)
 
 @dataclass(frozen=True)
 class Rung:
-    """How much is sent.
+    """Amount of communication.
 
     Args:
         keep_ratio: Share of the entries in a message.

@@ -1,4 +1,4 @@
-"""Figure 8 of the EdgeGossip paper: what looking at aggregated points takes of an epoch."""
+"""Figure 8 of the EdgeGossip paper: the cost of looks at aggregated points."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOOKING_AT_ALL = replace(ACCURACY_AWARE, selection=Ranked(), look_share=None)
 
 
 def fig8(settings: StudySettings = StudySettings()) -> Study:
-    """The share of an epoch that looking at points takes: accounted and measured.
+    """The share of an epoch for looks at points: accounted and measured.
 
     Args:
         settings: Settings of the study.

@@ -1,4 +1,4 @@
-"""More stages, and a deeper model: what is lost when a model is cut more often."""
+"""More stages, and a deeper model: the cost of additional cuts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BETWEEN_POOLINGS = StageSettings(
 
 
 def stages(settings: StudySettings = DEFAULTS) -> Study:
-    """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, how late gradients are.
+    """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, staleness of gradients.
 
     Args:
         settings: Settings of the study.

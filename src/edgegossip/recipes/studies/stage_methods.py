@@ -1,4 +1,4 @@
-"""Ways to train one model in stages: what decoupling costs in accuracy, and what it saves."""
+"""Methods to train one model in stages: cost and benefit of decoupling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures 5, 6, 12 and 13 of the EdgeGossip paper: how fast models are learnt, and how well."""
+"""Figures 5, 6, 12 and 13 of the EdgeGossip paper: speed and accuracy of training."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
 
 
 def fig12(settings: StudySettings = StudySettings()) -> Study:
-    """Time to target and loss of accuracy where two platforms are 3 or 5 times as fast.
+    """Time to target and loss of accuracy with two platforms 3 or 5 times as fast.
 
     Args:
         settings: Settings of the study.
