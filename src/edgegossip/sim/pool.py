@@ -1,4 +1,4 @@
-"""The compute pool: real training on all cores while virtual time stands still."""
+"""The compute pool: real training on all cores."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """A result that may not be there yet."""
+    """A result that may still be pending."""
 
     def result(self) -> T_co:
-        """Wait for it; raises what the task raised."""
+        """Wait for the result; raises the task's error."""
 
 
 class _Deferred(Generic[T]):
-    """A task that runs once, in the caller's thread, when its result is asked for."""
+    """A task that runs once, in the caller's thread, when its result is needed."""
 
     __slots__ = ("_error", "_result", "_task")
 
@@ -52,13 +52,13 @@ class _Deferred(Generic[T]):
 class ComputePool:
     """Runs tasks on `num_threads` threads, one intra-op thread each.
 
-    PyTorch releases the interpreter lock inside its kernels, so threads keep all cores busy
-    and share memory. Results do not depend on `num_threads`, because no two tasks touch the
-    same learner at once and each draws from streams of its own.
+    PyTorch releases the interpreter lock inside its kernels, so threads keep all cores busy and
+    share memory. Results do not depend on `num_threads`, because parallel tasks never share a
+    learner and each draws from its own streams.
 
     Args:
-        num_threads: None for one a core; 0 runs each task in the caller's thread when its
-            result is needed, which is fastest for tasks of microseconds.
+        num_threads: Number of threads; None for one per core. 0 runs each task in the caller's
+            thread when its result is needed, which is fastest for tasks of microseconds.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
@@ -75,7 +75,7 @@ class ComputePool:
         )
 
     def submit(self, task: Callable[[], T]) -> Pending[T]:
-        """Start `task`, or remember it where there are no threads."""
+        """Start `task`, or store it if there are no threads."""
         if self._executor is None:
             return _Deferred(task)
         future: Future[T] = self._executor.submit(task)
@@ -84,11 +84,11 @@ class ComputePool:
     def train(
         self, trainer: Trainer, request: Train, progress: float
     ) -> Pending[TrainingResult]:
-        """Start training, as `Trainer.train` says."""
+        """Start training; see `Trainer.train`."""
         return self.submit(partial(trainer.train, request, progress))
 
     def close(self) -> None:
-        """Forget tasks that have not begun and wait for the others."""
+        """Drop tasks that have not begun and wait for the others."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
