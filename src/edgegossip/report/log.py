@@ -206,7 +206,7 @@ class RunLog:
         self.ended = ended
 
     def first_at(self, accuracy: float | None) -> Evaluation | None:
-        """The first evaluation at `accuracy` or above; None without one, or without a target."""
+        """The first evaluation at `accuracy` or above; None without one or without a target."""
         if accuracy is None:
             return None
         reached = (found for found in self.evaluations if found.accuracy >= accuracy)
