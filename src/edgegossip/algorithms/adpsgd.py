@@ -92,8 +92,8 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     References:
         Lian, Zhang, Zhang & Liu, "Asynchronous Decentralized Parallel Stochastic Gradient
         Descent", ICML 2018, arXiv:1710.06952, Algorithm 1. Departures: the paper's averaging
-        locks both workers, and wants a bipartite graph so that nobody waits in a circle; an
-        exchange begins after a block instead of beside it; it may be declined.
+        locks both workers, and needs a bipartite graph to avoid circular waits; an exchange
+        begins after a block instead of in parallel; it may be declined.
     """
 
     resend_after: Seconds | None = None
@@ -196,7 +196,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if given is not None and request.round <= given.round:
             if request.round == given.round:
                 return [Send(sender, given)]
-            # Outdated. Its sender may have restarted, and would otherwise ask for ever.
+            # Outdated. Its sender may have restarted, and would otherwise ask forever.
             return [Send(sender, Message("decline", request.round))]
         if state.request is not None and sender < state.rank:
             state.deferred[sender] = request

@@ -73,10 +73,10 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     References:
         Our own: the replicas of Choco-Gossip (Koloskova, Stich & Jaggi, ICML 2019,
-        arXiv:1902.00340), kept for each link instead of each worker, and of the estimate
-        instead of the numerator, whose weight would keep it from ever settling down where the
-        graph varies; compare Taheri et al., "Quantized Decentralized Stochastic Learning over
-        Directed Graphs", ICML 2020, arXiv:2002.09964, for fixed graphs.
+        arXiv:1902.00340), kept for each link instead of each worker, and for the estimate
+        instead of the numerator, which never settles on varying graphs; compare Taheri et al.,
+        "Quantized Decentralized Stochastic Learning over Directed Graphs", ICML 2020,
+        arXiv:2002.09964, for fixed graphs.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "final")

@@ -115,8 +115,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
         arXiv:2508.15706. Departures: no server and no all-reduce, but flooding over any graph;
         the inner optimizer is the task's; the outer one is Nesterov's momentum as in DiLoCo,
-        while SparseLoCo makes do with the error memory, which fades there and is not trained
-        from; repairs.
+        while SparseLoCo uses only the error memory, which decays and does not affect training;
+        repairs.
     """
 
     compressor: Compressor = Identity()

@@ -55,7 +55,7 @@ class GoSGD(Asynchronous[GoSGDState]):
     References:
         Blot et al., "Gossip training for deep learning", 2016, arXiv:1611.09726, Algorithms
         1-3. Departures: messages that wait together are merged in rank order, so that a run
-        repeats to the last bit; lost workers are not pushed to.
+        repeats to the last bit; lost workers receive no pushes.
     """
 
     exchange_probability: float = 0.1

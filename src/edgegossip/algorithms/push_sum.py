@@ -95,7 +95,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         local_steps: SGD steps in a round, at least 1.
         resend_after: Seconds without an acknowledgment after which a message is resent. None
             suits lossless links: nothing is acknowledged, and after a lost message all later
-            messages of its link wait for ever, with their mass.
+            messages of its link wait forever, with their mass.
         timeout: Seconds that a worker waits for its neighbors in one round before it goes on
             with the mass that has arrived; later mass is merged later. None waits indefinitely.
 

@@ -280,7 +280,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         if earlier == math.inf and self._will_skip(state, sender, first):
             return  # it will announce the round in which it continues
         # If it came back twice, its messages may arrive in the wrong order. Waiting too little
-        # does no harm, but waiting for a message that it never sends would last for ever.
+        # does no harm, but waiting for a message that it never sends would last forever.
         is_fresh = earlier == math.inf
         state.first_exchange[sender] = first if is_fresh else max(earlier, first)
 

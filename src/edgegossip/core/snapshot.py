@@ -123,7 +123,7 @@ class _Assembling:
     def _give_key(self, plain: Json) -> Any:  # noqa: ANN401
         """A key: a number, text or a tuple of them.
 
-        Dataclasses that contain each other would take for ever to hash.
+        Dataclasses that contain each other would take forever to hash.
         """
         match plain:
             case None | bool() | int() | float() | str():

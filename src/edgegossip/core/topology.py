@@ -182,8 +182,8 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
 
     References:
         Steger & Wormald, "Generating random regular graphs quickly", Combinatorics,
-        Probability and Computing 1999. Here stubs are joined in batches, as in NetworkX, and
-        of more than half of all edges the others are drawn.
+        Probability and Computing 1999. Here stubs are joined in batches, as in NetworkX. For
+        more than half of all edges, the missing ones are drawn.
 
     >>> random_regular(6, degree=3, seed=0).out_neighbors(0, round=0)
     (1, 4, 5)

@@ -253,7 +253,7 @@ class _Work:
 
 
 class _Record:
-    """`study.json`, and its contents that a resumed study keeps."""
+    """The record in `study.json`, which a resumed study continues."""
 
     def __init__(self, study: Study, out: Path, command: str | None, *, resume: bool) -> None:
         self.rows: dict[str, Row] = {}

@@ -93,8 +93,8 @@ class Dirichlet:
 
     References:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
-        2019, arXiv:1905.12022. Hsu, Qi and Brown, arXiv:1909.06335, draw the other way round,
-        the mix of classes of each worker, with shards of one size.
+        2019, arXiv:1905.12022. Hsu, Qi and Brown, arXiv:1909.06335, instead draw the mix of
+        classes of each worker, with shards of equal size.
     """
 
     alpha: float

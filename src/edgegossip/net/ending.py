@@ -18,7 +18,7 @@ class Ending:
     A finished worker stays until all have finished and all messages have arrived, because
     others may need its answers. It leaves earlier only if at least half of all present workers,
     including itself, have finished, and the rest takes ten times as long. A single worker's
-    claims must not hold the others for ever, even in a run of two.
+    claims must not hold the others forever, even in a run of two.
 
     Args:
         settings: Durations of waits.

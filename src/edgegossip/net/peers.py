@@ -204,7 +204,7 @@ class Peers:
         return [event for rank in late for event in self.lose(rank)]
 
     def lose(self, rank: Rank) -> list[Event]:
-        """Give `rank` up until it is heard again."""
+        """Count `rank` as lost until it is heard again."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []

@@ -156,7 +156,7 @@ class Simulator(Generic[State]):
         It returns early, between two events, once `should_stop` is set.
 
         Raises:
-            LocalProtocolError: If the algorithm breaks the contract, or waits for ever.
+            LocalProtocolError: If the algorithm breaks the contract, or waits forever.
         """
         queue = self._queue
         while queue and queue[0][0] <= until and not self.should_stop:

@@ -65,7 +65,7 @@ class Balancer:
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 1. Departure: failures are
         compared with the threshold after the loop over platforms, not within it; a platform
-        without data does not count among the fastest.
+        without data is never the fastest.
 
     >>> shares = Balancer().balance([100.0, 50.0, 0.0], num_samples=[1000, 1000, 1000])
     >>> shares.keep_ratios.tolist()

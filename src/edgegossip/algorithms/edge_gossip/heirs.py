@@ -63,7 +63,7 @@ def choose_heirs(
         heirs: Present heir of each platform's data, as `heirs_by` finds it. A recovered
             platform gets its data back. A spare that inherited the data would be left with
             none, so it keeps the data and both train on it.
-        shares: Shares, which include the failed platforms.
+        shares: Shares of the platforms, with a mark for each failed one.
         throughputs: [E] samples per second.
         spares: Platforms without data of their own; each takes over one platform's.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.

@@ -109,9 +109,9 @@ class EdgeGossip(Algorithm[BalancedState]):
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: there is no central balancer, each worker computes its own ratio; blocks,
-        `gossip`, spares and the treatment of steps are ours; what the look at aggregated
-        points costs is part of :math:`|X_i|`; a failed platform's behavior; the correction,
-        which with 1 is that of Wang et al., "FedNova", NeurIPS 2020, arXiv:2007.07481.
+        `gossip`, spares and the treatment of steps are ours; the cost of the look at aggregated
+        points is part of :math:`|X_i|`; a failed platform's behavior; the correction, which
+        with 1 is that of Wang et al., "FedNova", NeurIPS 2020, arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]

@@ -56,7 +56,7 @@ class ADACOMM(FixedADACOMM):
 
     References:
         Wang & Joshi, SysML 2019, arXiv:1810.08313, equations 17 and 18. Departures: the
-        learning rate is the schedule's affair; the loss is measured on validation data.
+        schedule sets the learning rate; the loss is measured on validation data.
     """
 
     window: Seconds = 60.0

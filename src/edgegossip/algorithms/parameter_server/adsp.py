@@ -71,7 +71,7 @@ class ADSP(ADSPPlus):
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
         Departures, in addition to those of `ADSPPlus`: the default reward; `growth`, without
         which a rate of ten is found after ten windows; the loss is measured on validation data;
-        a window in which the loss did not fall never ends the search.
+        a window without a falling loss never ends the search.
     """
 
     reward: Reward = LogSlope()

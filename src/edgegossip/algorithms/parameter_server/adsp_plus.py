@@ -68,8 +68,8 @@ class ADSPPlus(ParameterServer):
 
     References:
         Hu, Wang & Wu, "Distributed machine learning through heterogeneous edge systems", AAAI
-        2020, arXiv:1911.06949. Departures: workers are not halted between windows; the first
-        commit goes by the timer, not by a number of steps; the least interval runs from the
+        2020, arXiv:1911.06949. Departures: workers are not halted between windows; the timer,
+        not a number of steps, triggers the first commit; the minimum interval starts with the
         sending; `waits_for_answer`.
     """
 

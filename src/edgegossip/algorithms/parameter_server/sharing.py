@@ -77,7 +77,7 @@ class Lead:
         held: Last report of each other server on its pieces.
         fresh: Workers, as keys, with a new piece that is not in an order yet; by kind.
         ordered: Last ordered commit of each worker.
-        put_off: Events while nobody trains; ordering them would keep the run open for ever.
+        put_off: Events while nobody trains; ordering them would keep the run open forever.
         slices: Slices to evaluate, by number of the look and server.
         num_looked: Looks of this epoch with complete slices.
         num_asked: Running evaluations.

@@ -280,7 +280,7 @@ class Stages(StageLinks):
             return []
         if not state.pending:
             return [SetTimer(_NO_ANSWER, math.inf)]
-        # If answers take longer than `forget_after`, every batch would be given up for ever.
+        # If answers take longer than `forget_after`, every batch would be given up forever.
         wait = self.forget_after * 2.0 ** min(state.num_in_vain, _MOST_DOUBLINGS)
         return [SetTimer(_NO_ANSWER, now + wait)]
 

@@ -16,8 +16,8 @@ from edgegossip.core.schema import TensorSpec
 class PerLayer(Compressor):
     """Compresses each part of a vector separately, and sends them as one.
 
-    Entries of layers differ in size, so choosing the largest overall could omit some layers for
-    ever. Each layer therefore keeps its share (at least one entry) and has its own scale.
+    Entries of layers differ in size, so choosing the largest overall could omit some layers
+    forever. Each layer therefore keeps its share (at least one entry) and has its own scale.
 
     Args:
         inner: Compressor of each part.

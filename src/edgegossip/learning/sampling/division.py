@@ -99,7 +99,8 @@ class MedianSplit:
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
-        read as in the same group's SlimML (ZFHashLayer.scala), which knows powers of two only.
+        interpreted as in the same group's SlimML (ZFHashLayer.scala), which supports only
+        powers of two.
 
     >>> MedianSplit()(torch.tensor([[3.0], [1.0], [2.0], [4.0], [9.0]]), num_subsets=2, seed=0)
     tensor([1, 0, 0, 1, 1])

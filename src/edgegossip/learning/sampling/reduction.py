@@ -49,9 +49,9 @@ class SingularValues:
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: "SVD on single
-        data points", 10 values, cost of order d^1.5 a point. The paper does not say what
-        becomes of the channels of a picture: gray ones divide as well as stacked ones and cost
-        less.
+        data points", 10 values, cost of order d^1.5 a point. The paper does not specify the
+        treatment of a picture's channels: gray pictures divide as well as stacked channels and
+        cost less.
 
     >>> points = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]) / 4
     >>> SingularValues()(points, num_subsets=1, seed=0)
@@ -106,10 +106,10 @@ class IncrementalSVD:
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
         with its figures; the algorithm is that of the same group's SlimML (IncreSVD.scala).
-        Departures: there the steps are taken one entry (i, j) at a time; here those of all
-        attributes of a block of points are summed, the same to first order in the step size
-        and about a hundred times as fast. There the attributes of a factor lie as many apart as
-        there are, which in MNIST is the blank border; here they spread over the whole point.
+        Departures: SlimML takes steps one entry (i, j) at a time. Here the steps of all
+            attributes of a block of points are summed, which is equal to first order in the
+            step size and about a hundred times as fast. SlimML's attributes of a factor are in
+            the blank border of MNIST; here they spread over the whole point.
     """
 
     attribute_share: float = 0.01
@@ -199,7 +199,7 @@ class Fingerprint:
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 3,
-        asks for fingerprints of length 10 and does not say which. Yang, Gu and Niu, "Block Mean
+        requires fingerprints of length 10 without naming a kind. Yang, Gu and Niu, "Block Mean
         Value Based Image Perceptual Hashing", IIH-MSP 2006.
 
     >>> picture = (torch.arange(40) % 2 / 2).view(1, 1, 4, 10)

@@ -79,8 +79,8 @@ class AccuracyAwareSampler(Sampler[list[int]]):
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2. Departures: the number of
-        samples is exact, so the last batch is cut where the paper's may overshoot; its endless
-        loop at :math:`r = 1` is mended.
+        samples is exact, so the last batch is cut, while the paper's may overshoot; the paper's
+        endless loop at :math:`r = 1` is fixed.
 
     >>> from edgegossip.learning.sampling.selection import Random
     >>> sampler = AccuracyAwareSampler(num_samples=8, batch_size=3, selection=Random())

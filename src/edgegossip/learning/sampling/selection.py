@@ -210,8 +210,9 @@ class Pruned(Selection):
 
     References:
         Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning",
-        ICLR 2024, arXiv:2303.04947. There the number of samples follows from :math:`p`; here it
-        is given, and the probabilities are scaled to it. There is no final phase on all data.
+        ICLR 2024, arXiv:2303.04947. In the paper the number of samples follows from :math:`p`.
+        Here it is given, and the probabilities are scaled to it; there is no final phase on all
+        data.
     """
 
     prune_ratio: float = 0.5

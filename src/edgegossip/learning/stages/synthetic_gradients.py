@@ -50,8 +50,8 @@ class SyntheticGradients(TeacherFactory):
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
         arXiv:1608.05343, section 2 and appendix; used across cloud and edge by Chen, Zhao, Li
-        & Zhao, HotEdge 2019. Departures: :math:`s`, without which Adam has to be given a rate
-        a hundred times smaller; sizes, and padding that keeps the activations' shape.
+        & Zhao, HotEdge 2019. Departures: :math:`s`, which avoids a learning rate a hundred
+        times smaller for Adam; sizes, and padding that keeps the activations' shape.
     """
 
     lr: float = 1e-3
