@@ -31,7 +31,7 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn, once per run, of a step that hardly converges or hardly brings workers together.
+    """Warn, once per run, of a step that may diverge or hardly brings workers together.
 
     This is no error, because some graphs allow larger steps than others.
     """
