@@ -39,7 +39,7 @@ check-types: $(READY) ## Check the types of sources, tests, benchmarks and examp
 	$(BIN)/mypy
 
 docs: $(READY) ## Build the documentation as a site; warnings and dead links are errors
-	$(BIN)/sphinx-build -qEW --keep-going -j auto -c docs/site -d build/site/doctrees . build/site/html
+	$(BIN)/sphinx-build -qEW --keep-going -c docs/site -d build/site/doctrees . build/site/html
 	@echo "read it: build/site/html/index.html"
 
 check-wheel: $(READY) ## Build the package, install it into an empty environment and use it
