@@ -107,9 +107,9 @@ class IncrementalSVD:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
         with its figures; the algorithm is that of the same group's SlimML (IncreSVD.scala).
         Departures: SlimML takes steps one entry (i, j) at a time. Here the steps of all
-            attributes of a block of points are summed, which is equal to first order in the
-            step size and about a hundred times as fast. SlimML's attributes of a factor are in
-            the blank border of MNIST; here they spread over the whole point.
+        attributes of a block of points are summed, which is equal to first order in the
+        step size and about a hundred times as fast. SlimML's attributes of a factor are in
+        the blank border of MNIST; here they spread over the whole point.
     """
 
     attribute_share: float = 0.01
