@@ -48,19 +48,19 @@ CONTENTS = """
 :hidden:
 :caption: Use it
 
-docs/index
+All pages <docs/index>
 docs/algorithms
 docs/compression
-docs/sparse-push
+Sparse-Push <docs/sparse-push>
 docs/edgegossip
 docs/parameter-servers
 docs/stages
 docs/recipes
-docs/simulator
-docs/network
+Simulator <docs/simulator>
+Real machines <docs/network>
 docs/security
 docs/monitor
-docs/run-folder
+Run folder <docs/run-folder>
 ```
 
 ```{toctree}
@@ -83,15 +83,15 @@ docs/performance
 :hidden:
 :caption: Notebooks
 
-benchmarks/results/gossip
-benchmarks/results/edgegossip
-benchmarks/results/edgegossip-parts
-benchmarks/results/sparse-push
-benchmarks/results/adsp
-benchmarks/results/systems
-benchmarks/results/stages
-benchmarks/results/simulator
-benchmarks/results/real-machines
+Gossip <benchmarks/results/gossip>
+EdgeGossip <benchmarks/results/edgegossip>
+EdgeGossip's parts <benchmarks/results/edgegossip-parts>
+Sparse-Push <benchmarks/results/sparse-push>
+Parameter servers <benchmarks/results/adsp>
+All systems <benchmarks/results/systems>
+Stages <benchmarks/results/stages>
+Simulator <benchmarks/results/simulator>
+Real machines <benchmarks/results/real-machines>
 ```
 
 ```{toctree}
@@ -99,11 +99,11 @@ benchmarks/results/real-machines
 :caption: Change it
 
 docs/architecture
-docs/contract
-docs/contract-design
-docs/dependencies
+Contract <docs/contract>
+Design notes <docs/contract-design>
+Dependencies <docs/dependencies>
 CONTRIBUTING
-lab/README
+Lab <lab/README>
 CHANGELOG
 ```
 """
