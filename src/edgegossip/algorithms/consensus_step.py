@@ -8,7 +8,8 @@ from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Rank
 
 TOO_LITTLE = 1e-4
-"""Least useful step: smaller ones would take ten thousand rounds to bring workers together."""
+"""Smallest useful step; smaller ones would take ten thousand rounds to bring workers together.
+"""
 
 
 def require_step(step: float | None) -> None:

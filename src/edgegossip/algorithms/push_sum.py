@@ -45,8 +45,7 @@ It is `num_workers` until a worker is cut off: if it had merged a message whose 
 was lost, the sender takes back mass that then exists twice. This is at most the sum, so such a
 cut doubles it at worst; in fact it adds a share of one worker's weight, and this factor is
 reached after more than ten such cuts of each worker. Beyond it a worker scales numerator and
-weight down, which leaves its estimate as it is. So no honest worker claims more, whatever it
-got.
+weight down, which leaves its estimate as it is. No honest worker therefore claims more.
 """
 
 

@@ -12,7 +12,7 @@ from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Payload, Rank
 
 HARDLY_ANY = 2.0**-30
-"""The weight of a worker that has lost its mass: its parameters are out of date."""
+"""The weight of a worker that has lost its mass, whose parameters are outdated."""
 
 
 @dataclass(slots=True, eq=False)

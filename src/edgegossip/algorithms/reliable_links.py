@@ -23,7 +23,7 @@ from typing import Generic, TypeAlias, TypeVar
 from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTimer
 
 NextRound: TypeAlias = Callable[[int], int]
-"""The first round, from a given one on, in which a link is there."""
+"""Returns the first round from a given one on in which the link exists."""
 RESEND = "resend"
 """The timer of awaited answers."""
 
@@ -95,6 +95,8 @@ class Outlet(Generic[C]):
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
         """Account for a receiver that has all of `session` before round `next_round`."""
+        # A late acknowledgment of an earlier session says nothing about this one, whose numbers
+        # may be the same.
         if session == self.session:
             for round in [round for round in self.awaiting if round < next_round]:
                 del self.awaiting[round]
@@ -119,6 +121,7 @@ class Inlet:
     def open(self, message: Message, next_round: NextRound) -> list[Message]:
         """Begin a session with `message`, unless it has already begun; deliver the message."""
         session = message.numbers["session"]
+        # Sessions are clock times, so a larger one is newer, unless the clock has restarted.
         is_new = session > self.session or (self.has_restarted and session != self.session)
         if not is_new:
             return []
@@ -137,6 +140,8 @@ class Inlet:
             if message.round < self.next_round:
                 return []
         else:
+            # A message may overtake the one that opens its session. It is held until then, but
+            # only for one future session, so that memory stays bounded.
             if session < max((held for held, _ in self.held), default=session):
                 return []  # given up, because there is a newer one
             known = self.held.items()
@@ -177,6 +182,7 @@ class ReliableLinks(Generic[C]):
 
     def begin(self, receiver: Rank, now: Seconds) -> None:
         """Begin a new session, which the next message opens."""
+        # Two sessions within one moment still need different names.
         self.last_session = max(now, math.nextafter(self.last_session, math.inf))
         self.outlets[receiver] = Outlet(self.last_session, is_open=False)
 
@@ -221,6 +227,8 @@ class ReliableLinks(Generic[C]):
 
     def _firsts(self) -> list[Awaiting[C]]:
         """The message that each receiver needs next."""
+        # An acknowledgment is cumulative: the receiver may already have the later messages, and
+        # the answer to the first will say so.
         links = [link.awaiting for link in self.outlets.values() if link.awaiting]
         return [next(iter(awaiting.values())) for awaiting in links]
 

@@ -33,7 +33,7 @@ from edgegossip.report import units
 OWN = ("--machines", "--target", "--max-seconds", "--held-out")
 """Options of the plan, which its candidates do not have."""
 MEASURED = "samples_per_second"
-"""Setting that says how fast this machine was."""
+"""Setting with the speed of this machine."""
 SHOWN = 5
 """Candidates that are printed; the report has all."""
 

@@ -15,7 +15,7 @@ from edgegossip.core.schema import MessageSpec, lacks
 from edgegossip.core.topology import Topology
 
 UNTIL_CUT_OFF = 10**9
-"""The `num_rounds` of an algorithm that goes on until the run's time limit."""
+"""The `num_rounds` of an algorithm that continues until the run's time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

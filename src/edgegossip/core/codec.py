@@ -27,7 +27,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _Form: TypeAlias = tuple[str, torch.dtype, torch.Size]
 """A tensor without its entries: name, dtype and shape."""
 _Place: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], str]
-"""Where a tensor begins and ends, its dtype, shape and name."""
+"""Beginning and end of a tensor, its dtype, shape and name."""
 
 MAX_HEADER_BYTES = 2**20
 MAX_TENSORS = 4096
@@ -56,7 +56,7 @@ _VARIABLE = re.compile(
 _KINDS = {int, float}
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 _MAX_KEPT_HEADER = 4096
-"""Bytes of a header that is worth remembering, so that strangers cannot fill the memory."""
+"""Size limit of cached headers, so that strangers cannot fill the memory."""
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -268,7 +268,7 @@ def _check_names(names: tuple[str, ...]) -> bool:
 
 
 _are_names = lru_cache(maxsize=256)(_check_names)
-"""The same for headers that are short enough to be worth remembering."""
+"""The same with a cache for short headers."""
 
 
 def _number(text: str) -> float:

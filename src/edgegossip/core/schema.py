@@ -150,7 +150,7 @@ class MessageSpec:
     max_ahead: int | None = None
     is_passed_on: bool = False
     specs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
-    """Each tensor that there may be, by name."""
+    """Each allowed tensor, by name."""
     _limits: Mapping[str, Limits] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from edgegossip.core.protocol import Note, Rank, Seconds
 from edgegossip.experiments.event_log import EventLog, whole_lines
 
 NOTES_A_SECOND, NOTES_AT_ONCE = 10, 100
-"""Notes of the algorithm that are kept: on average since the run began, and in addition."""
+"""Limits of stored notes: per second on average, and in addition."""
 _LOG = logging.getLogger("edgegossip.deploy")
 
 

@@ -27,7 +27,7 @@ from edgegossip.experiments.signals import on_stop_signal
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
-"""Share of a core's time that measuring may take from the workers."""
+"""Maximum share of a core's time for evaluations."""
 # Workers run side by side; several intra-op threads each would get in their way.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 

@@ -19,7 +19,7 @@ from edgegossip.net.runtime import BackgroundThread
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
 MAX_BYTES = 2**30
-"""Limit of one worker's snapshots; a model so large that few fit has to do with few."""
+"""Size limit of one worker's snapshots; large models get fewer."""
 
 
 def schedule() -> Iterator[Seconds]:

@@ -45,7 +45,7 @@ from edgegossip.net.transport import Transport
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
 _ENDS = ("finished", "time limit")
-"""How a worker ends that does not go on later."""
+"""Reasons for a worker's final end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,18 +21,18 @@ from edgegossip.experiments.event_log import SkippedLines, parse_event, to_line,
 from edgegossip.experiments.run_folder import read_json
 
 _BLOCK = 2**18
-"""Bytes of a log that are read at once to put it in order."""
+"""Bytes of a log to read at once for sorting."""
 _NUMBERS = {
     "worker": (),
     "ended": (),
     "trained": ("time", "start", "num_samples", "cost"),
     "sent": ("time", "num_bytes", "round"),
 }
-"""Fields that are read from an event, by type; from all other types only the time."""
+"""Fields to read from an event, by type; other types only provide the time."""
 _COUNTS = ("num_samples", "cost", "num_bytes", "round")
 _LARGEST = 2.0**63
 REASONS = ("finished", "time limit", "interrupted", "failed")
-"""How a worker can end, the best first."""
+"""Reasons for a worker's end, the best first."""
 _SUMMARY = ("seconds", "wall_seconds", "mean_staleness")
 _LOG = logging.getLogger("edgegossip.deploy")
 

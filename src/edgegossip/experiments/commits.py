@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from edgegossip.core.protocol import Rank
 
 COMMIT = "commit"
-"""The kind of message by which a worker hands a server what it has learnt."""
+"""The kind of a worker's commit to a server."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Unit: TypeAlias = Literal["text", "number", "seconds", "bytes", "percent", "points", "times"]
-"""How a number is written: "percent" and "points" (percentage points) are shares in [0, 1]."""
+"""Format of a number; "percent" and "points" (percentage points) are shares in [0, 1]."""
 
 Value: TypeAlias = str | float | None
 

@@ -108,7 +108,7 @@ LOADING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""Errors of code that expects its own checkpoint and reads one of something else."""
+"""Errors of reading a foreign checkpoint."""
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

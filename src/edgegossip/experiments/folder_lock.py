@@ -14,7 +14,7 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.files import make_folder
 
 LOCK = ".lock"
-"""Holds the number of the process that writes the folder; gone when it has ended by itself."""
+"""Name of the lock file, with the number of the writing process."""
 _LOG = logging.getLogger("edgegossip.experiments")
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # No link: what it leads to would be overwritten.

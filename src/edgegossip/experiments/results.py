@@ -11,7 +11,7 @@ from torch import Tensor
 from edgegossip.core.protocol import Seconds
 
 ENDS = ("finished", "time limit", "target")
-"""Reasons for which a run ends by itself."""
+"""Reasons for a run's own end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

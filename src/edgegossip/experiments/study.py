@@ -37,7 +37,7 @@ from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signa
 STUDY = "study.json"
 
 Row: TypeAlias = Mapping[str, Any]
-"""Findings of a cell, in JSON. Fields that a clock has measured begin with `wall_`."""
+"""Findings of a cell, in JSON. Fields measured with a clock begin with `wall_`."""
 
 
 @dataclass(frozen=True, kw_only=True)

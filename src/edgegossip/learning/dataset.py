@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset, default_collate
 from edgegossip.core.errors import DataError
 
 SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
-"""Pictures, features and tokens: what a sample may be made of."""
+"""Allowed types of samples: pictures, features and tokens."""
 
 
 class Split(Protocol):

@@ -17,7 +17,7 @@ from edgegossip.learning.loss import Loss, prepare_batch
 from edgegossip.learning.normalization import running_statistics
 
 _RECALIBRATION = 2000
-"""Training samples to measure running statistics on, or nearly so many."""
+"""Approximate number of training samples for measuring running statistics."""
 
 
 class Evaluator:

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 OVERHEAD = 4e5
-"""Cost of a training sample beyond its arithmetic (autograd, optimizer, loading it), in
-operations that take as long: about 14 microseconds of a core at 2.9e10 FLOP/s."""
+"""Overhead of a training sample (autograd, optimizer, loading), in operations of the same
+duration: about 14 microseconds of a core at 2.9e10 FLOP/s.
+"""
 
 
 def training_flops(module: nn.Module, x: Tensor) -> float:

@@ -18,7 +18,7 @@ from edgegossip.core.errors import DataError
 
 IDX_UNSIGNED_BYTE = 0x08
 MAX_RATIO = 1032
-"""Deflated data does not expand more than that."""
+"""Maximum expansion of deflated data."""
 CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
 
 

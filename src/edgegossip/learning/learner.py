@@ -27,7 +27,7 @@ from edgegossip.learning.sampling.sampler import Batch
 from edgegossip.learning.schedule import Constant, Schedule
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""Changes a batch, as the data set holds it, at random; draws from the generator only."""
+"""Changes a raw batch at random; draws only from the generator."""
 
 
 class Learner(Trainer):

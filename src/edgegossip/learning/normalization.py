@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from edgegossip.core.errors import unknown_name
 
 Normalization: TypeAlias = Literal["none", "batch", "group", "evonorm"]
-"""Only "batch" has running statistics, which suffer where workers see different classes."""
+"""Kinds of normalization. Only "batch" has running statistics, which suffer from skewed data.
+"""
 
 
 def normalization_2d(

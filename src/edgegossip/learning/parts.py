@@ -14,7 +14,7 @@ from edgegossip.core.metrics import consensus_distance
 from edgegossip.learning.flat import FlatModel, laid_out
 
 Join: TypeAlias = Callable[[Mapping[str, nn.Module]], nn.Module]
-"""Builds the whole model around the parts, by role name; takes each as it is, no copy."""
+"""Builds the whole model around the parts, by role name, without copies."""
 
 
 def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:

@@ -24,7 +24,7 @@ from edgegossip.learning.formats import read_cifar10, read_idx, read_npz
 NUM_TEST_DIGITS = 360
 NUM_CIFAR10_BATCHES = 5
 MAX_CLASSES = 1000
-"""A data set with fewer samples may have so many; a model has an output for each."""
+"""Maximum number of classes; a model has an output for each."""
 
 
 def digits(seed: int = 0) -> Dataset:
@@ -232,7 +232,7 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "imagenet8x8": downsampled_imagenet,
     "har": har,
 }
-"""Each data set by name: reads it from the data folder."""
+"""Readers of data sets from the data folder, by name."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.machine.quota import find_quota
 
 _READINGS_PER_LOOK = 10
-"""Finding our descendants takes milliseconds, so new ones are not looked for each time."""
+"""Seconds between two searches for our descendants, which take milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

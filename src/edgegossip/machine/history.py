@@ -15,7 +15,7 @@ from edgegossip.machine.counters import Counters, Reading
 from edgegossip.machine.watch import MEMORY
 
 _HALF_LIFE: Seconds = 10.0
-"""Half-life of use that is ours and that the machine has not counted yet."""
+"""Half-life of our use that the machine has not counted yet."""
 
 
 @dataclass(slots=True)

@@ -35,17 +35,17 @@ if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
 
 MB = 1_000_000
 SIZES = tuple(MB * n for n in (1, 2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 1500, 2000))
-"""File sizes in bytes, as many as in the paper's Fig. 9, whose largest has 10 GB."""
+"""File sizes in bytes, as many as in the paper's Fig. 9, whose largest is 10 GB."""
 KINDS = ("wordcount", "sort")
 
 _BLOCK = MB
 """Bytes of distinct text, which a file repeats."""
 _RUN = 8 * MB
-"""Bytes that a sort holds in memory."""
+"""Memory of a sort in bytes."""
 _WORDS = 10
 """Words in a line."""
 _LINES = 10_000
-"""Lines between two looks at the clock."""
+"""Lines between two readings of the clock."""
 _START: Seconds = 120.0
 """Timeout of a start: long enough to write 2 GB to a slow disk."""
 _END: Seconds = 5.0

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from edgegossip.machine.slow_down import SlowDown
 
 UNKNOWN_ERROR = 0.1
-"""Relative error that is assumed of forecasts while nothing was fitted or measured."""
+"""Assumed relative error of forecasts without a profile or measurements."""
 
 _MEMORY = 8
 """Observations over which the base time is averaged."""
 _PATIENCE = 8
-"""Observations in a row that deviate before the average starts anew."""
+"""Consecutive deviating observations that restart the average."""
 _FADING = 32
 """Forecasts over which their errors are averaged."""
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Places between the forecast from the usual load (0) and that from the present one (1)."""
 _MIN_JUMP = 0.02
-"""Deviations below this share are never a jump: averaging follows them soon enough."""
+"""Deviations below this share are never a jump, because averaging follows them fast enough."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from edgegossip.machine.contention import Contention
 COLUMNS = ("cores", "network", "disk", "seconds")
 _MAX_BYTES = 2**26
 _MAX_ROWS = 10**6
-"""Most rows of a profile; a session makes some hundreds."""
+"""Maximum rows of a profile; a session makes some hundreds."""
 MIN_ROWS = 10
-"""Fewest rows of a profile: fewer say nothing about a function of three variables."""
+"""Minimum rows of a profile, for a function of three variables."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,19 +20,19 @@ from edgegossip.machine.loads import KINDS, SIZES, Load
 from edgegossip.machine.profile import Profile
 
 _TURN: Seconds = 0.1
-"""Approximate length of training between two looks at the clock."""
+"""Approximate length of training between two readings of the clock."""
 _ROW: Seconds = 1.0
 """Time over which a row is the mean: the interval between two readings of a monitor."""
 _SETTLING: Seconds = 1.0
-"""Time after the start or end of a load that is not measured."""
+"""Time after the start or end of a load without measurement."""
 ROWS_PER_LOAD = 8
 """Rows per load by default."""
 _LOAD: Seconds = _SETTLING + ROWS_PER_LOAD * _ROW + 0.5
-"""Time that a load takes in all; the half second is for its processes to start."""
+"""Total time of a load; the half second is for starting its processes."""
 _MAX_SIZE = 100_000_000
-"""Largest file of a load in bytes: larger ones take long to write, and load no differently."""
+"""Largest file of a load in bytes; larger ones take long to write without another effect."""
 _MOST = 1.25
-"""Processor time that loads ask for, at most, as a share of what there is."""
+"""Maximum processor time requested by loads, relative to the cores."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 

@@ -19,7 +19,7 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 
 _MAX_ROWS = 300
-"""Most rows of a profile for the default regressor, whose fit takes their cube: here 0.7 s."""
+"""Maximum rows for the default regressor, whose fit takes cubic time: here 0.7 s."""
 
 
 class SlowDown:

@@ -21,7 +21,7 @@ MAX_SAMPLES = 7 * 24 * 60
 PASSWORD = "EDGEGOSSIP_REDIS_PASSWORD"
 """Name of the environment variable that may hold the password of Redis."""
 _MAX_UNSTORED = 24 * 60
-"""Samples that wait for a store which does not take them: a day."""
+"""Samples that wait for a failed store: a day."""
 _PATIENCE: Seconds = 1.0
 """Timeout of each answer of Redis."""
 

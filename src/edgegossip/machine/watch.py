@@ -12,9 +12,9 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import Forecast
 
 MEMORY: Seconds = 60.0
-"""How far back a monitor remembers."""
+"""Time span of a monitor's memory."""
 SHORTEST: Seconds = 0.1
-"""Least time between two readings: the system itself counts in hundredths of a second."""
+"""Minimum time between two readings; the system itself counts in hundredths of a second."""
 _STRETCH: Seconds = 0.25
 """Longest stretch of training: a few batches, over which their differences average out."""
 _MAX_SPANS = 256

@@ -9,7 +9,7 @@ from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.post import Post
 
 _PATIENCE = 10.0
-"""A worker that has finished answers the others for so many times as long as it took."""
+"""Time for which a finished worker answers the others, relative to the run so far."""
 
 
 class Ending:

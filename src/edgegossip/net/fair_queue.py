@@ -11,15 +11,15 @@ from edgegossip.core.protocol import Rank, Seconds
 
 _Lane: TypeAlias = Rank | None
 RATE = 2000.0
-"""Messages a second that are taken from one sender for as long as it likes."""
+"""Sustained rate of messages per second from one sender."""
 BURST = 100_000
-"""Messages that are taken at once.
-
-More than are ever sent again: a checkpoint holds 64 MiB, of at least 1 KiB for each message."""
+"""Burst of messages. It exceeds any resending: a checkpoint holds 64 MiB, with at least 1 KiB
+per message.
+"""
 REFUSED_COST = 100
-"""Cost of a refused frame, in messages; honest workers send none."""
+"""Cost of a rejected frame, in messages; honest workers send none."""
 STATUS_COST = 20
-"""Cost of a worker's status, in messages; one is due every twentieth of a second at most."""
+"""Cost of a worker's status, in messages; at most 20 per second are due."""
 
 
 class Sink(Protocol):

@@ -17,7 +17,7 @@ _LOG = logging.getLogger("edgegossip.net")
 _MEMORY = 10
 _CREDIT = 6
 _SLACK = 0.1
-"""Share of the first loss by which losses near 0 may always differ."""
+"""Always allowed difference of losses near 0, as a share of the first loss."""
 
 
 class Footing:

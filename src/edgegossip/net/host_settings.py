@@ -26,8 +26,9 @@ class Forecaster(Protocol):
 
 
 Chore: TypeAlias = Callable[[Seconds], Seconds]
-"""Something to do between two events, from the beginning of the run: told the time, it says
-when it is due again."""
+"""A chore between two events, from the beginning of the run: it gets the time and returns its
+next due time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

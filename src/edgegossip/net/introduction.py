@@ -21,14 +21,14 @@ from edgegossip.net.transport import Incarnation
 _LOG = logging.getLogger("edgegossip.net")
 INTRODUCTION = "net/introduction"
 PROTOCOL = 2
-"""Raised when the meaning of a message between workers changes."""
+"""Version of the protocol, which increases when the meaning of a message changes."""
 MAX_BYTES = 2**16
 _MAX_TEXT = 60
 _MAX_NAMED = 3
 _TOLERANCE = 1e-3
 
 Setting: TypeAlias = "bool | int | float | str | Sequence[float] | None"
-"""A plain value; or a sketch, whose numbers agree where they are nearly equal."""
+"""A plain value, or a sketch with numbers that are compared approximately."""
 SPEC = MessageSpec({"text": TensorSpec(torch.uint8, (None,), max_numel=MAX_BYTES)})
 
 

@@ -17,9 +17,9 @@ _LOG = logging.getLogger("edgegossip.net")
 _SOON: Seconds = 3.0
 _LATER: Seconds = 30.0
 _AGAIN: Seconds = 1.0
-"""While workers meet: between two accounts of oneself, should one have been lost."""
+"""Seconds between two introductions during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
-"""How long to wait for the others once somebody has begun."""
+"""Seconds to wait for the others after a worker has begun."""
 
 
 class Meeting:
@@ -40,7 +40,7 @@ class Meeting:
         self._say_at: Seconds | None = None
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
-        """Why the run cannot go on."""
+        """Reason why the run cannot continue."""
 
     # Before the run.
 

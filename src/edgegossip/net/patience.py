@@ -48,7 +48,7 @@ class Patience:
     _since: Seconds | None = field(default=None, init=False)
     _has_given_up: bool = field(default=False, init=False)
     look_at: Seconds = field(default=math.inf, init=False)
-    """When to say that one waits, and to see who is silent; infinity while nobody waits."""
+    """Time of the next announcement and check for silent workers; infinity without a wait."""
 
     def __post_init__(self) -> None:
         if not (self.factor >= 1 and self.slack > 0 and self.first > 0):

@@ -16,12 +16,12 @@ from edgegossip.net.status import Phase, WorkerStatus
 from edgegossip.net.transport import Incarnation
 
 _GRACE: Seconds = 3.0
-"""How long one that has left is not missed."""
+"""Seconds until a departed worker counts as lost."""
 
 _MAX_LIVES = 2
-"""A process begins anew when it rejoins, and once only."""
+"""Lives of a process: it begins a new one when it rejoins, at most once."""
 _OVERHEAD = 1024
-"""Bytes of memory that a message takes in addition to its payload."""
+"""Memory of a message in addition to its payload, in bytes."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,14 +13,15 @@ from edgegossip.core.protocol import Message, Rank
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 FACTOR = 1000.0
-"""How many times as large as what is known to be usual a value may be."""
+"""Limit of a value relative to the usual one."""
 _STANDS_OUT = 2.0
-"""From how many times what is usual on a sender is suspected, when training has failed."""
+"""Ratio to the usual value that makes a sender suspect after failed training."""
 _MEMORY = 1000
-"""For how many pieces of training a sender is suspected: what it has sent may be made use of
-only many later."""
+"""Pieces of training for which a sender stays suspect, because its messages may be used only
+much later.
+"""
 _Place: TypeAlias = tuple[str, str]
-"""Kind of a message and name of a tensor; without the rank where tensors are passed on."""
+"""Kind of a message and name of a tensor, without the rank for relayed tensors."""
 
 
 class Plausibility:

@@ -32,7 +32,7 @@ from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 _HOLD: Seconds = 3.0
-"""How long one whose link is back may take to say what it lacks, until mail is held."""
+"""Seconds for which messages are held for the report of a worker whose link is back."""
 
 
 class Post:
@@ -91,7 +91,7 @@ class Post:
             life_of=lambda other: peers[other].life,
         )
         self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
-        """When each of the others last said how it is."""
+        """Time of the last status of each other worker."""
         # Introductions are rare and are read at once.
         largest = max(s.max_num_bytes for kind, s in schema.items() if kind != INTRODUCTION)
         self._holding = Holding(settings.max_waiting_bytes, largest)

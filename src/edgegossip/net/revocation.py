@@ -54,7 +54,7 @@ class Revoked:
 
 
 Revocations: TypeAlias = Mapping[bytes, Revoked]
-"""By the id of the authority."""
+"""Revocations by the id of the authority."""
 
 
 def authority_id(authority: x509.Certificate) -> bytes:

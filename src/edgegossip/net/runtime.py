@@ -19,14 +19,13 @@ from edgegossip.net.fair_queue import FairQueue
 
 T = TypeVar("T")
 Life: TypeAlias = int
-"""One life of a rank, drawn when it starts with nothing; a resumed worker keeps its own."""
+"""One life of a rank, drawn at a start with an empty state; a resumed worker keeps its own."""
 Course: TypeAlias = Generator[Seconds, Any, T]
-"""Yields until when there is nothing to do, by `Runtime.clock`.
-
-It is sent the next item of the inbox, or None once that moment has come.
+"""Yields the time, by `Runtime.clock`, until which there is nothing to do. It receives the next
+item of the inbox, or None at that time.
 """
 _LONGEST_WAIT: Seconds = 3600.0
-"""In one call of the system, which takes no infinity."""
+"""Longest wait in one system call, which does not support infinity."""
 
 
 class Background(Protocol):

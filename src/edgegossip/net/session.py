@@ -19,13 +19,12 @@ from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES
 
 LEASE: Seconds = 5.0
-"""Half of what it takes, at worst, until a machine that falls silent is missed.
-
-Longer than a worker on a busy machine goes without reading: 1.5 s were not.
+"""Half of the worst-case time until a silent machine counts as lost. It must exceed the pauses
+of a worker on a busy machine; 1.5 s did not.
 """
 _LEASES = (0.1, 3600.0)
 KeepTrying: TypeAlias = Callable[[], bool]
-"""Asked several times a second while nobody answers; false gives up."""
+"""Polled several times a second while nobody answers; false gives up."""
 _LOG = logging.getLogger("edgegossip.net")
 _LOOK: Seconds = 0.1
 _RETRY: Seconds = 0.5

@@ -14,7 +14,7 @@ from edgegossip.net.runtime import Life
 
 STATUS = "net/status"
 MAX_ELAPSED: Seconds = 1e9
-"""Thirty years: with any number of seconds, clocks would lose their fractions."""
+"""Thirty years; with more seconds, clocks would lose their fractions."""
 
 
 class Phase(IntEnum):

@@ -11,7 +11,7 @@ import zenoh
 from edgegossip.core.protocol import Rank
 
 Refused: TypeAlias = Callable[[Rank | None, str], None]
-"""Told of a stranger, by the rank it claims, if any; may be called from any thread."""
+"""Called for a stranger with its claimed rank, if any, from any thread."""
 
 _TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 

@@ -13,8 +13,9 @@ BAD_VALUES = "with bad values"
 TOO_LARGE = "with values far beyond what is usual"
 FLOOD = "more than any honest worker sends"
 LIES = frozenset({IN_ANOTHERS_NAME, IMPOSSIBLE_ROUND, OTHER_FORM, BAD_VALUES, TOO_LARGE})
-"""Reasons for a refusal that only its sender can be the cause of. Not among them: what is lost,
-of an earlier life or another run, damaged, or more than there is room for."""
+"""Reasons for a rejection that only the sender can cause. They exclude messages that are lost,
+of an earlier life or another run, damaged, or beyond the memory limit.
+"""
 _MOST = 3
 
 

@@ -27,9 +27,9 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 AT = (6,)
-"""Behind the second of three convolutions: 2,048 numbers of a window."""
+"""Cut after the second of three convolutions: 2,048 numbers per window."""
 CLOUD_SPEED = 20.0
-"""Throughput of the cloud over the fastest phone's."""
+"""Throughput of the cloud relative to the fastest phone."""
 DEFAULTS = replace(HAR_CNN, num_epochs=15)
 
 

@@ -52,7 +52,7 @@ LATENCY = 0.03
 """Seconds; as over a mobile network."""
 
 DENSE = "stochastic-gradient-push"
-"""The run that the others are measured against."""
+"""The reference run."""
 
 
 @dataclass(frozen=True, kw_only=True)

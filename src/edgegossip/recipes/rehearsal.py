@@ -17,7 +17,7 @@ from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 
 MANY = 200
-"""Epochs of which no more are simulated."""
+"""Maximum number of simulated epochs."""
 
 
 def epoch_gossip_seconds(

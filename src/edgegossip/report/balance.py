@@ -6,7 +6,7 @@ from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.units import listing, number, percent
 
 MAX_NAMED = 8
-"""More workers than these are not named one by one."""
+"""Maximum number of individually named workers."""
 
 
 def kept_shares(run: Run) -> list[float] | None:

@@ -30,7 +30,7 @@ WIDTH, HEIGHT = 9.6, 3.7
 LEGEND_WIDTH = 130
 """Width in letters; a line before each name takes 8."""
 GREY = ("epoch-gossip", "stochastic-gradient-push", "paper")
-"""References that others are measured against are drawn in grey, as in every report."""
+"""Reference runs, drawn in gray as in every report."""
 
 
 def study_picture(figure: Mapping[str, Any]) -> Picture:

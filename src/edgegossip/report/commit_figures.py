@@ -38,7 +38,7 @@ from edgegossip.report.style import (
 from edgegossip.report.units import listing, number, seconds
 
 NUM_POINTS = 240
-"""Points of a line: more would not be visible."""
+"""Maximum points of a line; more would not be visible."""
 COMMITS_PER_BIN = 4
 MAX_BINS = 40
 SPEEDS = LinearSegmentedColormap.from_list("speeds", ["#8cc8e6", "#0072b2", "#06263d"])

@@ -16,7 +16,7 @@ from edgegossip.experiments.progress import Status
 from edgegossip.report import units
 
 MAX_ROWS = 12
-"""More runs than these would not fit a screen; the newest stay."""
+"""Maximum number of runs on a screen; the newest stay."""
 
 COLUMNS = ("run", "done", "time", "epochs", "accuracy", "sent", "commits", "samples/s", "left")
 

@@ -19,9 +19,9 @@ from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
-"""Thirty million years: later times are damage, and no axis has room for them."""
+"""Thirty million years; later times are damage, and no axis can show them."""
 _LARGEST = 1e30
-"""Largest number in a note: no axis has room for more."""
+"""Largest number in a note; no axis can show more."""
 HEADER_TYPES = {
     "name": str,
     "num_workers": int,
@@ -33,9 +33,9 @@ HEADER_TYPES = {
 AVERAGED = "the averaged model"
 JOINED = "the model joined from its stages"
 SERVER = "server"
-"""The role of those to whom workers commit."""
+"""The role of a server."""
 _BY_RANK = {"roles": str, "evaluated": int, "shard_sizes": int}
-"""Lists that a header may have, and what is in them."""
+"""Lists in a header, and the types of their items."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ DRAWING_ERRORS = (
     ValueError,
     TemplateError,
 )
-"""Errors of drawing from values that are not those of a run or a study."""
+"""Errors of drawing invalid values."""
 # A topology may carry all its edges: enough to recognize it, not enough to bury the page.
 MAX_SETTING = 160
 

@@ -22,7 +22,7 @@ from edgegossip.report.units import (
 )
 
 Tile: TypeAlias = tuple[str, str]
-"""A number to remember, and what it is of."""
+"""An important number and its label."""
 
 MAX_SPEEDS = 8
 

@@ -14,7 +14,7 @@ from edgegossip.report.log import SERVER, Noted
 from edgegossip.report.units import listing, number
 
 SEARCH = "search"
-"""The kind of note that a server leaves at the end of each window of its search."""
+"""The kind of a server's note at the end of each window of its search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,9 @@ from edgegossip.report.style import MUTED, WAITING, Picture, figure_style, new_f
 from edgegossip.report.units import number, percent
 
 NUM_POINTS = 240
-"""Points of a line: more would not be seen."""
+"""Maximum points of a line; more would not be visible."""
 NUM_MEANS = 30
-"""Points of a line through what scatters."""
+"""Points of a line through scattered values."""
 PIECES_PER_BIN = 4
 MAX_BINS = 40
 
@@ -71,9 +71,9 @@ def _each_rank(run: Run) -> Iterator[tuple[int, Rank]]:
 
 
 Palette: TypeAlias = Mapping[int, str]
-"""The colour of each stage."""
+"""The color of each stage."""
 Draw: TypeAlias = Callable[[Run, Sequence[Axes], Palette], None]
-"""Draws a run into its axes; stages have the colours that it is given."""
+"""Draws a run into its axes with the given colors of stages."""
 
 
 def _panels(

@@ -16,7 +16,7 @@ from edgegossip.report.log import Noted
 from edgegossip.report.units import percent
 
 STAGE = "stage"
-"""The kind of note that a stage leaves now and then."""
+"""The kind of a stage's periodic note."""
 COSINE = "gradient_cosine"
 
 

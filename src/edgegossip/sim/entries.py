@@ -111,7 +111,7 @@ class WorkerRecord:
 
 
 Entry: TypeAlias = tuple[Seconds, int, Rank, Any]
-"""When, a serial that breaks ties, whose, and what: the queue is a heap of these."""
+"""Time, serial for ties, rank and item; the queue is a heap of these."""
 
 
 def forget_crashed(queue: list[Entry], rank: Rank, now: Seconds) -> None:

@@ -19,7 +19,7 @@ FORECAST_SECONDS: Seconds = 1e-3
 """Time for a forecast: reading counters, accounting for measurements, regression."""
 
 MakePredictor = Callable[[Rank], Predictor]
-"""Makes the predictor of a worker, and another one for each of its incarnations."""
+"""Makes the predictor of each incarnation of a worker."""
 
 
 class SimulatedMonitor(Watch):

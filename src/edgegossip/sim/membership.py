@@ -13,7 +13,7 @@ from edgegossip.sim.entries import Delivery
 from edgegossip.sim.fault import Partition
 
 Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
-"""A rank, and the event that it is told."""
+"""A rank, and an event for it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from edgegossip.core.protocol import Message, Rank, Received, Seconds, Send
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 
 _SECONDS, _AGE = "fastest_seconds", "fastest_age"
-"""Names of the numbers that ride on the inner algorithm's messages."""
+"""Names of the additional numbers in the inner algorithm's messages."""
 _OLDEST = 2**31
 _INHERITED = "inherited"
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from edgegossip.core.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
 
 TOLERANCE = 0.02
-"""A plan is kept while it is off by no more than this share of the epoch: batches and forecasts
-are not exact either."""
+"""Tolerated deviation from a plan, as a share of the epoch, because batches and forecasts are
+not exact either.
+"""
 
 MOST_BLOCKS = 12
-"""Blocks are no smaller than a twelfth of the first one, so their number is bounded."""
+"""Smallest block relative to the first one, which bounds the number of blocks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -31,7 +31,7 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec
 
 _SPEED, _RATIO = "speed", "batch_ratio"
-"""Numbers that ride on commits, and on the server's answers."""
+"""Additional numbers in commits and in the server's answers."""
 _MAX_RATIO = 1e4
 _MAX_SPEED = 1e12
 

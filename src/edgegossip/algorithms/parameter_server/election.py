@@ -27,18 +27,18 @@ from edgegossip.core.schema import MessageSpec
 
 ELECTION = "election"
 UNKNOWN = -1
-"""The term of one that has come back with nothing, until it is told."""
+"""The unknown term of a returned worker with an empty state."""
 MAX_TERM = 2**53
 AGE = {"as_of": range(UNKNOWN, MAX_TERM), "num_commits": range(2**63)}
-"""Limits of the numbers that tell an `Age`."""
+"""Limits of the numbers of an `Age`."""
 _SHORTEST: Seconds = 0.1
 _SPREAD: Seconds = 0.4
 _LONGEST: Seconds = 10.0
 _REPEATS = 8
-"""Attempts of a candidate in one term: messages may be lost, or take long."""
+"""Attempts of a candidate in one term, because messages may be lost or slow."""
 
 Age: TypeAlias = tuple[int, int]
-"""Age of a model: the term in which it was given, and the commits that it has."""
+"""Age of a model: the term of its server, and the number of its commits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +111,7 @@ class Election:
         """Account for a returned rank; a restarted rank no longer serves."""
         self.lost.pop(rank, None)
         if has_restarted:
+            # It has forgotten its vote and may give another.
             self.votes.pop(rank, None)
         if self.is_leading:
             self.followers.pop(rank, None)
@@ -155,9 +156,12 @@ class Election:
             return []
         self.num_attempts = min(self.num_attempts + 1, 100)
         timer = SetTimer(ELECTION, now + self._pause())
+        # Without a majority no candidacy can succeed, and its terms would only grow.
         if not self.has_majority:
             return [timer]
         is_late = self.stands_for < max(self.promised, self.term + 1)
+        # Repeating a term asks only for missing votes. A new one makes all vote again, which is
+        # needed if another candidate is ahead, or votes have been split for too long.
         if is_late or self.num_attempts % _REPEATS == 0:
             highest = max(self.term, self.promised)
             self.stands_for = (highest // self.num_ranks + 1) * self.num_ranks + self.rank
@@ -176,6 +180,8 @@ class Election:
             return [Send(candidate, Message("lead", 0))]
         if term % self.num_ranks != candidate:
             return []
+        # A rank never votes below a promise: once a majority has promised a higher term, no
+        # candidate of a lower one can win.
         is_late, self.promised = term < self.promised, max(self.promised, term)
         if (numbers["as_of"], numbers["num_commits"]) < age:
             return self.stand(age, now) if may_stand and self.stands_for < term else []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 
 SERVING = "serving "
-"""Begins the names of timers of the half that serves."""
+"""Prefix of the names of the serving half's timers."""
 OF_WORKERS = ("commit", "pull", "copy")
 """Kinds of messages to the server."""
 

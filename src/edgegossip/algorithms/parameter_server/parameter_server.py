@@ -59,7 +59,7 @@ from edgegossip.core.topology import complete, star
 
 _MAX_NUMBER = 2**53
 _MAX_COUNT = 2**52
-"""Well below `_MAX_NUMBER`: one that believes a false count can still go on from there."""
+"""Well below `_MAX_NUMBER`, so that a server that believes a false count can still continue."""
 
 
 @dataclass(frozen=True, kw_only=True)

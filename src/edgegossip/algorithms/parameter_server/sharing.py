@@ -59,13 +59,13 @@ WHAT = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
     *("lost", "lied", "joined", "restarted", *TIMERS),
 )
-"""Events that an order may speak of, by number."""
+"""Events of orders, by number."""
 PIECES = ("commit", "copy")
-"""Kinds of messages of which each server gets a piece."""
+"""Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
 """Numbers of a piece in addition to those of the whole message."""
 _IDLE = "idle"
-"""A timer that only says that it has time: one without would take slow workers for silent."""
+"""An idle timer; without any timer, a host would consider slow workers silent."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from edgegossip.core.protocol import Layout, Message, Rank, Seconds, WorkerState
 
 SERVER: Rank = 0
-"""The rank that serves at first, and for good without standby."""
+"""The initial server, which is permanent without standby."""
 RESEND, PATIENCE = "resend", "patience"
 """Timers of servers and workers."""
 

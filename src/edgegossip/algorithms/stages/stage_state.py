@@ -23,7 +23,7 @@ from edgegossip.core.protocol import (
 
 _NOTED_EVERY = 10
 _SMALLEST = 1e-12
-"""Share of a pass, which is rounded up to a batch."""
+"""Tolerance of a share of a pass when it is rounded up to a batch."""
 
 
 @dataclass(slots=True, kw_only=True)

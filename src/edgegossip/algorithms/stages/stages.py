@@ -53,7 +53,7 @@ _PATIENCE: Seconds = 600.0
 _MOST_TOLD = 20
 _MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
-"""Batches are counted from the time of the start on: nobody begins as many in a second."""
+"""Batch numbers start from the time of the start; this many per second are never reached."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6
-"""Largest activation or gradient; larger ones are sent as this: a network refuses them."""
+"""Largest activation or gradient. Larger ones are clipped, because a network rejects them."""
 _INT8 = 127
 _MAX_BATCHES = 2**53
 _UP, _DOWN, _END = "activations-", "done-", "end-"

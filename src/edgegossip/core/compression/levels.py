@@ -21,7 +21,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
 Cuts: TypeAlias = NDArray[np.int64]
-"""The first bin of each cell but the lowest, [num_levels - 1]."""
+"""The first bin of each cell except the lowest, [num_levels - 1]."""
 
 NUM_ROUNDS = 16
 SLACK = 1 + 2.0**-6

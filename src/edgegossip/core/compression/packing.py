@@ -16,7 +16,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 Positions: TypeAlias = NDArray[np.int64]
 
 MAX_WIDTH = 32
-"""Most bits of a number."""
+"""Maximum bits of a number."""
 
 BLOCK = 16
 """Gaps that share a width; 32 and 64 measure worse on real models."""

@@ -13,7 +13,7 @@ from edgegossip.core.compression.packing import Positions
 Magnitudes: TypeAlias = NDArray[np.int32]
 
 BLOCK = 2**17
-"""Entries looked at together: few enough for the processor's cache."""
+"""Entries per block, few enough for the processor's cache."""
 
 
 def largest(vector: NDArray[np.float32], count: int) -> Positions:

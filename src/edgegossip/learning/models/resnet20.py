@@ -13,7 +13,7 @@ from edgegossip.learning.models.picture import SMALL, picture_shape
 from edgegossip.learning.normalization import Normalization, normalization_2d
 
 NUM_BLOCKS = 3
-"""Blocks a stage: n in the paper's 6 n + 2 layers."""
+"""Blocks per stage: n in the paper's 6 n + 2 layers."""
 
 
 class BasicBlock(nn.Module):

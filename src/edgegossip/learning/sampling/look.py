@@ -11,8 +11,9 @@ from torch import Tensor
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 
 FORWARD_COST = 1 / 3
-"""Cost of a forward pass over a point, in training samples' worth: a backward pass takes
-twice as long as a forward one."""
+"""Cost of a forward pass over a point, in training samples; a backward pass takes twice as
+long.
+"""
 
 
 @dataclass(frozen=True, slots=True)

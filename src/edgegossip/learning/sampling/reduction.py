@@ -25,7 +25,7 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.learning.sampling.leaving_off import leave_off_if_told
 
 MAX_SEED = 2**32
-"""scikit-learn takes seeds below it."""
+"""Upper limit of scikit-learn's seeds."""
 
 
 class Reduction(Protocol):

@@ -30,10 +30,10 @@ from edgegossip.recipes.studies.timing import processor_seconds, timed_fit
 from edgegossip.recipes.studies.training import RATIOS, SELECTED
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")
-"""More than ten times slower than the selected ones, says the paper."""
+"""More than ten times slower than the selected ones, according to the paper."""
 
 RANDOM, ALL = "random samples", "all samples"
-"""Controls of figure 3: as many samples as points, and every one of them."""
+"""Controls of figure 3: as many samples as points, and all samples."""
 
 STEPS = ("reduction", "division", "means")
 CLOCK = "Processor time on one thread of this machine; the paper's machine is another."

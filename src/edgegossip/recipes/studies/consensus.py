@@ -35,7 +35,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "difference-push": DifferencePush,
 }
 DIVERGED = 10.0
-"""Workers that are ten times further apart than at first, or not finite, have no number."""
+"""Ratio to the initial distance that counts as divergence."""
 
 
 @dataclass(frozen=True, kw_only=True)

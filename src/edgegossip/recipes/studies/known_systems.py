@@ -35,7 +35,7 @@ from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 WORKERS_AT_MOST = 64
-"""A cloud remembers a batch of each."""
+"""Upper limit of the phones' batches in the cloud."""
 
 Build = Callable[[int, Any], Algorithm[Any]]
 

@@ -35,7 +35,7 @@ from edgegossip.sim.platform import paper
 
 PRINTED = {"mnist-lenet5": 0.030, "cifar10-alexnet": 0.0878}
 LOOKING_AT_ALL = replace(ACCURACY_AWARE, selection=Ranked(), look_share=None)
-"""As the paper does, before each epoch."""
+"""Selection with a full look before each epoch, as in the paper."""
 
 
 def fig8(settings: StudySettings = StudySettings()) -> Study:

@@ -48,7 +48,7 @@ from edgegossip.sim.platform import Platform
 
 BASELINE = "epoch-gossip"
 LOSS = "loss of best accuracy"
-"""The measure that only figures show."""
+"""Measure for figures only."""
 MAX_WORK = 1.2
 
 

@@ -39,7 +39,7 @@ NUM_LOOKS = 60
 VALIDATION_SHARE = 0.02
 SPEED = 64.0
 MOMENTUM = 0.9
-"""Explicit momentum: with what few commits add to it, training may diverge."""
+"""Explicit momentum; with the momentum of few commits, training may diverge."""
 RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
     "log-slope": (LogSlope(), 2.0),

@@ -27,7 +27,7 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 SERVER_SPEED = 16.0
-"""Throughput over the fastest worker's: the server measures losses, and trains nothing."""
+"""Throughput of the server, which measures losses, relative to the fastest worker."""
 NUM_LOOKS = 10
 ADSP = "adsp"
 

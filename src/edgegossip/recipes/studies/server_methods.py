@@ -20,11 +20,11 @@ from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.protocol import Seconds
 
 WINDOW: Seconds = 20.0
-"""Check period where it is not tuned: 40 steps of the fastest; 60 s in the paper."""
+"""Check period without tuning: 40 steps of the fastest; 60 s in the paper."""
 MIN_INTERVAL: Seconds = 0.5
-"""Least seconds between two commits: a step of the fastest."""
+"""Minimum seconds between two commits: a step of the fastest."""
 RATES = (0.15, 0.45, 0.05)
-"""Learning rates that are tried for everybody, the likeliest first."""
+"""Candidate learning rates for all methods, the likeliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)

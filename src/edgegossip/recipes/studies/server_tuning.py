@@ -18,7 +18,7 @@ from edgegossip.recipes.studies.server_contest import ServerContest, slug
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 
 TUNING_SEED = 100
-"""Seed of the runs by which settings are chosen; results have others."""
+"""Seed of tuning runs; results use others."""
 
 
 @dataclass(frozen=True, kw_only=True)

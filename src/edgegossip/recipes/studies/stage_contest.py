@@ -30,10 +30,10 @@ from edgegossip.recipes.studies.server_tuning import (
 
 WHOLE = "whole"
 RATES = (0.01, 0.003, 0.03)
-"""Learning rates that are tried for each method; see `StageSettings.momentum`."""
+"""Candidate learning rates of each method; see `StageSettings.momentum`."""
 NUM_LOOKS = 25
 HELD_OUT = 0.1
-"""Share of the training samples that learning rates are judged by, and nobody trains on."""
+"""Share of the training samples to hold out for judging learning rates."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ VGG16 = Problem(
 BETWEEN_POOLINGS = StageSettings(
     width=0.25, cut_at=(10, 17, 24), in_flight=4, latency=0.001, bandwidth=125e6
 )
-"""Behind the second, third and fourth pooling."""
+"""Cuts after the second, third and fourth pooling."""
 
 
 def stages(settings: StudySettings = DEFAULTS) -> Study:

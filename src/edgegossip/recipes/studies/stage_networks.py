@@ -23,7 +23,7 @@ IN_FLIGHT = (4, 8, 16, 32)
 WHOLE, NAIVE, PIPELINED, GREEDY = "whole", "naive", "pipelined", "greedy"
 NUM_LOOKS = 20
 STEADY = (0.3, 0.7)
-"""Shares of a run between which its pace is taken: pipelines fill first and drain last."""
+"""Part of a run for measuring its pace, without filling and draining the pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)

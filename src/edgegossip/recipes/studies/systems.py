@@ -32,7 +32,7 @@ NUM_WORKERS = 8
 IMBALANCE = 4.0
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
-"""Those whose mean accuracy says how well a run has done."""
+"""Number of final looks in a run's mean accuracy."""
 
 SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
 NUM_EVALUATIONS = 60

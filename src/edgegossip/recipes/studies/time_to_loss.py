@@ -93,7 +93,7 @@ TUNING = {
     "har-cnn": {"look_seconds": 2.0, "max_seconds": 500.0},
     SMALL_MLP.name: {"look_seconds": 1.0, "max_seconds": 20.0},
 }
-"""The other goals of the runs by which settings are chosen."""
+"""Other goals of tuning runs."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
 CHOSEN: dict[str, Mapping[str, Candidate]] = {
@@ -135,7 +135,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
         for name, method in METHODS.items()
     },
 }
-"""By problem and method: the best in `adsp/tuning`."""
+"""Best settings in `adsp/tuning`, by problem and method."""
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:

@@ -44,7 +44,7 @@ RATIOS = (5, 10, 20)
 """The aggregation ratios that the paper compares."""
 
 PAPER_LOSS = 0.0078
-"""The average loss of accuracy that the paper reports; our targets are as far below."""
+"""The paper's average loss of accuracy, which our targets use."""
 
 NAMES = (
     "epoch-gossip is what the paper calls GoSGD (a barrier after each epoch), gosgd the "
