@@ -4,8 +4,8 @@ A schedule is a factor of the optimizer's own rate. It depends on the completed 
 (`Traits.progress`), not on a worker's own passes: under EdgeGossip the fastest worker makes
 many passes while the slowest makes one, and a returning worker would start again. In one round
 all workers of a synchronous algorithm train at one rate. Give such an algorithm its real number
-of rounds: if a time limit ends it earlier, the rate does not reach its end. Only with
-`UNTIL_CUT_OFF` it depends on time.
+of rounds: if a time limit ends it earlier, the rate does not reach its end. It
+depends on time only with `UNTIL_CUT_OFF`.
 """
 
 from __future__ import annotations

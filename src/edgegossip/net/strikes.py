@@ -1,4 +1,4 @@
-"""Strikes for messages that no honest worker sends; too many mute the sender."""
+"""Strikes for messages that no honest worker sends; a sender with too many is muted."""
 
 from __future__ import annotations
 
