@@ -94,8 +94,8 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         if not setting.momentum:
             return []
         return [
-            "QuasiGlobalGossip has a momentum of its own, and the optimizer has "
-            f"{setting.momentum} besides; give the task SGD(momentum=0.0)"
+            "QuasiGlobalGossip has a momentum of its own, and the optimizer also has "
+            f"{setting.momentum}; give the task SGD(momentum=0.0)"
         ]
 
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:

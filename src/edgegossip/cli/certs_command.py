@@ -37,7 +37,8 @@ class Init:
     def run(self) -> None:
         path = make_authority(self.out, days=self.days)
         print(f"{path}: for every machine")
-        print(f"{authority_paths(self.out)[1]}: stays here; whoever has it can be any worker")
+        key = authority_paths(self.out)[1]
+        print(f"{key}: stays here; anyone who has it can pose as any worker")
 
 
 @dataclass(frozen=True, kw_only=True)

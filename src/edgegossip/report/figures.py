@@ -50,8 +50,8 @@ EPOCHS = Quantity(
     "accuracy-epochs",
     "Accuracy against epochs",
     "epochs (samples processed by all workers / training samples)",
-    "Speed taken out: equal work, whoever did it and however long it took. A curve further "
-    "right needs more samples for the same accuracy.",
+    "Speed taken out: equal work counts equally, on any machine and at any speed. A curve "
+    "further right needs more samples for the same accuracy.",
     lambda evaluation: evaluation.epochs,
     lambda epochs: f"{number(epochs)} epochs",
 )

@@ -54,7 +54,7 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeGossip(Algorithm[BalancedState]):
-    r"""Lets every worker train on the share of its data that lets all end together.
+    r"""Gives every worker a share of its data, so that all finish together.
 
     Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
     data would take :math:`T_i = |X_i| / p_i`. It then trains on the share

@@ -353,7 +353,7 @@ def _require_same(
             mode = "training" if is_training else "evaluation"
             raise ValueError(
                 f"in {mode} mode, the named blocks one behind the other do not give what the "
-                f"{type(module).__name__} does: its forward does something else besides, or in "
+                f"{type(module).__name__} does: its forward also does something else, or in "
                 "another order; move that into a block"
             )
 
