@@ -70,6 +70,17 @@ def start(some: Learner) -> Tensor:
     return some.model.params.clone()
 
 
+def started(workload: Workload, rank: int, incarnation: int = 0) -> Tensor:
+    trainer = workload.make_trainer(rank, incarnation)
+    assert isinstance(trainer, Learner)
+    return trainer.model.params
+
+
+def initialized(module: nn.Module) -> nn.Module:
+    module(torch.zeros(2, *SHAPE))  # gives lazy layers their size
+    return module
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_training_is_what_plain_pytorch_does(optimizer: Optimizer) -> None:
     def make() -> nn.Module:
@@ -381,7 +392,7 @@ def test_workers_start_from_one_model_that_follows_the_seed() -> None:
     assert torch.equal(one.initial_params(), same.initial_params())
     assert not torch.equal(one.initial_params(), other.initial_params())
     for rank in range(3):
-        assert torch.equal(one.make_trainer(rank).state_dict()["params"], one.initial_params())
+        assert torch.equal(started(one, rank), one.initial_params())
 
 
 def test_making_a_model_leaves_the_global_generator_alone() -> None:
@@ -403,9 +414,48 @@ def test_a_trainer_keeps_nothing_of_the_one_before_it() -> None:
     workload = Workload(small_task(), range(2), seed=0)
     first = workload.make_trainer(0)
     first.train(Train(workload.initial_params(), Steps(3)))
-    assert torch.equal(
-        workload.make_trainer(0, 1).state_dict()["params"], workload.initial_params()
+    first.rest()
+    assert torch.equal(started(workload, 0, incarnation=1), workload.initial_params())
+
+
+def test_learners_that_share_a_model_train_as_if_each_had_its_own() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3),
+            nn.BatchNorm2d(3),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.LazyLinear(3),
+        )
+
+    task = small_task(
+        model=lambda: initialized(make()), optimizer=amsgrad, has_buffers=False, batch_size=4
     )
+
+    def results(*, do_share: bool) -> list[Tensor]:
+        workload = Workload(task, range(3), seed=0)
+        learners = [workload.make_trainer(rank) for rank in range(3)]
+        params = [workload.initial_params()] * 3
+        for _ in range(3):
+            for rank, each in enumerate(learners):
+                params[rank] = each.train(Train(params[rank], Steps(2))).params
+                if do_share:
+                    each.rest()
+        return [*params, *(each.state_dict()["buffers"]["1.running_mean"] for each in learners)]
+
+    for ours, theirs in zip(results(do_share=True), results(do_share=False), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_resting_learner_lends_its_model() -> None:
+    workload = Workload(small_task(), range(2), seed=0)
+    one, other = (workload.make_trainer(rank) for rank in range(2))
+    assert isinstance(one, Learner)
+    assert isinstance(other, Learner)
+    model = one.model
+    one.rest()
+    assert other.model is model
+    assert one.model is not model
 
 
 # The standard problem of theory.

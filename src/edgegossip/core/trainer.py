@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError
+from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import (
     Epochs,
     Layout,
@@ -66,6 +66,10 @@ class Trainer(Protocol):
             progress: Completed share of the run, in [0, 1], for the learning rate.
         """
 
+    def prepare(self, request: Train, progress: float) -> Prepared | None:
+        """Begin training that others may join; None for a trainer that always trains alone."""
+        return None
+
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
         """Request of at most `num_steps` steps, for timing this trainer.
 
@@ -75,6 +79,10 @@ class Trainer(Protocol):
 
     def start_over(self) -> None:
         """Forget momentum, because failed training continues from other parameters."""
+        return
+
+    def rest(self) -> None:
+        """Free what is not needed until the next `train`, which other trainers can use."""
         return
 
     def cancel(self) -> None:
@@ -89,6 +97,20 @@ class Trainer(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
+
+
+class Prepared(Protocol):
+    """Training that is about to be done, and can be with that of other trainers.
+
+    Its result is the same with any others.
+    """
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for what can be done together."""
+
+    def train_with(self, others: Sequence[Any]) -> list[Outcome]:
+        """Do this and other work of the same key; gives what came of each, this one's first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,3 +138,7 @@ class TrainingResult:
             cost=cost if self.cost is None else self.cost,
             metrics=self.metrics,
         )
+
+
+Outcome: TypeAlias = TrainingResult | TrainingError
+"""What came of training of several at once: one may fail and the others not."""

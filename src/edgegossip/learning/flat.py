@@ -32,6 +32,7 @@ class FlatModel:
         sizes: Entries of each tensor in `params`, in order.
         trained: [num_trained] the parameters only: a view of `params` whose ``grad`` the
             module's backward pass fills.
+        moved_buffers: Buffers in the vector.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class FlatModel:
         for owner, name, buffer in buffers:
             setattr(owner, name, _move(buffer, self.params, offset, channels_last))
             offset += buffer.numel()
+        self.moved_buffers = [getattr(owner, name) for owner, name, _ in buffers]
 
     @property
     def num_params(self) -> int:

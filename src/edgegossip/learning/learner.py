@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -15,10 +14,10 @@ from edgegossip.core.protocol import Layout, Rank, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.dropout import replace_dropout
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
 from edgegossip.learning.loss import Loss, prepare_batch
+from edgegossip.learning.model_copies import ModelCopies, ModelCopy
 from edgegossip.learning.optimizer import OptimizerFactory
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.batches import BatchStream
@@ -38,7 +37,8 @@ class Learner(Trainer):
     to the last bit.
 
     Args:
-        model: Model to train; the learner copies it.
+        model: Model to train; the learner copies it. Nothing but parameters and buffers may
+            change in it.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
         dataset: Data set with the training split.
@@ -54,6 +54,7 @@ class Learner(Trainer):
         augmentation: Applied to each training batch; None for none.
         has_buffers: Exchange normalization buffers too; see `FlatModel`.
         torch_device: Device for the computation.
+        copies: Copies of `model` for several learners; by default the learner has its own.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Learner(Trainer):
         augmentation: Augmentation | None = None,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
+        copies: ModelCopies | None = None,
     ) -> None:
         key = (seed, rank, incarnation)
         self.rank = rank
@@ -81,19 +83,14 @@ class Learner(Trainer):
         self._batch_size = batch_size
         self._accuracy_aware = accuracy_aware
         self._shards = shards or {}
-        self._random = generator(*key, "augmentation")
-        self._dropout = torch.Generator(torch_device)
-        self._dropout.manual_seed(generator(*key, "dropout").initial_seed())
-        module = copy.deepcopy(model)
-        replace_dropout(module, self._dropout)
-        self.model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
-        is_elementwise = getattr(optimizer, "is_elementwise", False)
-        self._trained = [self.model.trained] if is_elementwise else list(module.parameters())
-        self._make_optimizer = optimizer
-        self._optimizer = optimizer(self._trained)
+        self._random = None if augmentation is None else generator(*key, "augmentation")
+        self._is_sharing = copies is not None and copies.can_be_lent
+        self._copies = copies or ModelCopies(
+            model, optimizer, has_buffers=has_buffers, torch_device=torch_device
+        )
+        self._copy: ModelCopy | None = None
+        self._at_rest = self._first_rest()
         self._schedule = schedule
-        groups = self._optimizer.param_groups
-        self._own = [(group["lr"], group.get("momentum")) for group in groups]
         self._loss = loss
         self._dataset = dataset.training  # and no way to the test split
         self._augmentation = augmentation
@@ -103,6 +100,59 @@ class Learner(Trainer):
         self._assigned: tuple[Rank, ...] | None = None
         self._num_assigned = 0
         self._take_shard(shard)
+
+    # The copy that it works on, and what it keeps without one.
+
+    @property
+    def model(self) -> FlatModel:
+        """The model that it trains, at the parameters of the last request."""
+        return self._at_work().model
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return self._at_work().optimizer
+
+    @property
+    def _dropout(self) -> torch.Generator:
+        return self._at_work().dropout
+
+    def _at_work(self) -> ModelCopy:
+        if self._copy is None:
+            self._copy = copy = self._copies.borrow()
+            copy.model.params.copy_(self._copies.initial_params)
+            self._restore(copy)
+        return self._copy
+
+    def rest(self) -> None:
+        """Let others have the model until the next request, which brings parameters."""
+        if self._copy is not None and self._is_sharing:
+            self._at_rest = self._rest_state()
+            self._copies.give_back(self._copy)
+            self._copy = None
+
+    def _first_rest(self) -> dict[str, Any]:
+        return {"optimizer": None, "dropout": None, "buffers": self._copies.initial_buffers}
+
+    def _rest_state(self) -> dict[str, Any]:
+        """What it needs, but for parameters, to go on with another copy."""
+        if self._copy is None:
+            return self._at_rest
+        draws = self._copies.has_dropout
+        return {
+            "optimizer": self._copy.memory(),
+            "dropout": self._copy.dropout.get_state() if draws else None,
+            "buffers": self._copy.buffers(),
+        }
+
+    def _restore(self, copy: ModelCopy) -> None:
+        kept = self._at_rest
+        copy.remember(kept["optimizer"] or [{} for _ in copy.trained])
+        copy.load_buffers(kept["buffers"])
+        if kept["dropout"] is not None:
+            copy.dropout.set_state(kept["dropout"])
+        elif self._copies.has_dropout:
+            seed = generator(*self._key, "dropout").initial_seed()
+            copy.dropout.manual_seed(seed)
 
     @property
     def num_samples(self) -> int:
@@ -124,7 +174,11 @@ class Learner(Trainer):
         num_flops = self._accuracy_aware.aggregator.num_flops(
             self.num_samples, self._dataset.input_shape, self._dataset.num_classes
         )
-        return num_flops / training_flops(self.model.module, x)
+        copy = self._copies.borrow()
+        try:
+            return num_flops / training_flops(copy.model.module, x)
+        finally:
+            self._copies.give_back(copy)
 
     def set_up(self) -> None:
         """Aggregate the shard.
@@ -172,7 +226,7 @@ class Learner(Trainer):
     def _make_batches(self) -> BatchStream:
         # With data that comes back, the order of its first passes does not.
         key = (*self._key, self._num_assigned) if self._num_assigned else self._key
-        whose = (self.model.module, self._loss, self._torch_device)
+        whose = (lambda: self.model.module, self._loss, self._torch_device)
         return self._accuracy_aware.make_stream(
             self._dataset, self.shard, self._batch_size, key, *whose
         )
@@ -180,7 +234,7 @@ class Learner(Trainer):
     @property
     def layout(self) -> Layout:
         """Trained parameters first, then the floating-point buffers."""
-        return Layout(self.model.trained.numel())
+        return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
         """Processed samples, plus a third of a sample per aggregated point."""
@@ -197,11 +251,7 @@ class Learner(Trainer):
                 momentum that the optimizer does not have.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
-        if request.inputs:
-            raise LocalProtocolError(
-                f"worker {self.rank} was given {sorted(request.inputs)} to train on, but a "
-                "Learner draws its own batches; give the role a trainer that takes inputs"
-            )
+        self._require_no_inputs(request)
         self.model.params.copy_(request.params)
         self.model.module.train()
         self._tune(request, progress)
@@ -219,22 +269,29 @@ class Learner(Trainer):
                 "instead of random transforms",
                 stacklevel=2,
             )
+        return self._summed_up(self.model.params.to("cpu", copy=True), losses, num_samples)
+
+    def _require_no_inputs(self, request: Train) -> None:
+        if request.inputs:
+            raise LocalProtocolError(
+                f"worker {self.rank} was given {sorted(request.inputs)} to train on, but a "
+                "Learner draws its own batches; give the role a trainer that takes inputs"
+            )
+
+    def _summed_up(
+        self, params: Tensor, losses: list[Tensor], num_samples: int
+    ) -> TrainingResult:
         loss = self._mean_loss(losses)
         self._num_steps += len(losses)
-        return TrainingResult(
-            self.model.params.to("cpu", copy=True),
-            num_samples,
-            len(losses),
-            loss,
-            metrics={"focus": self.batches.focus},
-        )
+        metrics = {"focus": self.batches.focus}
+        return TrainingResult(params, num_samples, len(losses), loss, metrics=metrics)
 
     def start_over(self) -> None:
         """Reset the optimizer's state, which may not be finite after such a loss.
 
         The same holds for running statistics of normalization layers that are not exchanged.
         """
-        self._optimizer = self._make_optimizer(self._trained)
+        self._at_work().start_over()
         for module in self.model.module.modules():
             if not all(buffer.isfinite().all() for buffer in module.buffers(recurse=False)):
                 module.reset_running_stats()  # type: ignore[operator]  # no others have any
@@ -258,6 +315,7 @@ class Learner(Trainer):
         """Read a batch, augmented and prepared for the model."""
         x, y = self._dataset.train.batch(self.shard[batch.positions])
         if self._augmentation is not None:
+            assert self._random is not None
             x = self._augmentation(x, self._random)
         return prepare_batch(self._dataset, x, y, self._torch_device)
 
@@ -273,7 +331,7 @@ class Learner(Trainer):
         """Set learning rate and momentum for this request only."""
         factor = request.rate_ratio * self._schedule.factor(progress)
         for group, (rate, momentum) in zip(
-            self._optimizer.param_groups, self._own, strict=True
+            self._optimizer.param_groups, self._copies.settings, strict=True
         ):
             group["lr"] = factor * rate
             if momentum is not None:
@@ -300,27 +358,22 @@ class Learner(Trainer):
     def state_dict(self) -> Mapping[str, Any]:
         batches = self._kept_batches if self._batches is None else self._batches.state_dict()
         return {
-            "params": self.model.params,
             "assigned": self._assigned,
             "num_assigned": self._num_assigned,
-            "optimizer": self._optimizer.state_dict(),
             "batches": batches,
-            "augmentation": self._random.get_state(),
-            "dropout": self._dropout.get_state(),
+            "augmentation": None if self._random is None else self._random.get_state(),
             "num_steps": self._num_steps,
-            "buffers": dict(self.model.module.named_buffers()),
+            **self._rest_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.params.copy_(state["params"])
         if state["assigned"] is not None:
             self.assign(tuple(state["assigned"]))
             self._num_assigned = state["num_assigned"]
-        self._optimizer.load_state_dict(state["optimizer"])
         self._batches, self._kept_batches = None, state["batches"]
-        self._random.set_state(state["augmentation"])
-        self._dropout.set_state(state["dropout"])
+        if self._random is not None:
+            self._random.set_state(state["augmentation"])
         self._num_steps = state["num_steps"]
-        buffers = dict(self.model.module.named_buffers())
-        for name, buffer in state["buffers"].items():
-            buffers[name].copy_(buffer)
+        self._at_rest = {name: state[name] for name in self._first_rest()}
+        if self._copy is not None:
+            self._restore(self._copy)

@@ -20,6 +20,7 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.loss import Loss
+from edgegossip.learning.model_copies import ModelCopies
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.normalization import warn_of_running_statistics
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
@@ -27,6 +28,7 @@ from edgegossip.learning.partition import IID, Partition, is_skewed
 from edgegossip.learning.parts import Join, Parts, in_sequence
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
+from edgegossip.learning.stacked import StackedLearner
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeTrainer: TypeAlias = Callable[..., Trainer]
@@ -132,6 +134,7 @@ class Workload:
         self._initial = {part: flat.params.clone() for part, flat in self._parts.models.items()}
         if len(ranks) > 1 and is_skewed(task.partition):
             warn_of_running_statistics(self._parts.whole, has_buffers=task.has_buffers)
+        self._lent: dict[str, ModelCopies] = {}
         shards = task.partition(task.dataset, len(ranks), seed)
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
 
@@ -151,7 +154,14 @@ class Workload:
         make = self.task.trainer
         if isinstance(make, Mapping):
             make = make.get(self._role(rank).name, Learner)
+        # A trainer of somebody's own may count on its model's being the same all the time.
+        shared = (
+            {"copies": self._copies(self._part(rank))}
+            if make in (Learner, StackedLearner)
+            else {}
+        )
         return make(
+            **shared,
             model=self._parts.models[self._part(rank)].module,
             loss=self.task.loss,
             optimizer=self.task.optimizer,
@@ -168,6 +178,16 @@ class Workload:
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,
         )
+
+    def _copies(self, part: str) -> ModelCopies:
+        if part not in self._lent:
+            self._lent[part] = ModelCopies(
+                self._parts.models[part].module,
+                self.task.optimizer,
+                has_buffers=self.task.has_buffers,
+                torch_device=self.task.torch_device,
+            )
+        return self._lent[part]
 
     def is_whole(self, ranks: Iterable[Rank]) -> bool:
         """Whether these workers hold all parts and slices of a model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -10,12 +10,15 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Train
 from edgegossip.core.ranges import check_range
-from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.core.trainer import Outcome, Prepared, Trainer, TrainingResult
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
+MOST_TOGETHER = 16
+"""Trainers; the parameters of many more would not stay in a core's cache."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,6 +52,26 @@ class _Deferred(Generic[T]):
         return self._result
 
 
+class _Waiting:
+    """Training that starts when somebody asks for it, or for what waits with it."""
+
+    __slots__ = ("_start", "outcome", "prepared")
+
+    def __init__(self, prepared: Prepared, start: Callable[[_Waiting], None]) -> None:
+        self.prepared = prepared
+        self._start = start
+        self.outcome: Callable[[], Outcome] | None = None
+
+    def result(self) -> TrainingResult:
+        if self.outcome is None:
+            self._start(self)
+            assert self.outcome is not None
+        outcome = self.outcome()
+        if isinstance(outcome, TrainingError):
+            raise outcome
+        return outcome
+
+
 class ComputePool:
     """Runs tasks on `num_threads` threads, one intra-op thread each.
 
@@ -66,6 +89,7 @@ class ComputePool:
             num_threads = num_cores()
         check_range("num_threads", num_threads, "at least 0")
         self.num_threads = num_threads
+        self._waiting: list[_Waiting] = []
         if num_threads:
             keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
         self._executor = (
@@ -84,8 +108,31 @@ class ComputePool:
     def train(
         self, trainer: Trainer, request: Train, progress: float
     ) -> Pending[TrainingResult]:
-        """Start training; see `Trainer.train`."""
-        return self.submit(partial(trainer.train, request, progress))
+        """Start training, as described in `Trainer.train`; the trainer rests afterwards.
+
+        Requests that can run together wait until one of their results is needed.
+        """
+        prepared = trainer.prepare(request, progress)
+        if prepared is None:
+            return self.submit(partial(_train, trainer, request, progress))
+        waiting = _Waiting(prepared, self._start)
+        self._waiting.append(waiting)
+        return waiting
+
+    def _start(self, first: _Waiting) -> None:
+        """Start all waiting requests, together where possible; the group of `first` begins."""
+        waiting = [first, *(each for each in self._waiting if each is not first)]
+        self._waiting = []
+        groups: dict[Hashable, list[_Waiting]] = {}
+        for each in waiting:
+            groups.setdefault(each.prepared.key, []).append(each)
+        for group in groups.values():
+            for start in range(0, len(group), MOST_TOGETHER):
+                some = group[start : start + MOST_TOGETHER]
+                work = [each.prepared for each in some]
+                outcomes = self.submit(partial(work[0].train_with, work[1:]))
+                for index, each in enumerate(some):
+                    each.outcome = partial(_pick, outcomes, index)
 
     def close(self) -> None:
         """Drop tasks that have not begun and wait for the others."""
@@ -102,3 +149,13 @@ class ComputePool:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _train(trainer: Trainer, request: Train, progress: float) -> TrainingResult:
+    result = trainer.train(request, progress)
+    trainer.rest()
+    return result
+
+
+def _pick(outcomes: Pending[list[Outcome]], index: int) -> Outcome:
+    return outcomes.result()[index]

@@ -48,7 +48,7 @@ class AccuracyAware:
         shard: Tensor,
         batch_size: int,
         key: tuple[int, ...],
-        module: nn.Module,
+        module: Callable[[], nn.Module],
         loss: Loss,
         torch_device: torch.device,
     ) -> BatchStream:
@@ -59,7 +59,7 @@ class AccuracyAware:
             shard: [n] indices of the worker's samples.
             batch_size: Samples per step.
             key: Key of the random stream.
-            module: Model for looks at aggregated points, in its state at that time.
+            module: Returns the model for looks at aggregated points.
             loss: Loss of outputs and targets.
             torch_device: Device of the module.
         """
@@ -118,7 +118,7 @@ class AggregatedLosses:
     several samples are no training data, and must not change these statistics.
 
     Args:
-        module: The model, at its current parameters.
+        module: Returns the model, at its current parameters.
         loss: Loss of outputs and targets.
         dataset: Prepares samples for the model.
         aggregated: The points.
@@ -128,7 +128,7 @@ class AggregatedLosses:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Callable[[], nn.Module],
         loss: Loss,
         dataset: TrainingData,
         aggregated: AggregatedData,
@@ -145,11 +145,12 @@ class AggregatedLosses:
     @torch.no_grad()
     def __call__(self, points: Tensor) -> Tensor:
         """Losses of the aggregated points of these indices, [num_points]."""
-        was_training = self._module.training
-        self._module.eval()
-        losses = [self._measure(some) for some in torch.split(points, self._batch_size)]
-        self._module.train(was_training)
+        module = self._module()
+        was_training = module.training
+        module.eval()
+        losses = [
+            losses_of(self._loss, module(self._x[some]), self._y[some]).cpu()
+            for some in torch.split(points, self._batch_size)
+        ]
+        module.train(was_training)
         return torch.cat(losses)
-
-    def _measure(self, points: Tensor) -> Tensor:
-        return losses_of(self._loss, self._module(self._x[points]), self._y[points]).cpu()

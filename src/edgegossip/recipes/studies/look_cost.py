@@ -105,7 +105,11 @@ def _measured(problem: Problem, settings: StudySettings, seed: int, session: Ses
     shard = workload.shards[0]
     aggregated = LOOKING_AT_ALL.aggregator.fit(*task.dataset.train.batch(shard))
     look = AggregatedLosses(
-        learner.model.module, task.loss, task.dataset.training, aggregated, torch.device("cpu")
+        lambda: learner.model.module,
+        task.loss,
+        task.dataset.training,
+        aggregated,
+        torch.device("cpu"),
     )
     points = torch.arange(len(aggregated.y))
     look_seconds = processor_seconds(lambda: look(points))

@@ -1,0 +1,91 @@
+"""Training many small models together, where that pays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
+
+from torch import nn
+
+from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.learning.learner import Learner
+from edgegossip.learning.models.initialization import drawn_from
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.stacked import StackedLearner
+from edgegossip.learning.task import Task
+
+Batched: TypeAlias = Literal["auto", "on", "off"]
+MIN_WORKERS = 64
+"""Workers from which on "auto" is "on": with fewer, too few requests are there at once."""
+_DENSE = (
+    nn.Sequential,
+    nn.Flatten,
+    nn.Identity,
+    nn.LayerNorm,
+    nn.Linear,
+    nn.ELU,
+    nn.GELU,
+    nn.LeakyReLU,
+    nn.ReLU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+)
+"""Layers whose stacks are as many products of matrices in one call; of convolutions there is no
+fast kernel for a stack."""
+
+
+def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
+    """Let learners whose work has one shape train together: by `StackedLearner`.
+
+    The result is then another in its last bits, and `experiment.json` tells it by the trainer.
+
+    Args:
+        experiment: Any; one that names a trainer of its own is left as it is by "auto".
+        choice: "auto" is "on" for dense models on 64 workers or more, on a CPU: a rule that
+            was measured (docs/performance.md), so that the same experiment gives the same
+            bytes on every machine.
+
+    Raises:
+        UsageError: If it is "on", and the task has something that cannot be stacked.
+    """
+    if choice not in get_args(Batched):
+        raise UsageError(unknown_name("choice for batched", choice, get_args(Batched)))
+    task = experiment.task
+    if choice == "off" or (choice == "auto" and experiment.num_workers < MIN_WORKERS):
+        return experiment
+    reason = why_not_batched(task)
+    if reason is None:
+        return replace(experiment, task=replace(task, trainer=StackedLearner))
+    if choice == "on":
+        raise UsageError(
+            f"these learners cannot train together: {reason}; leave out --batched on"
+        )
+    return experiment
+
+
+def why_not_batched(task: Task) -> str | None:
+    """Say what keeps a task's learners from training together; None if nothing does."""
+    selection = task.accuracy_aware.selection
+    loss = task.loss.func if isinstance(task.loss, functools.partial) else task.loss
+    if isinstance(task.model, Mapping):
+        return "workers hold parts of the model"
+    if task.trainer is not Learner:
+        return "the task has a trainer of its own"
+    if task.augmentation is not None:
+        return "batches are augmented"
+    if not isinstance(task.optimizer, SGD):
+        return "the optimizer is not edgegossip's SGD"
+    if selection.needs_losses or selection.needs_sample_losses:
+        return f"{type(selection).__name__} chooses samples by their losses"
+    if getattr(loss, "__module__", "") != "torch.nn.functional":
+        return "the loss is not one of torch.nn.functional"
+    with drawn_from(0):
+        model = task.model()
+    for name, layer in model.named_modules():
+        if type(layer) not in _DENSE:
+            return f"layer {name or 'model'!r} is a {type(layer).__name__}, which is not dense"
+    return None

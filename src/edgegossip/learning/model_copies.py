@@ -1,0 +1,131 @@
+"""Copies of a model on which learners train, so that idle workers need none."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.learning.dropout import Dropout, replace_dropout
+from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.optimizer import OptimizerFactory
+
+OptimizerState: TypeAlias = list[dict[str, Any]]
+"""What an optimizer remembers of each tensor that it updates, in their order."""
+
+
+class ModelCopy:
+    """A copy of a model with its optimizer; one learner works on it at a time.
+
+    Args:
+        model: Copied.
+        optimizer: Makes the optimizer.
+        has_buffers: As in `FlatModel`.
+        torch_device: Where to compute.
+
+    Attributes:
+        model: The copy.
+        optimizer: Updates `trained`.
+        trained: What is trained: the whole vector at once if the optimizer allows that.
+        dropout: Where dropout layers draw from.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        has_buffers: bool,
+        torch_device: torch.device | str,
+    ) -> None:
+        self.dropout = torch.Generator(torch_device)
+        module = deepcopy(model)
+        replace_dropout(module, self.dropout)
+        self.model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
+        is_elementwise = getattr(optimizer, "is_elementwise", False)
+        self.trained = [self.model.trained] if is_elementwise else list(module.parameters())
+        self._make_optimizer = optimizer
+        self.optimizer = optimizer(self.trained)
+        moved = {*map(id, self.model.moved_buffers)}
+        self._own_buffers = {
+            name: buffer for name, buffer in module.named_buffers() if id(buffer) not in moved
+        }
+
+    @property
+    def has_dropout(self) -> bool:
+        return any(isinstance(layer, Dropout) for layer in self.model.module.modules())
+
+    def start_over(self) -> None:
+        """Forget what the optimizer remembers."""
+        self.optimizer = self._make_optimizer(self.trained)
+
+    def memory(self) -> OptimizerState:
+        """What the optimizer remembers; shared with it."""
+        return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
+
+    def remember(self, memory: OptimizerState) -> None:
+        """Let the optimizer remember this, and nothing else."""
+        self.optimizer.state.clear()
+        for tensor, state in zip(self.trained, memory, strict=True):
+            if state:
+                self.optimizer.state[tensor] = dict(state)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers that are not in the vector, by name."""
+        return {name: buffer.clone() for name, buffer in self._own_buffers.items()}
+
+    def load_buffers(self, buffers: dict[str, Tensor]) -> None:
+        for name, buffer in buffers.items():
+            self._own_buffers[name].copy_(buffer)
+
+
+class ModelCopies:
+    """Copies of one model, as many as learners work at once; see `ModelCopy` for the arguments.
+
+    Attributes:
+        initial_params: [num_params] what a learner starts from.
+        initial_buffers: Buffers that are not among them, by name.
+        num_trained: The first entries of the parameters are trained.
+        settings: Learning rate and momentum of each group of the optimizer; None for no
+            momentum.
+        can_be_lent: All that a learner has to keep when it gives its copy back is known. It
+            is not where an optimizer is not PyTorch's own.
+        has_dropout: There is a layer that draws.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        has_buffers: bool,
+        torch_device: torch.device | str,
+    ) -> None:
+        self._model = deepcopy(model)  # the caller's may change
+        self._arguments: dict[str, Any] = {
+            "optimizer": optimizer,
+            "has_buffers": has_buffers,
+            "torch_device": torch_device,
+        }
+        first = ModelCopy(self._model, **self._arguments)
+        self._idle = [first]
+        self.initial_params = first.model.params.clone()
+        self.initial_buffers = first.buffers()
+        self.num_trained = first.model.trained.numel()
+        groups = first.optimizer.param_groups
+        self.settings = [(group["lr"], group.get("momentum")) for group in groups]
+        self.can_be_lent = type(first.optimizer).__module__.startswith("torch.optim.")
+        self.has_dropout = first.has_dropout
+
+    def borrow(self) -> ModelCopy:
+        """Give a copy that nobody works on; from any thread."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return ModelCopy(self._model, **self._arguments)
+
+    def give_back(self, copy: ModelCopy) -> None:
+        """Let others have it."""
+        self._idle.append(copy)

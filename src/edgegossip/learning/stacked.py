@@ -1,0 +1,219 @@
+"""Learners that train together: parameters stacked, one step of all of them at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Train
+from edgegossip.core.trainer import Outcome, TrainingResult
+from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.learner import Learner
+from edgegossip.learning.loss import Loss, prepare_batch
+from edgegossip.learning.optimizer import SGD
+
+
+class StackedLearner(Learner):
+    r"""A `Learner` that trains together with others whose requests are of one shape.
+
+    With the parameters of all stacked, :math:`x` of shape [num_learners, num_params], a step is
+
+    .. math:: v \leftarrow \mu v + g(x) + \lambda x, \qquad x \leftarrow x - \eta v
+
+    with a learning rate :math:`\eta` for each learner: `SGD`, and by choice Nesterov's. Many
+    small kernels become few large ones. The result does not depend on who trains together, as
+    each product within a stack is computed as it is alone; it differs from a `Learner`'s in the
+    last bits, because PyTorch multiplies a stack of matrices by another kernel than one.
+
+    Args:
+        optimizer: An `SGD`.
+        arguments: The others of `Learner`. The model has neither buffers nor dropout, nothing
+            is augmented, and the selection goes by no losses: `experiments.batching` checks it.
+    """
+
+    def __init__(self, *, optimizer: SGD, **arguments: Any) -> None:  # noqa: ANN401
+        super().__init__(optimizer=optimizer, **arguments)
+        self._is_sharing = True
+        self._sgd = optimizer
+
+    def prepare(self, request: Train, progress: float) -> StackedWork:
+        """Choose the samples of all steps; from then on others can join."""
+        self._require_no_inputs(request)
+        self.rest()
+        return StackedWork(
+            learner=self,
+            params=request.params,
+            samples=[self.shard[batch.positions] for batch in self._take(request)],
+            lr=self._sgd.lr * request.rate_ratio * self._schedule.factor(progress),
+            momentum=self._sgd.momentum if request.momentum is None else request.momentum,
+        )
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Train alone, to the result that it has with others; see `Learner.train`."""
+        (outcome,) = self.prepare(request, progress).train_with([])
+        if isinstance(outcome, TrainingError):
+            raise outcome
+        return outcome
+
+    @property
+    def kinship(self) -> int:
+        """Equal for learners that can train together."""
+        return id(self._copies)
+
+    @property
+    def velocity(self) -> Tensor | None:
+        """What SGD remembers, [num_params]; None before the first step."""
+        kept = self._at_rest["optimizer"]
+        return kept[0].get("momentum_buffer") if kept else None
+
+    def train_together(self, work: Sequence[StackedWork]) -> tuple[Tensor, Tensor, Tensor]:
+        """Do all steps of this learner and its kin.
+
+        Returns:
+            Losses, [num_steps, num_learners]; parameters and velocities after the last step,
+            both [num_learners, num_params].
+        """
+        copy = self._copies.borrow()
+        try:
+            copy.model.module.train()
+            stack = _Stack(copy.model, self._loss, self._sgd, work)
+            losses = [
+                stack.step(*self._read(torch.cat(some)))
+                for some in zip(*(each.samples for each in work), strict=True)
+            ]
+        finally:
+            self._copies.give_back(copy)
+        return torch.stack(losses), *stack.vectors()
+
+    def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        return prepare_batch(
+            self._dataset, *self._dataset.train.batch(samples), self._torch_device
+        )
+
+    def finish(
+        self, losses: Tensor, num_samples: int, params: Tensor, velocity: Tensor | None
+    ) -> TrainingResult:
+        """Keep what came of it; see `velocity`.
+
+        Args:
+            losses: Of all steps, [num_steps].
+            num_samples: Of all batches.
+            params: The new parameters, [num_params].
+            velocity: What SGD remembers; None if that has not changed.
+        """
+        if velocity is not None:
+            self._at_rest = {**self._at_rest, "optimizer": [{"momentum_buffer": velocity}]}
+        return self._summed_up(params, [*losses], num_samples)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StackedWork:
+    """What a `StackedLearner` is about to do.
+
+    Args:
+        learner: The learner.
+        params: Parameters to start from, [num_params].
+        samples: Indices of the samples of each step.
+        lr: Learning rate.
+        momentum: SGD's.
+    """
+
+    learner: StackedLearner
+    params: Tensor
+    samples: list[Tensor]
+    lr: float
+    momentum: float
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for work that can be done together."""
+        return self.learner.kinship, self.momentum, *map(len, self.samples)
+
+    def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
+        """Do this and other work of the same `key`; gives what came of each, this one's first.
+
+        Each fails alone: an outcome is a `TrainingError` where a loss was not finite.
+        """
+        work = [self, *others]
+        losses, params, velocities = self.learner.train_together(work)
+        num_samples = sum(map(len, self.samples))
+        outcomes: list[Outcome] = []
+        for number, each in enumerate(work):
+            # Clones: otherwise each would keep the memory of all.
+            own, velocity = params[number].cpu().clone(), velocities[number].clone()
+            kept = velocity if self.momentum else None
+            try:
+                result = each.learner.finish(losses[:, number], num_samples, own, kept)
+            except TrainingError as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(result)
+        return outcomes
+
+
+class _Stack:
+    """Parameters and velocities of several learners, cut into the tensors of the model."""
+
+    def __init__(
+        self, model: FlatModel, loss: Loss, sgd: SGD, work: Sequence[StackedWork]
+    ) -> None:
+        named = model.module.named_parameters()
+        self._shapes = {name: each.shape for name, each in named if each.requires_grad}
+        like = model.params
+        self._params = self._cut([each.params.to(like.device) for each in work])
+        zeros = torch.zeros_like(like)
+        velocities = [each.learner.velocity for each in work]
+        self._velocity = self._cut([zeros if v is None else v for v in velocities])
+        self._lr = torch.tensor([each.lr for each in work], device=like.device)
+        self._momentum, self._sgd = work[0].momentum, sgd
+
+        def mean_loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return loss(functional_call(model.module, params, (x,)), y)
+
+        self._losses = vmap(mean_loss)
+
+    def _cut(self, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """One tensor [num_learners, ...] for each of the model's: gradients need no joining."""
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        pieces = zip(*(torch.split(vector, sizes) for vector in vectors), strict=True)
+        return {
+            name: torch.stack(piece).view(-1, *shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
+
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """Parameters and velocities, both [num_learners, num_params], of new memory."""
+        params, velocity = (
+            torch.cat([each.flatten(1) for each in pieces.values()], dim=1)
+            for pieces in (self._params, self._velocity)
+        )
+        return params, velocity
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Take a step on samples of all, one learner's after the other; gives the losses."""
+        x, y = (torch.unflatten(each, 0, (len(self._lr), -1)) for each in (x, y))
+        params = {name: each.requires_grad_() for name, each in self._params.items()}
+        losses = self._losses(params, x, y)
+        gradients = torch.autograd.grad(losses.sum(), [*params.values()])
+        self._params = {name: each.detach() for name, each in params.items()}
+        for name, gradient in zip(params, gradients, strict=True):
+            self._move(self._params[name], self._velocity[name], gradient)
+        return losses.detach()
+
+    def _move(self, params: Tensor, velocity: Tensor, gradient: Tensor) -> None:
+        if self._sgd.weight_decay:
+            gradient.add_(params, alpha=self._sgd.weight_decay)
+        if self._momentum:
+            torch.add(gradient, velocity, alpha=self._momentum, out=velocity)
+            if self._sgd.nesterov:
+                gradient.add_(velocity, alpha=self._momentum)
+            else:
+                gradient = velocity
+        lr = self._lr.view(-1, *(1 for _ in params.shape[1:]))
+        params.addcmul_(gradient, lr, value=-1)

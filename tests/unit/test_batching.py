@@ -1,0 +1,287 @@
+"""Learners that train together: what each finds is what it finds alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.small_runs import FAULTS, SHAPE, adam, small_model, small_task
+from torch import Tensor, nn
+
+from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.cli.main import main
+from edgegossip.core.errors import TrainingError, UsageError
+from edgegossip.core.protocol import Epochs, Steps, Train, Work
+from edgegossip.core.topology import complete
+from edgegossip.core.trainer import Prepared, TrainingResult
+from edgegossip.experiments.batching import Batched, batched, why_not_batched
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.learner import Learner
+from edgegossip.learning.models import mlp
+from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.schedule import Cosine
+from edgegossip.learning.stacked import StackedLearner
+from edgegossip.learning.task import Task, Workload
+from edgegossip.sim.platform import uneven
+from edgegossip.sim.pool import MOST_TOGETHER, ComputePool
+from edgegossip.sim.simulator import Simulator
+
+dense = partial(mlp, SHAPE, 3, hidden=(5,))
+
+
+def dense_task(**changes: Any) -> Task:  # noqa: ANN401
+    settings = {
+        "model": dense,
+        "augmentation": None,
+        "optimizer": SGD(lr=0.05),
+        "batch_size": 4,
+    }
+    return small_task(**settings | changes)
+
+
+def stacked(**changes: Any) -> Task:  # noqa: ANN401
+    return dense_task(trainer=StackedLearner, **changes)
+
+
+def prepared(
+    workload: Workload, rank: int, work: Work, params: Tensor | None = None
+) -> Prepared:
+    start = workload.initial_params() if params is None else params
+    found = workload.make_trainer(rank).prepare(Train(start, work), 0.0)
+    assert found is not None
+    return found
+
+
+def outcomes(first: Prepared, *others: Prepared) -> list[Any]:
+    return list(first.train_with(others))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(lr=0.05),
+        SGD(lr=0.1, momentum=0.0),
+        SGD(lr=0.05, weight_decay=0.1),
+        SGD(lr=0.05, nesterov=True, weight_decay=0.01),
+    ],
+    ids=str,
+)
+def test_a_stacked_learner_finds_what_a_learner_finds(optimizer: SGD) -> None:
+    schedule = Cosine()
+    results = []
+    for trainer in (Learner, StackedLearner):
+        task = dense_task(optimizer=optimizer, schedule=schedule, trainer=trainer)
+        workload = Workload(task, range(2), seed=0)
+        learner, params = workload.make_trainer(0), workload.initial_params()
+        for number in range(3):
+            request = Train(params, Steps(3), rate_ratio=0.5 + number)
+            result = learner.train(request, number / 3)
+            params = result.params
+        results.append(result)
+    plain, ours = results
+    torch.testing.assert_close(ours.params, plain.params, rtol=1e-4, atol=1e-6)
+    assert ours.loss == pytest.approx(plain.loss, rel=1e-4)
+    assert (ours.num_samples, ours.num_steps) == (plain.num_samples, plain.num_steps)
+
+
+def test_an_algorithm_may_ask_for_momentum() -> None:
+    results = []
+    for trainer in (Learner, StackedLearner):
+        workload = Workload(dense_task(trainer=trainer), range(1), seed=0)
+        learner, params = workload.make_trainer(0), workload.initial_params()
+        for momentum in (0.5, 0.0, None):
+            request = Train(params, Steps(2), momentum=momentum)
+            params = learner.train(request).params
+        results.append(params)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "groups", [[[0, 1, 2, 3, 4]], [[0, 3], [4, 1, 2]], [[0], [1, 4], [2, 3]]]
+)
+def test_who_trains_together_changes_nothing(groups: list[list[int]]) -> None:
+    task = stacked(dataset=flat_data(80))
+
+    def trained(groups: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+        workload = Workload(task, range(5), seed=0)
+        learners = [workload.make_trainer(rank) for rank in range(5)]
+        params = dict.fromkeys(range(5), workload.initial_params())
+        for _ in range(2):
+            for group in groups:
+                work = [
+                    learners[r].prepare(Train(params[r], Steps(3), rate_ratio=1 + r / 9), 0.0)
+                    for r in group
+                ]
+                first, *others = work
+                assert first is not None
+                for rank, outcome in zip(group, first.train_with(others), strict=True):
+                    assert isinstance(outcome, TrainingResult)
+                    params[rank] = outcome.params
+        return params
+
+    alone = trained([[rank] for rank in range(5)])
+    together = trained(groups)
+    assert all(torch.equal(alone[rank], together[rank]) for rank in range(5))
+
+
+def test_work_of_another_shape_is_not_done_together() -> None:
+    workload = Workload(stacked(), range(2), seed=0)
+    two, three = (prepared(workload, 0, Steps(number)) for number in (2, 3))
+    assert two.key != three.key
+    assert two.key == prepared(workload, 1, Steps(2)).key
+    other = Workload(stacked(), range(2), seed=0)
+    assert two.key != prepared(other, 0, Steps(2)).key
+
+
+def test_one_that_fails_leaves_the_others_alone() -> None:
+    workload = Workload(stacked(), range(3), seed=0)
+    bad = torch.full_like(workload.initial_params(), math.nan)
+    work = [prepared(workload, rank, Steps(2), bad if rank == 1 else None) for rank in range(3)]
+    first, failed, last = outcomes(*work)
+    assert isinstance(failed, TrainingError)
+    assert "worker 1 became nan" in str(failed)
+    alone = Workload(stacked(), range(3), seed=0)
+    for rank, outcome in ((0, first), (2, last)):
+        assert torch.equal(outcome.params, outcomes(prepared(alone, rank, Steps(2)))[0].params)
+
+
+# In a run.
+
+
+def many(num_workers: int = 2 * MOST_TOGETHER + 3, **changes: Any) -> Experiment:  # noqa: ANN401
+    algorithm = GoSGD(
+        topology=complete(num_workers), num_rounds=4, exchange_probability=0.5, local_steps=2
+    )
+    return Experiment(
+        task=stacked(dataset=flat_data(4 * num_workers), **changes),
+        algorithm=algorithm,
+        platforms=uneven(num_workers),
+        faults=FAULTS,
+    )
+
+
+def flat_data(num_samples: int) -> Dataset:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(num_samples, *SHAPE, generator=random)
+    split = ArraySplit(x, torch.randint(3, (num_samples,), generator=random))
+    return Dataset("noise", split, split, num_classes=3, input_shape=SHAPE)
+
+
+def final(experiment: Experiment, num_threads: int, *, do_pause: bool = False) -> Tensor:
+    workload = experiment.workload()
+
+    def simulator(pool: ComputePool) -> Simulator[Any]:
+        return Simulator(
+            experiment.algorithm,
+            experiment.platforms,
+            workload.initial_params,
+            workload.make_trainer,
+            faults=experiment.faults,
+            pool=pool,
+        )
+
+    with ComputePool(num_threads) as pool:
+        sim = simulator(pool)
+        if do_pause:
+            sim.run(until=0.05)
+            kept, sim = sim.state_dict(), simulator(pool)
+            sim.load_state_dict(kept)
+        sim.run()
+        return workload.average(sim.estimates())[0]
+
+
+def test_threads_and_checkpoints_change_no_bit() -> None:
+    experiment = many()
+    expected = final(experiment, 0)
+    assert torch.equal(final(experiment, 2), expected)
+    assert torch.equal(final(experiment, 0, do_pause=True), expected)
+
+
+def test_passes_that_end_with_smaller_batches_are_trained_too() -> None:
+    task = replace(stacked(dataset=flat_data(39)), batch_size=4)
+    workload = Workload(task, range(4), seed=0)  # three have ten samples, one has nine
+    with ComputePool(0) as pool:
+        trainers = [workload.make_trainer(rank) for rank in range(4)]
+        request = Train(workload.initial_params(), Epochs())
+        results = [pool.train(each, request, 0.0) for each in trainers]
+        assert [each.result().num_samples for each in results] == [10, 10, 10, 9]
+
+
+def test_a_failure_reaches_the_one_who_asks() -> None:
+    workload = Workload(stacked(), range(2), seed=0)
+    start = workload.initial_params()
+    bad = torch.full_like(start, math.inf)
+    with ComputePool(1) as pool:
+        good, failing = (
+            pool.train(workload.make_trainer(rank), Train(params, Steps(1)), 0.0)
+            for rank, params in enumerate((start, bad))
+        )
+        with pytest.raises(TrainingError, match="worker 1"):
+            failing.result()
+        assert good.result().num_steps == 1
+
+
+# The choice.
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"loss": partial(F.cross_entropy, label_smoothing=0.1)}, None),
+        ({"model": small_model}, "layer '0' is a Conv2d"),
+        ({"model": lambda: nn.Sequential(dense(), nn.Dropout(0.1))}, "Dropout"),
+        ({"optimizer": adam}, "SGD"),
+        ({"augmentation": flip_and_crop}, "augmented"),
+        ({"accuracy_aware": AccuracyAware()}, "Focused"),
+        ({"loss": lambda outputs, y: outputs.sum()}, "torch.nn.functional"),
+        ({"trainer": StackedLearner}, "of its own"),
+    ],
+)
+def test_what_cannot_be_stacked_is_told(changes: dict[str, Any], reason: str | None) -> None:
+    found = why_not_batched(dense_task(**changes))
+    assert found is None if reason is None else found is not None and reason in found
+
+
+@pytest.mark.parametrize(
+    ("choice", "num_workers", "trainer"),
+    [
+        ("auto", 64, StackedLearner),
+        ("auto", 63, Learner),
+        ("on", 5, StackedLearner),
+        ("off", 64, Learner),
+    ],
+)
+def test_many_dense_models_are_batched(
+    choice: Batched, num_workers: int, trainer: object
+) -> None:
+    plain = replace(many(num_workers), task=dense_task())
+    assert batched(plain, choice).task.trainer is trainer
+
+
+def test_what_is_wanted_and_cannot_be_is_an_error() -> None:
+    experiment = replace(many(64), task=dense_task(model=small_model))
+    assert batched(experiment) is experiment
+    with pytest.raises(UsageError, match=r"Conv2d.*--batched on"):
+        batched(experiment, "on")
+
+
+def test_the_command_says_in_the_folder_what_it_chose(tmp_path: Path) -> None:
+    words = ["run", "quickstart", "--only", "gosgd", "--num-epochs", "1", "--threads", "0"]
+    for choice, trainer in (("on", "StackedLearner"), ("auto", "Learner")):
+        out = tmp_path / choice
+        assert main([*words, "--batched", choice, "--out", str(out)]) == 0
+        kept = json.loads((out / "experiment.json").read_text())
+        assert kept["task"]["trainer"] == trainer
+    assert main([*words, "--batched", "off", "--out", str(tmp_path / "on"), "--resume"]) == 1
