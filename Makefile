@@ -14,7 +14,7 @@ unexport PYTHONPATH
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-all check check-style check-types check-wheel check-examples \
-	check-demo format clean
+	check-demo check-slow docs format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -28,7 +28,7 @@ test: $(READY) ## Run the fast tests and the doctests
 test-all: $(READY) ## Run the slow tests too
 	$(BIN)/pytest -q -m ""
 
-check: check-style check-types check-wheel check-examples check-demo check-slow test ## Run all that CI runs
+check: check-style check-types docs check-wheel check-examples check-demo check-slow test ## Run all that CI runs
 
 check-style: $(READY) ## Check format, lint and spelling
 	$(BIN)/ruff format --check .
@@ -37,6 +37,10 @@ check-style: $(READY) ## Check format, lint and spelling
 
 check-types: $(READY) ## Check the types of sources, tests, benchmarks and examples
 	$(BIN)/mypy
+
+docs: $(READY) ## Build the documentation as a site; warnings and dead links are errors
+	$(BIN)/sphinx-build -qEW --keep-going -c docs/site -d build/site/doctrees . build/site/html
+	@echo "read it: build/site/html/index.html"
 
 check-wheel: $(READY) ## Build the package, install it into an empty environment and use it
 	rm -rf $(SCRATCH)/wheel && mkdir -p $(SCRATCH)/wheel/empty
@@ -79,5 +83,5 @@ $(READY): pyproject.toml constraints.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	@echo "Installing what pyproject.toml asks for; PyTorch takes some minutes the first time."
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	@touch $@

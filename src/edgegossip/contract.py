@@ -1,8 +1,9 @@
-"""The names that one needs to write an algorithm: ``eg.contract``.
+"""The names for writing an algorithm: ``eg.contract``.
 
-An algorithm whose workers wait for each other builds on `RoundBased`, or on `NeighborAveraging`
-if it averages; one whose workers do not builds on `Asynchronous`. Everything else derives from
-`Algorithm` and answers events with effects itself. `docs/contract.md` has the rules.
+An algorithm whose workers wait for each other derives from `RoundBased`, or from
+`NeighborAveraging` if it averages. One whose workers do not wait derives from `Asynchronous`.
+Any other derives from `Algorithm` and answers events with effects itself. `docs/contract.md`
+has the rules.
 """
 
 from edgegossip.algorithms.asynchronous import (

@@ -1,4 +1,4 @@
-"""Small worlds for the four systems of `docs/contract.md`: what they train, send, suffer."""
+"""Small worlds for the systems of `docs/contract-design.md`: what they train, send, suffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four systems of `docs/contract.md`, run as they stand on the page, in the simulator."""
+"""The four systems of `docs/contract-design.md`, as they stand there, run in the simulator."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SLOT = "    # The page's next block.\n"
 
 def page_source() -> str:
     """The page's code as one module."""
-    text = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "contract-design.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     first, *others = HEADERS.read_text(encoding="utf-8").split(SLOT)
     pairs = zip(blocks, others, strict=True)

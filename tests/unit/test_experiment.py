@@ -19,7 +19,7 @@ from edgegossip.sim.platform import Platform
 
 
 def test_momentum_besides_quasi_global_momentum_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"the optimizer has 0\.9 besides"):
+    with pytest.warns(UserWarning, match=r"the optimizer also has 0\.9"):
         small_run("quasi-global-gossip", task=small_task(optimizer=SGD(momentum=0.9)))
 
 

@@ -1,4 +1,4 @@
-"""ADPSGD: asynchronous training; now and then two neighbors average, and nobody waits."""
+"""ADPSGD: asynchronous training; pairs of neighbors average at times, and no worker waits."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ class ADPSGDState(AsynchronousState):
     """State of one worker.
 
     Attributes:
-        request: Open request, which has no answer yet.
-        deferred: Requests that wait until it has its own answer, by sender.
-        answers: The last answer to each neighbor, to be given again if it was lost.
-        has_averaged: The parameters have changed since training began.
-        has_taken_over: They are a neighbor's since then; the block under way is worthless.
-        is_new: It has come back, and has nothing to give before it has heard from a neighbor.
+        request: Open request, without an answer yet.
+        deferred: Requests that wait for the answer to the worker's own request, by sender.
+        answers: The last answer to each neighbor, to be repeated if it was lost.
+        has_averaged: Averaging has changed the parameters since training began.
+        has_taken_over: The parameters have been a neighbor's since then; the current block is
+            void.
+        is_new: The worker has come back, and has nothing to give before it hears from a
+            neighbor.
     """
 
     request: Awaiting[None] | None = None
@@ -48,29 +50,29 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     After a block of local steps, with probability :math:`p` and if no request is open, worker
     :math:`i` sends its :math:`x_i` to a random neighbor :math:`j` and trains on. The neighbor
-    answers with what is between them, and both move half of the way:
+    answers with half of their difference, and both move by it:
 
     .. math::
         d = \tfrac12 (x_i^{sent} - x_j), \qquad x_j \leftarrow x_j + d, \qquad
         x_i \leftarrow x_i - d
 
-    The progress that :math:`i` has made meanwhile stays; so does that of :math:`j`, which is
-    added to the average when its block is done. One exchange is one averaging of two workers,
-    and the sum over all workers, answers under way included, changes by training alone.
+    Progress in the meantime stays, for :math:`i` and for :math:`j`; the progress of :math:`j`
+    is added to the average at the end of its block. An exchange averages two workers. Only
+    training changes the sum over all workers, including answers in flight.
 
-    While its own request is open a worker averages with nobody else, or two exchanges would
-    get hold of the same parameters. It defers requests from lower ranks and declines those
-    from higher ones: if workers waited for each other in a circle, one of them would be asked
-    by a higher rank, and decline. So no circle closes, on any graph, and of two who ask each
-    other at once the lower is answered.
+    While its own request is open, a worker averages with nobody else, because two exchanges
+    must not change the same parameters. It defers requests from lower ranks and declines those
+    from higher ones. In any circle of waiting workers, one of them would be asked by a higher
+    rank, and would decline. Such circles are therefore impossible on any graph. If two workers
+    ask each other at once, the lower rank gets the answer.
 
-    A lost request loses nothing but an exchange, a lost answer takes :math:`d` out of the sum:
-    the partner has moved and the worker that asked has not. With `resend_after` neither
-    happens: a request is repeated until it is answered, and gets the same answer again. Not
-    so if the partner is lost in the midst of an exchange: the worker gives up, and if the
-    partner had moved already, and was only cut off, the mean moves by :math:`d / n`. One
-    that comes back neither asks nor averages before it has taken over the first model that a
-    neighbor sends; all do so as soon as they see it, and a request brings one too.
+    A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
+    partner has moved, and the worker that asked has not. With `resend_after` neither happens: a
+    request is repeated until it is answered, and gets the same answer again. There is one
+    exception: if the partner is lost during an exchange, the worker gives up. If the partner
+    had already moved and was only cut off, the mean moves by :math:`d / n`. A worker that comes
+    back neither asks nor averages before it has taken over the first model that a neighbor
+    sends. Neighbors send one as soon as they see the worker, and in answer to a request.
 
     Args:
         topology: Undirected communication graph; may vary in time, by the round of the worker
@@ -79,9 +81,9 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         exchange_probability: :math:`p`, chance of a request after each block, in [0, 1]; 1 in
             the paper.
         local_steps: SGD steps in a block; 1 in the paper.
-        resend_after: Seconds until a request is repeated. None never does: right where links
-            lose nothing; where they do, a worker whose request or answer is lost averages no
-            more.
+        resend_after: Seconds until a request is repeated. None never repeats, which suits
+            lossless links; on other links, a worker stops averaging after a lost request or
+            answer.
         seed: Seeds the random choices.
 
     Raises:
@@ -90,8 +92,8 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     References:
         Lian, Zhang, Zhang & Liu, "Asynchronous Decentralized Parallel Stochastic Gradient
         Descent", ICML 2018, arXiv:1710.06952, Algorithm 1. Departures: the paper's averaging
-        locks both workers, and wants a bipartite graph so that nobody waits in a circle; an
-        exchange begins after a block instead of beside it; it may be declined.
+        locks both workers, and needs a bipartite graph to avoid circular waits; an exchange
+        begins after a block instead of in parallel; it may be declined.
     """
 
     resend_after: Seconds | None = None
@@ -109,7 +111,9 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return ADPSGDState(rank=rank, params=params)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Requests and both answers to them, by the round of the one that asked; and models."""
+        """Requests and both kinds of answers, by the round of the worker that asked; and
+        models.
+        """
         max_ahead = self.num_rounds
         return {
             "request": MessageSpec({"params": params}, max_ahead=max_ahead),
@@ -125,7 +129,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if not state.has_averaged or trained.has_gone_back:
             state.params = trained.params
         elif not state.has_taken_over:
-            # Changes by an exchange meanwhile stay.
+            # Changes by an exchange in the meantime stay.
             state.params = state.params + trained.delta
         state.has_averaged = state.has_taken_over = False
         state.round += 1
@@ -143,7 +147,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._accept(state, sender, message)
 
     def finish(self, state: ADPSGDState) -> list[Effect]:
-        # Nothing else would keep the run open until the request is repeated.
+        # Timers keep no run open, so an open request that may be repeated must.
         is_asking = state.request is not None and self.resend_after is not None
         return [] if is_asking else super().finish(state)
 
@@ -175,7 +179,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._close(state)
 
     def _close(self, state: ADPSGDState) -> list[Effect]:
-        """The request is answered, or given up: now those who wait have their turn."""
+        """Answer the deferred requests, after the own request was answered or given up."""
         state.request = None
         waiting, state.deferred = state.deferred, {}
         answers = [
@@ -192,7 +196,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if given is not None and request.round <= given.round:
             if request.round == given.round:
                 return [Send(sender, given)]
-            # Long under way; but its sender may have begun anew, and would ask for ever.
+            # Outdated. Its sender may have restarted, and would otherwise ask forever.
             return [Send(sender, Message("decline", request.round))]
         if state.request is not None and sender < state.rank:
             state.deferred[sender] = request
@@ -211,14 +215,14 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         state.has_averaged = True
         return Message("average", request.round, {"change": change})
 
-    # Neighbors that go and come back.
+    # Lost and returning neighbors.
 
     def _can_reach_any(self, state: ADPSGDState) -> bool:
         neighbors = self.topology.all_out_neighbors(state.rank)
         return any(j not in state.lost for j in neighbors)
 
     def _take_over(self, state: ADPSGDState, message: Message) -> None:
-        """Begin anew with a neighbor's parameters, unless it has already done so."""
+        """Start again from a neighbor's parameters, unless the worker has already done so."""
         if state.is_new:
             state.params = message.payload["params"]
             state.has_averaged = state.has_taken_over = True
@@ -226,7 +230,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     def lose(self, state: ADPSGDState, rank: Rank) -> list[Effect]:
         state.deferred.pop(rank, None)
-        state.answers.pop(rank, None)  # if it comes back, it may count anew
+        state.answers.pop(rank, None)  # a returning worker may reuse its numbers
         state.is_new = state.is_new and self._can_reach_any(state)
         is_partner = state.request is not None and state.request.send.receiver == rank
         return self._close(state) if is_partner else []

@@ -18,7 +18,7 @@ class AllReduceState(RoundState):
     """State of one worker.
 
     Attributes:
-        averaged_in: The exchange in which it last averaged its own chunk; -1 for none.
+        averaged_in: The exchange in which the worker last averaged its own chunk; -1 for none.
     """
 
     averaged_in: int = -1
@@ -31,18 +31,18 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j
 
     An averaging takes two exchanges. The vector is cut into :math:`n` chunks and worker
-    :math:`i` owns chunk :math:`i`. In the first exchange everyone sends each chunk to its
-    owner, who averages; in the second the owners send the averages to everyone. Each worker
-    sends :math:`2 (n - 1) / n` vectors, the least possible, and all end with the very same
-    bits.
+    :math:`i` owns chunk :math:`i`. In the first exchange every worker sends each chunk to its
+    owner, which averages them. In the second the owners send the averages to all. Each worker
+    sends :math:`2 (n - 1) / n` vectors, the minimum possible, and all end with the same bits.
 
     With SGD (momentum and weight decay included), equal batch sizes and one local step this
     is single-machine SGD on the union of the workers' batches, because the update is linear
-    in the gradients. It is not with optimizers that are not, such as Adam.
+    in the gradients. This does not hold for optimizers whose update is not linear, such as
+    Adam.
 
-    If a worker is lost, its chunk stays as each worker has it until it is averaged again: one
-    that comes back between the two exchanges has averaged nothing, and sends an empty chunk. A
-    chunk of another's length is worth as much as none.
+    If a worker is lost, each worker keeps its own version of that chunk until it is averaged
+    again. A worker that comes back between the two exchanges has averaged nothing, and sends an
+    empty chunk. A chunk of the wrong length is ignored.
 
     Args:
         topology: The complete graph.

@@ -1,4 +1,4 @@
-"""Alone: train, and exchange nothing."""
+"""Alone: training without any exchange."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from edgegossip.core.schema import MessageSpec
 class Alone(Algorithm[WorkerState]):
     """Plain SGD on each worker's own data: the baseline of every exchange.
 
-    With one worker it is the training of a whole model on one machine; within `Decoupled` and
-    `Pipelined` it says that the first stage is trained by one worker. One that has come back
-    goes on in the round of which the stages above have heard.
+    With one worker it trains a whole model on one machine. Within `Decoupled` and `Pipelined`
+    it means that one worker trains the first stage. A worker that has come back continues in
+    the latest round that the stages above know.
 
     Args:
         num_rounds: Rounds of training until a worker finishes.
@@ -54,7 +54,7 @@ class Alone(Algorithm[WorkerState]):
         return WorkerState(rank=rank, params=params)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Nothing is sent."""
+        """No messages."""
         return {}
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:

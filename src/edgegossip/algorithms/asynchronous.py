@@ -1,8 +1,8 @@
-"""Asynchronous training: blocks of steps one after the other, and nobody waits.
+"""Asynchronous training: blocks of steps in sequence, without waiting.
 
-The course of a worker is written once, in `Asynchronous`: it trains block by block, begins an
-exchange with a random neighbor now and then, and keeps track of lost workers. An algorithm
-built on it says what happens after a block (`learn`) and when a message arrives (`receive`).
+`Asynchronous` implements the life of a worker: it trains block by block, begins an exchange
+with a random neighbor at times, and keeps track of lost workers. A derived algorithm implements
+the handling of a finished block (`learn`) and of a message (`receive`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from edgegossip.core.topology import Topology
 
 @dataclass(slots=True, kw_only=True)
 class AsynchronousState(WorkerState):
-    """State of a worker that waits for nobody.
+    """State of a worker that never waits.
 
     Attributes:
         lost: Workers that cannot be reached, as keys.
-        has_finished: It trains no more, and only answers.
+        has_finished: The worker no longer trains, and only answers.
     """
 
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -86,11 +86,11 @@ class Asynchronous(Algorithm[S], Generic[S]):
         """Prepare for the first block; a worker that rejoined has lost its memory."""
 
     def wake(self, state: S, now: Seconds) -> list[Effect]:
-        """Do what a timer was set for."""
+        """Handle a timer."""
         return []
 
     def lose(self, state: S, rank: Rank) -> list[Effect]:
-        """Do without worker `rank`."""
+        """Continue without worker `rank`."""
         return []
 
     def forget(self, state: S, rank: Rank) -> None:
@@ -98,7 +98,7 @@ class Asynchronous(Algorithm[S], Generic[S]):
         return
 
     def welcome(self, state: S, event: WorkerJoined) -> list[Effect]:
-        """Help a worker that can be reached again."""
+        """Help a worker that is reachable again."""
         return []
 
     # Common to all algorithms.
@@ -152,7 +152,7 @@ class Asynchronous(Algorithm[S], Generic[S]):
         return self.finish(state)
 
     def finish(self, state: S) -> list[Effect]:
-        """Say that no work is left; later, if messages are still to be answered."""
+        """Finish, now or after the remaining messages are answered."""
         return [Finish()]
 
     def _train(self, state: S) -> Train:

@@ -1,4 +1,4 @@
-"""Averaging with the neighbors by a mixing matrix: what all synchronous gossip shares."""
+"""Averaging with the neighbors by a mixing matrix: the base of synchronous gossip."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(frozen=True, kw_only=True)
 class NeighborAveraging(RoundBased[S], Generic[S]):
-    r"""Base of algorithms that send their parameters to the neighbors and average what comes.
+    r"""Base of algorithms that send parameters to the neighbors and average the received ones.
 
     .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
 
-    The workers' mean is unchanged by it as long as :math:`W` is doubly stochastic, which
-    Metropolis-Hastings weights are on any undirected topology. The weight of a neighbor that
-    was lost or too late goes to the worker itself.
+    Averaging keeps the workers' mean if :math:`W` is doubly stochastic, as with
+    Metropolis-Hastings weights on any undirected topology. The worker adds the weight of a lost
+    or late neighbor to its own.
 
     Args:
         topology: Undirected communication graph; may vary in time.

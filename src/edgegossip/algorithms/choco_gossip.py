@@ -36,7 +36,7 @@ class Replica:
     Attributes:
         params: The neighbor's replica after all rounds before `round`, [num_params].
         round: Round of the next increment; -1 while the neighbor is lost.
-        increments: Payloads that have arrived and are not in `params` yet, by round.
+        increments: Arrived payloads that are not in `params` yet, by round.
     """
 
     params: Tensor
@@ -44,23 +44,23 @@ class Replica:
     increments: dict[int, Payload] = field(default_factory=dict)
 
     def hear(self, message: Message) -> None:
-        """Keep an increment; a late one closes its gap, a repeated one changes nothing."""
+        """Keep an increment; a late one closes its gap, and a repeated one changes nothing."""
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 
     def restart(self, message: Message) -> None:
-        """Begin anew with the neighbor's replica from before `message.round`."""
+        """Start again from the neighbor's replica before `message.round`."""
         if message.round >= self.round:
             self.params, self.round = message.payload["params"], message.round
             self.increments = {r: q for r, q in self.increments.items() if r >= self.round}
 
     def forget(self) -> None:
-        """The neighbor is lost: nothing counts until it says where it begins anew."""
+        """Ignore a lost neighbor until it announces the round in which it starts again."""
         self.round = _UNKNOWN
         self.increments.clear()
 
     def advance(self, round: int, compressor: Compressor) -> bool:
-        """Take in the increments up to `round`, in order; say whether they are all there."""
+        """Apply the increments up to `round`, in order; return whether none is missing."""
         while self.round <= round and self.round in self.increments:
             increment = self.increments.pop(self.round)
             self.params = self.params + compressor.decompress(increment, self.params.numel())
@@ -75,8 +75,8 @@ class ChocoState(RoundState):
     Attributes:
         replica: The neighbors' copy of this worker, :math:`\hat x_i`, [num_params].
         replicas: This worker's copy of each neighbor, :math:`\hat x_j`, by rank.
-        increment: The last :math:`q_i`, as it was sent.
-        missed: Neighbors without whose increment the last round was mixed.
+        increment: The last :math:`q_i` sent.
+        missed: Neighbors whose increments were missing in the last round's mixing.
     """
 
     replica: Tensor
@@ -89,42 +89,43 @@ class ChocoState(RoundState):
 class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     r"""Train, send a compressed difference, step towards the replicas of the neighbors.
 
-    Everything that a worker has ever sent adds up to its replica :math:`\hat x_i`, which its
-    neighbors keep too. In each round worker :math:`i`
+    The sum of all increments of a worker is its replica :math:`\hat x_i`, which its neighbors
+    also hold. In each round worker :math:`i`
 
     1. takes `local_steps` SGD steps,
     2. sends :math:`q_i = C(x_i - \hat x_i)`, and receives :math:`q_j`,
-    3. updates the replicas, its own too: :math:`\hat x_j \leftarrow \hat x_j + q_j`,
+    3. updates the replicas, including its own: :math:`\hat x_j \leftarrow \hat x_j + q_j`,
     4. steps towards the neighbors':
        :math:`x_i \leftarrow x_i + \gamma \sum_{j \in N(i)} W_{ij} (\hat x_j - \hat x_i)`.
 
-    Compression errors are not lost but sent later, as long as they stay in :math:`x_i - \hat
-    x_i`. The workers' mean is unchanged by mixing whatever :math:`C` and :math:`\gamma` are,
-    because :math:`W` is symmetric and both ends of an edge have the same two replicas. With
-    ``Identity()`` and :math:`\gamma = 1` this is `Gossip`.
+    Compression errors stay in :math:`x_i - \hat x_i` and are sent later. Mixing keeps the
+    workers' mean for any :math:`C` and :math:`\gamma`, because :math:`W` is symmetric and both
+    ends of an edge have the same two replicas. With ``Identity()`` and :math:`\gamma = 1` this
+    is `Gossip`.
 
-    A neighbor that is lost does not count; nor does one whose increment comes too late, for
-    that round. An increment that never arrived is noticed when the next `timeout` ends a
-    round; the worker says so, and the neighbor answers with its whole replica. Until then the
-    worker does not step towards it, though it may do so towards the worker, which moves the
+    A lost neighbor does not count in a round, and neither does one whose increment comes too
+    late. A missing increment is noticed when the next `timeout` ends a round. The worker
+    reports it, and the neighbor answers with its whole replica. Until then the worker does not
+    step towards that neighbor. The neighbor may still step towards the worker, which moves the
     mean by :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back
-    takes over the replica of the neighbor that is furthest, as its parameters and as its own
-    replica; it and each neighbor begin anew with whole replicas of each other. One case remains
-    undetected: a message may arrive after its sender has come back although it was sent before
-    the crash. The two replicas then differ from there on.
+    takes over the replica of its most advanced neighbor, as its parameters and as its own
+    replica. It and each neighbor start again with whole replicas of each other. One case
+    remains undetected: a message that was sent before the crash may arrive after its sender has
+    come back. The two replicas differ from then on.
 
     Each worker holds its own replica and one of each neighbor. The paper keeps only the sum of
     the neighbors' replicas, from which a lost neighbor could not be removed.
 
     Args:
-        topology: Undirected communication graph that never changes: a replica needs all that
-            was ever sent.
+        topology: Undirected communication graph that never changes: a replica needs all
+            increments.
         num_rounds: Rounds of train-then-mix.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]. None for the compressor's own
-            (`Compressor.consensus_step`): 0.01 if 1 % is kept. Measured on rings, tori and
-            complete graphs with 1 to 50 % kept, random-k diverges from 2 to 4 times that on,
-            and top-k from 4 to 16. (The paper of 2020 takes 0.45 for `Sign`, and ours is 0.64.)
+            (`Compressor.consensus_step`): 0.01 if 1 % is kept. On rings, tori and complete
+            graphs with 1 to 50 % kept, random-k diverges from 2 to 4 times that value on, and
+            top-k from 4 to 16 times. (The paper of 2020 takes 0.45 for `Sign`, and ours is
+            0.64.)
         local_steps: SGD steps between two exchanges, at least 1.
         mixing: Rule that makes the rows of :math:`W`.
         timeout: See `RoundBased`.
@@ -175,7 +176,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         return self.compressor.schema(params.numel())
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Increments, whole replicas, and the word that an increment has not arrived."""
+        """Increments, whole replicas, and reports of missing increments."""
         return {**super().schema(params), "missed": MessageSpec(max_ahead=self.num_rounds)}
 
     def handle(self, state: ChocoState, event: Event, now: Seconds) -> list[Effect]:
@@ -225,7 +226,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     def _repair(
         self, state: ChocoState, rank: Rank, missed: Message, now: Seconds
     ) -> list[Effect]:
-        """Send the whole replica, unless the round that was missed is still to be sent."""
+        """Send the whole replica, unless the missed round has not been sent yet."""
         has_sent = missed.round < state.round + state.is_exchanging
         return self._help_to_catch_up(state, rank, now) if has_sent else []
 

@@ -8,7 +8,8 @@ from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Rank
 
 TOO_LITTLE = 1e-4
-"""Least useful step: smaller ones would take ten thousand rounds to bring workers together."""
+"""Smallest useful step; smaller ones would take ten thousand rounds to bring workers together.
+"""
 
 
 def require_step(step: float | None) -> None:
@@ -21,7 +22,7 @@ def require_step(step: float | None) -> None:
 
 
 def step_or_default(step: float | None, compressor: Compressor, numel: int) -> float:
-    r"""The step that was given, or by default the one that suits the compressor.
+    r"""Return the given step, or by default the compressor's own.
 
     >>> from edgegossip.core.compression.sparse import TopK
     >>> step_or_default(None, TopK(keep_ratio=0.01), numel=1000)
@@ -31,9 +32,9 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn, once a run, of a step that will hardly converge, or hardly bring workers together.
+    """Warn, once per run, of a step that may diverge or hardly brings workers together.
 
-    It is no error, because some graphs allow more than others.
+    This is no error, because some graphs allow larger steps than others.
     """
     suited = compressor.consensus_step(numel)
     if rank != 0:

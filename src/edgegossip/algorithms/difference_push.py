@@ -20,7 +20,7 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(slots=True, kw_only=True)
 class DifferencePushState(PushSumState):
-    """State of one worker; `replicas` are the copies that it and its neighbors share."""
+    """State of one worker; `replicas` are the copies shared with its neighbors."""
 
     replicas: Replicas
 
@@ -32,24 +32,25 @@ class DifferencePush(PushSum[DifferencePushState]):
     In each round worker :math:`i` takes `local_steps` SGD steps from :math:`z_i = x_i / w_i` to
     :math:`z_i'` and sets :math:`x_i = w_i z_i'`. For every link :math:`i \to j` of the round
     both ends have the same replica :math:`r_{ij}` of the sender's estimate. The sender sends a
-    compressed difference, both correct their replica, and mass flows as the replica says:
+    compressed difference, both ends correct their replica, and mass flows according to the
+    replica:
 
     .. math::
         r_{ij} &\leftarrow r_{ij} + C(z_i - r_{ij}) \\
         x_i &\leftarrow x_i + \gamma
-            \Big(\sum_{j \to i} p_j w_j r_{ji} - \sum_{i \to j} p_i w_i r_{ij}\Big) \\
-        w_i &\leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
+            \Bigl(\sum_{j \to i} p_j w_j r_{ji} - \sum_{i \to j} p_i w_i r_{ij}\Bigr) \\
+        w_i &\leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     where :math:`p_j = 1 / (1 + d_j)` for a sender that has :math:`d_j` out-neighbors in this
-    round. Weights travel as they are. Receivers get exactly the mass that a sender gives away,
-    so the sums of all :math:`x_i` and of all :math:`w_i` never change by exchanging, without
-    any error memory. As the workers come to agree, differences shrink, and with them the
-    compression errors: the estimates reach the mean, which those of `SparsePush` do not.
+    round. Weights travel uncompressed. Receivers get exactly the mass that a sender gives away.
+    Exchanging therefore never changes the sums of all :math:`x_i` and of all :math:`w_i`,
+    without any error memory. As the workers approach each other, differences and compression
+    errors shrink. The estimates reach the mean, unlike those of `SparsePush`.
 
-    The price is memory: a vector for each worker that it ever sends to or hears from. Workers
-    that are always sent to together cost one vector.
+    The price is memory: a vector for each worker that it sends to or receives from. Receivers
+    of exactly the same messages share one vector.
 
-    Without compression and with step 1 this is `StochasticGradientPush`, but for rounding.
+    Without compression and with step 1 this is `StochasticGradientPush` up to rounding.
 
     Args:
         topology: See `PushSum`.
@@ -72,10 +73,10 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     References:
         Our own: the replicas of Choco-Gossip (Koloskova, Stich & Jaggi, ICML 2019,
-        arXiv:1902.00340), kept for each link instead of each worker, and of the estimate
-        instead of the numerator, whose weight would keep it from ever settling down where the
-        graph varies; compare Taheri et al., "Quantized Decentralized Stochastic Learning over
-        Directed Graphs", ICML 2020, arXiv:2002.09964, for fixed graphs.
+        arXiv:1902.00340), kept for each link instead of each worker, and for the estimate
+        instead of the numerator, which never settles on varying graphs; compare Taheri et al.,
+        "Quantized Decentralized Stochastic Learning over Directed Graphs", ICML 2020,
+        arXiv:2002.09964, for fixed graphs.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "final")

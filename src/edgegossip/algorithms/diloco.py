@@ -1,4 +1,4 @@
-"""DiLoCo: many local steps, then momentum along the way that all workers have gone together."""
+"""DiLoCo: many local steps, then momentum on the common progress of all workers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from edgegossip.core.schema import MessageSpec, TensorSpec, by_origin
 
 @dataclass(slots=True, kw_only=True)
 class DiLoCoState(RoundState):
-    r"""State of one worker; `params` is the model that all share, :math:`x`.
+    r"""State of one worker; `params` is the shared model, :math:`x`.
 
     Attributes:
         velocity: :math:`u`, [num_params].
         error: :math:`e_i`, the part that compressing has held back so far, [num_params].
-        updates: Known updates of this round, by the worker that they come from.
-        told: Workers whose updates each neighbor has, as keys.
-        missing: Workers whose updates had not come when the last round was over, as keys.
-        repairs_until: Before this round parts of the model are sent along.
-        has_missed: It has come back, and does not know all that the others know.
+        updates: Known updates of this round, by the worker that made them.
+        told: Workers whose updates each neighbor already has, as keys.
+        missing: Workers whose updates were missing at the end of the last round, as keys.
+        repairs_until: Round before which updates include parts of the model.
+        has_missed: The worker has come back, and lacks updates that the others have.
     """
 
     velocity: Tensor
@@ -63,28 +63,29 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         g &= \tfrac{1}{n} \sum_{j} q_j, \quad u \leftarrow \beta u + g, \quad
         x \leftarrow x + \alpha (g + \beta u)
 
-    Every :math:`q_j` comes to every worker by *flooding*: a round has as many exchanges as
-    the graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each of
-    them a worker passes on the updates that the neighbor may not know yet. So all have the
-    same :math:`x` and :math:`u`, to the last bit, on every graph that is strongly connected
-    over its period. This is why momentum can act on them. Push-sum, whose workers never quite
-    agree, would with momentum over rounds enlarge their differences.
+    *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as the
+    graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each
+    exchange a worker relays the updates that its neighbor may not know yet. All workers
+    therefore have the same :math:`x` and :math:`u`, to the last bit, on every graph that is
+    strongly connected over its period. For this reason momentum can act on them. In push-sum,
+    whose workers never quite agree, momentum over rounds would enlarge their differences.
 
-    The price is that a worker passes on :math:`n - 1` updates a round in a directed ring, where
-    push-sum sends one message, and with more neighbors than needed it hears some twice: for
-    some ten workers, not for hundreds.
+    The price is traffic: in a directed ring a worker relays :math:`n - 1` updates a round,
+    where push-sum sends one message. With more neighbors than needed it receives some updates
+    twice. This suits about ten workers, not hundreds.
 
-    An update that a worker has not heard when the round is over counts for nothing there, so a
-    message that is lost, or comes after the `timeout`, loses a part of a round, and workers
-    differ from then on. A worker that misses an update, hears from a worker again, or has come
-    back says so with its next update. Then for `repair_rounds` rounds all send a part of
-    :math:`x` and :math:`u` along, each time the next one, and average it. After that they agree
-    again, if so many rounds are left. Where the ways around a lost worker take more exchanges
-    than a round has, as in rings, those far apart do not hear of each other until it is back,
-    and their models stay apart. A worker that misses the update of one that is not lost takes
-    for :math:`g` half of its own :math:`q_i` and half of the mean, or differences would grow.
+    A worker ignores an update that has not arrived by the end of the round. A message that is
+    lost, or comes after the `timeout`, therefore loses a part of a round, and workers differ
+    from then on. A worker that misses an update, hears from a worker again, or has come back
+    reports this with its next update. For `repair_rounds` rounds all workers then add a part of
+    :math:`x` and :math:`u` to their updates, each time the next part, and average it. After
+    that they agree again, if enough rounds are left. In some graphs, such as rings, the paths
+    around a lost worker take more exchanges than a round has. Distant workers then do not hear
+    of each other until it is back, and their models stay apart. A worker that misses the update
+    of a worker that is not lost uses half of its own :math:`q_i` and half of the mean as
+    :math:`g`; otherwise differences would grow.
 
-    Running statistics of normalisation layers are compressed too, but averaged without
+    Running statistics of normalization layers are compressed too, but averaged without
     momentum. Coarse values may make a small variance negative: with less than 4 bits take a
     task with ``has_buffers=False``, or layers without such statistics.
 
@@ -92,15 +93,14 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     `local_steps` steps.
 
     Args:
-        topology: Graph that a worker sends along in each exchange; may be directed and vary in
-            time.
+        topology: Graph of each exchange's messages; may be directed and vary in time.
         num_rounds: Rounds of train-then-flood.
         local_steps: SGD steps in a round, at least 1.
         compressor: :math:`C`.
         outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by :math:`1 / (1 - \beta)`,
-            so take half of the learning rate that you would take without it.
+            so halve the learning rate.
         outer_lr: :math:`\alpha`, above 0.
-        repair_rounds: Number of parts that a model is sent in when workers have come to differ.
+        repair_rounds: Number of parts of a model in a repair of workers that differ.
         timeout: Seconds that a worker waits for its neighbors in one exchange, well above the
             duration of a round of training. See `RoundBased`.
         seed: Seeds compressors that draw at random.
@@ -115,8 +115,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
         arXiv:2508.15706. Departures: no server and no all-reduce, but flooding over any graph;
         the inner optimizer is the task's; the outer one is Nesterov's momentum as in DiLoCo,
-        while SparseLoCo makes do with the error memory, which fades there and is not trained
-        from; repairs.
+        while SparseLoCo uses only the error memory, which decays and does not affect training;
+        repairs.
     """
 
     compressor: Compressor = Identity()
@@ -134,7 +134,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     @property
     def exchanges_per_round(self) -> int:
-        """Exchanges until everybody has heard from everybody."""
+        """Exchanges until every update has reached every worker."""
         return flooding_time(self.topology)
 
     def init(self, rank: Rank, params: Tensor) -> DiLoCoState:
@@ -156,13 +156,13 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         turn = feed_back(self.compressor, delta, state.error, *key)
         update, state.error = turn.payload, turn.error
         if state.round < state.repairs_until:
-            # Not a number of the message: it belongs to the update, which others pass on.
+            # A tensor and not a number of the message, because others relay it with the update.
             until = torch.tensor(state.repairs_until)
             update = {**update, "part": self._own_part(state), "until": until}
         state.updates[state.rank] = update
 
     def _start_anew(self, state: DiLoCoState, params: Tensor) -> Tensor:
-        """Go on from parameters that differ from those of the others, and say so."""
+        """Continue from parameters that differ from the others', and report it."""
         state.params, state.has_missed = params, True
         state.velocity = state.error = torch.zeros_like(params)
         return state.error
@@ -187,7 +187,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
                 told[rank] = None
                 if not self._is_sound(update, state.round, state.params.numel()):
                     continue
-                if rank == sender:  # nobody knows it better, whatever others have said
+                if rank == sender:  # the sender's own statement has priority over relayed ones
                     state.updates[rank] = update
                 else:
                     passed_on.append((rank, update))
@@ -198,7 +198,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             state.updates, state.told = {}, {}
 
     def _is_sound(self, update: Payload, round: int, numel: int) -> bool:
-        """Whether all of it is there, and fits; each tensor alone is as `schema` says."""
+        """Whether the update is complete and consistent; `schema` has validated each tensor."""
         expected = set(self.compressor.schema(numel)) | ({"seal"} & update.keys())
         if "part" in update:
             part = self._part(round, numel)
@@ -208,10 +208,10 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return update.keys() == expected
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
-        return {}  # all is optional: a worker may have nothing new to tell
+        return {}  # all is optional, because a worker may have no new update
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Updates of whichever workers, with parts of the model where there is a repair."""
+        """Updates of any workers, with parts of the model during a repair."""
         numel = params.numel()
         largest = 2 * (numel // self.repair_rounds + 1)
         update = {
@@ -236,7 +236,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
         super().catch_up_with(state, payload)
-        # The updates gathered so far are of a round that it leaves out.
+        # The updates gathered so far belong to a round that the worker skips.
         state.updates, state.told, state.has_missed = {}, {}, True
 
     # The end of a round.
@@ -245,8 +245,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         ranks = range(self.topology.num_workers)
         missing = dict.fromkeys(rank for rank in ranks if rank not in state.updates)
         is_complete = missing.keys() <= state.lost.keys()
-        # A lost worker may have told only some: once it is no longer heard, they differ. So do
-        # the parts of a cut network, when they hear of each other again.
+        # A lost worker may have sent its update to some workers only, so models differ. So do
+        # those of a cut network when it heals.
         has_changed = missing.keys() != state.missing.keys()
         if has_changed or not is_complete or state.has_missed:
             state.repairs_until = self._end_of_repairs(state.round)
@@ -260,11 +260,11 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
-        """Mean of the updates, averaged with the own one where some are missing unduly.
+        """Mean of the updates, averaged with the worker's own if some are missing unexpectedly.
 
-        If workers average over different sets, differences between their models may grow: where
-        each hears those nearby in a row, the matrix of all averages has negative eigenvalues.
-        Half of the identity lifts them to 0 and above.
+        If workers average over different sets, differences between their models may grow. For
+        example, if each hears its neighbors in a row, the matrix of all averages has negative
+        eigenvalues. Half of the identity lifts them to 0 and above.
         """
         mean = torch.zeros_like(state.params)
         for rank in sorted(state.updates):
@@ -276,14 +276,14 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return (mean + self.compressor.decompress(own, mean.numel())) / 2
 
     def _repair(self, state: DiLoCoState) -> None:
-        """Average a part of the model and of the velocity with those of the others."""
+        """Average a part of the model and of the velocity with the others."""
         sent = {rank: each for rank, each in state.updates.items() if "part" in each}
         if not sent:
             return
         said = (int(update["until"]) for update in sent.values())
         state.repairs_until = max(state.repairs_until, *said)
         part = self._part(state.round, state.params.numel())
-        # A worker that hears of a repair only now has not sent any part.
+        # A worker that hears of the repair only now has not sent its part yet.
         parts = {state.rank: self._own_part(state)} | {
             rank: update["part"] for rank, update in sent.items()
         }
@@ -293,17 +293,17 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params[part], state.velocity[part] = mean
 
     def _own_part(self, state: DiLoCoState) -> Tensor:
-        """Part of model and velocity that is sent in this round, [2, length]."""
+        """This round's part of model and velocity, [2, length]."""
         part = self._part(state.round, state.params.numel())
         return torch.stack([state.params[part], state.velocity[part]])
 
     def _part(self, round: int, numel: int) -> slice:
-        """The entries that are compared in a round."""
+        """The entries of a round's part."""
         place = round % self.repair_rounds
         return slice(
             place * numel // self.repair_rounds, (place + 1) * numel // self.repair_rounds
         )
 
     def _end_of_repairs(self, round: int) -> int:
-        """End of a repair that `round` gives cause to; in the next round all hear of it."""
+        """End of a repair that begins in `round`; all workers hear of it in the next round."""
         return round + self.repair_rounds + 2

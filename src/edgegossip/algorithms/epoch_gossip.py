@@ -1,4 +1,4 @@
-"""EpochGossip: the synchronous GoSGD that the EdgeGossip paper builds on and compares with."""
+"""EpochGossip: the EdgeGossip paper's base algorithm and baseline, a synchronous GoSGD."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edgegossip.core.protocol import Epochs
 
 @dataclass(frozen=True, kw_only=True)
 class EpochGossip(NeighborAveraging[RoundState]):
-    r"""Every epoch: train on all local data, exchange by the mixing matrix, wait for the rest.
+    r"""Train on all local data each epoch, then mix with the neighbors behind a barrier.
 
-    As the EdgeGossip paper describes its base algorithm, in each epoch worker :math:`i`
+    This is the base algorithm of the EdgeGossip paper. In each epoch worker :math:`i`
 
     1. runs mini-batch SGD over its local data,
     2. sends its parameters to the other participants according to the mixing matrix,

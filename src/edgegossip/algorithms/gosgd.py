@@ -1,4 +1,4 @@
-"""GoSGD: asynchronous gossip with sum-weights; nobody ever waits."""
+"""GoSGD: asynchronous gossip with sum-weights and without waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GoSGDState(AsynchronousState):
 
     Attributes:
         weight: The sum-weight :math:`\alpha_m`.
-        queue: Messages that arrived during the present step, with their senders.
+        queue: Messages that arrived during the current step, with their senders.
     """
 
     weight: float
@@ -26,7 +26,7 @@ class GoSGDState(AsynchronousState):
 
 @dataclass(frozen=True, kw_only=True)
 class GoSGD(Asynchronous[GoSGDState]):
-    r"""Train step by step; now and then push half of the own weight to a random worker.
+    r"""Train step by step; at times push half of the weight to a random worker.
 
     Worker :math:`m` starts with :math:`\alpha_m = 1/M` and repeats:
 
@@ -39,8 +39,8 @@ class GoSGD(Asynchronous[GoSGDState]):
             alpha_m /= 2;  send (x_m, alpha_m) to a random other worker
 
     The sum of all weights, messages in flight included, is 1 as long as no message is lost.
-    A worker that comes back starts with weight 0 and so takes over the first parameters that
-    it gets.
+    A worker that comes back starts with weight 0, so it takes over the first parameters that it
+    gets.
 
     Args:
         topology: Neighbors that a worker may push to; the complete graph in the paper.
@@ -55,7 +55,7 @@ class GoSGD(Asynchronous[GoSGDState]):
     References:
         Blot et al., "Gossip training for deep learning", 2016, arXiv:1611.09726, Algorithms
         1-3. Departures: messages that wait together are merged in rank order, so that a run
-        repeats to the last bit; lost workers are not pushed to.
+        repeats to the last bit; lost workers receive no pushes.
     """
 
     exchange_probability: float = 0.1
@@ -64,7 +64,7 @@ class GoSGD(Asynchronous[GoSGDState]):
         return GoSGDState(rank=rank, params=params, weight=1 / self.topology.num_workers)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Parameters and their weight, 0 from one that has just come back."""
+        """Parameters and their weight, 0 from a worker that has just come back."""
         push = MessageSpec(
             {"params": params}, numbers={"weight": (0, 1)}, max_ahead=self.num_rounds
         )
@@ -109,7 +109,7 @@ class GoSGD(Asynchronous[GoSGDState]):
                 # x_m + share * (x_s - x_m), the same convex combination in one pass.
                 share = weight / total
                 state.params = state.params.lerp(message.payload["params"], share)
-                # All weights together are 1. A sender that claims more must not make this
-                # worker claim more too: its own pushes would then be refused.
+                # All weights add up to 1. A sender that claims more must not make this
+                # worker claim more too: its own pushes would then be rejected.
                 state.weight = min(total, 1.0)
         state.queue.clear()

@@ -1,4 +1,4 @@
-"""Gossip (D-PSGD): train, send the model to the neighbors, average what came back."""
+"""Gossip (D-PSGD): train, send the model to the neighbors, average the received models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from edgegossip.algorithms.rounds import LocalSteps, RoundState
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
-    r"""Train for some local steps, send the model to the neighbors, average what came back.
+    r"""Train for some local steps, send the model to the neighbors, average the received
+    models.
 
     In each round worker :math:`i`
 

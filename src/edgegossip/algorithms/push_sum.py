@@ -45,8 +45,7 @@ It is `num_workers` until a worker is cut off: if it had merged a message whose 
 was lost, the sender takes back mass that then exists twice. This is at most the sum, so such a
 cut doubles it at worst; in fact it adds a share of one worker's weight, and this factor is
 reached after more than ten such cuts of each worker. Beyond it a worker scales numerator and
-weight down, which leaves its estimate as it is. So no honest worker claims more, whatever it
-got.
+weight down, which leaves its estimate as it is. No honest worker therefore claims more.
 """
 
 
@@ -65,37 +64,37 @@ class PushSum(LocalSteps[P], Generic[P]):
     3. waits for the in-neighbors of the round and merges their mass, senders in order of rank:
 
     .. math::
-        x_i \leftarrow x_i + \gamma \Big(\sum_{j \to i} p_j q_j - d_i p_i q_i\Big), \quad
-        w_i \leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
+        x_i \leftarrow x_i + \gamma \Bigl(\sum_{j \to i} p_j q_j - d_i p_i q_i\Bigr), \quad
+        w_i \leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
-    A sender gives away exactly the mass that its receivers get, whatever :math:`q` is. So
-    **the sums over all workers of numerators and of weights, those under way included, never
-    change** by exchanging, and the estimates tend to the quotient of the sums on every graph
-    that is strongly connected over its period. Mass that comes after its round is merged a
-    round later, and a worker that has finished merges it at once. The share of a neighbor that
-    is lost stays with the sender.
+    A sender gives away exactly the mass that its receivers get, for any :math:`q`. Therefore
+    **exchanging never changes the sums of numerators and of weights over all workers, including
+    those in flight**. The estimates tend to the quotient of the sums on every graph that is
+    strongly connected over its period. Late mass is merged a round later, and a finished worker
+    merges it at once. The share of a lost neighbor stays with the sender.
 
-    Links that lose messages need `resend_after`: messages are then acknowledged, sent again
-    until they are, and merged once. Mass that a lost worker has not acknowledged is taken back.
-    If the worker had merged it after all, and was only cut off, that mass exists twice:
-    numerator and weight alike, which biases no estimate beyond the range of the workers' own.
+    Links that lose messages need `resend_after`: messages are then resent until they are
+    acknowledged, and merged once. The sender takes back mass that a lost worker has not
+    acknowledged. If that worker was only cut off and had merged the mass, the mass exists
+    twice, numerator and weight alike. This biases no estimate beyond the range of the workers'
+    own.
 
-    A worker to which nobody sends any more gives away all that it has. Before its weight drowns
-    in rounding, at :math:`2^{-60}`, numerator and weight are both multiplied by :math:`2^{30}`:
-    the estimate stays, and mass of no more than :math:`2^{-30}` is made each time.
+    A worker that no longer receives anything gives away all its mass. At a weight of
+    :math:`2^{-60}`, before rounding destroys it, numerator and weight are both multiplied by
+    :math:`2^{30}`. The estimate stays, and at most :math:`2^{-30}` of mass is created each
+    time.
 
     A worker that crashed has lost its mass. When it comes back, every worker that sends to it
-    gives it half of its own mass, with its round; if there is none, it starts from the initial
-    parameters, which weigh next to nothing.
+    gives it half of its own mass, with its round. If there is none, it starts from the initial
+    parameters with almost no weight.
 
     Args:
-        topology: Graph that a worker sends along in each round; may be directed and vary in
-            time.
+        topology: Graph of each round's messages; may be directed and vary in time.
         num_rounds: Rounds of train-then-push.
         local_steps: SGD steps in a round, at least 1.
-        resend_after: Seconds without an acknowledgment after which a message is sent again.
-            None if links lose nothing: then nothing is acknowledged, and with a message that
-            is lost all later ones of its link wait for ever, with their mass.
+        resend_after: Seconds without an acknowledgment after which a message is resent. None
+            suits lossless links: nothing is acknowledged, and after a lost message all later
+            messages of its link wait forever, with their mass.
         timeout: Seconds that a worker waits for its neighbors in one round before it goes on
             with the mass that has arrived; later mass is merged later. None waits indefinitely.
 
@@ -117,7 +116,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         require_connected(self.topology)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """Warn of messages that are dropped and never sent again."""
+        """Warn of dropped messages that are never resent."""
         if not setting.drops_messages or self.timeout is None or self.resend_after is not None:
             return []
         return [
@@ -129,7 +128,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     @abstractmethod
     def offers(self, state: P, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        """Offers of this round to `receivers`, of which there is at least one."""
+        """Offers of this round to `receivers`, at least one."""
 
     @abstractmethod
     def read(
@@ -145,7 +144,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         """Describe the payloads of offers of a kind, for `numel` parameters."""
 
     def meet(self, state: P, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
-        """Begin a link anew; both ends know the sender's estimate, [num_params].
+        """Restart a link; both ends know the sender's estimate, [num_params].
 
         Args:
             state: State of one end.
@@ -226,7 +225,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return super().handle(state, event, now)
 
     def learn(self, state: P, trained: Trained) -> None:
-        # Meanwhile mass may have been given away, but none was merged: x / w has not changed.
+        # Mass may have been given away since, but none was merged: x / w is unchanged.
         state.params = state.weight * trained.params
 
     def mix(self, state: P, inbox: Mapping[Rank, Payload]) -> None:
@@ -258,7 +257,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return effects
 
     def announce(self, state: P, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        """Begin a new session with each of `receivers`; the needy get half of the rest."""
+        """Begin a new session with each of `receivers`; needy ones get half of the rest."""
         effects: list[Effect] = []
         next_sent = state.round + state.is_exchanging
         for j in receivers:
@@ -268,7 +267,7 @@ class PushSum(LocalSteps[P], Generic[P]):
             message = Message("catch-up", next_sent, {"params": estimate}, {"weight": part})
             mass = Mass(state.rank, -1, estimate, part, part)
             self.meet(state, j, estimate, is_sender=False)
-            state.arrived += state.links.take_back(j)  # of one that was not lost
+            state.arrived += state.links.take_back(j)  # from a neighbor that was not lost
             state.links.begin(j, now)
             effects += state.links.send(j, message, mass, now, self.resend_after)
             if part > 0:
@@ -279,7 +278,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     def _accept(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         if not self._hears(state, sender):
-            return []  # a stranger has no mass to give
+            return []  # only in-neighbors have mass to give
 
         next_round = self._next_round_from(state, sender)
         link = state.links.inlet(sender, next_round)
@@ -304,7 +303,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return Mass(sender, message.round, vector, share, part)
 
     def _merge_arrived(self, state: P) -> None:
-        """Merge all mass that is not of a later round."""
+        """Merge all mass up to the current round."""
         due = [mass for mass in state.arrived if mass.round <= state.round]
         if due:
             state.arrived = [mass for mass in state.arrived if mass.round > state.round]
@@ -330,17 +329,17 @@ class PushSum(LocalSteps[P], Generic[P]):
     # Links.
 
     def _next_round_from(self, state: P, sender: Rank) -> NextRound:
-        """Function that gives the next round in which `sender` sends to this worker."""
+        """Return a function that finds the next round with a message from `sender`."""
 
         def next_round(first: int) -> int:
             for round in range(first, first + self.topology.period):
                 if state.rank in self.topology.out_neighbors(sender, round):
                     return round
-            return self.total_rounds  # never: it must be a stranger
+            return self.total_rounds  # never: the sender is no in-neighbor
 
         return next_round
 
     def _hears(self, state: P, sender: Rank) -> bool:
-        """There is a link from `sender`; all rounds are looked at but once."""
+        """Whether `sender` sends to this worker in any round; cached."""
         in_neighbors = self.topology.all_in_neighbors
         return sender in state.links.inlets or sender in in_neighbors(state.rank)

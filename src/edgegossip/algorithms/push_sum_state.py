@@ -12,17 +12,17 @@ from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Payload, Rank
 
 HARDLY_ANY = 2.0**-30
-"""The weight of a worker that has lost its mass: its parameters are out of date."""
+"""The weight of a worker that has lost its mass, whose parameters are outdated."""
 
 
 @dataclass(slots=True, eq=False)
 class Mass:
-    """A part of somebody's numerator, ``share * vector``, and the weight that goes with it.
+    """A part of a worker's numerator, ``share * vector``, with its weight.
 
     Attributes:
-        sender: Worker that gave it.
-        round: Round of the sender; -1 for mass of no round, which is merged as soon as can be.
-        vector: [num_params]; may be shared with others, and is never written to.
+        sender: Worker that gave the mass.
+        round: Round of the sender; -1 for mass without a round, which is merged at once.
+        vector: [num_params]; may be shared, and is never written to.
         share: Factor of the vector.
         weight: Its weight, at least 0.
     """
@@ -41,13 +41,13 @@ class PushSumState(RoundState):
     Attributes:
         params: The numerator, [num_params].
         weight: The push-sum weight, above 0.
-        before_exchange: Numerator and weight as they were before this round's shares were
-            given away; None once those of the others are merged.
+        before_exchange: Numerator and weight before this round's shares were given away; None
+            once the others' shares are merged.
         arrived: Mass that waits to be merged.
         links: Links to and from its neighbors.
-        needy: Workers that have lost their mass, and are to be given some, as keys.
-        has_ended: Its rounds are over; mass that still arrives is merged at once.
-        has_finished: It has said so.
+        needy: Workers that have lost their mass and need some, as keys.
+        has_ended: The worker's rounds are over; arriving mass is merged at once.
+        has_finished: The worker has said `Finish`.
     """
 
     weight: float = 1.0
@@ -60,10 +60,10 @@ class PushSumState(RoundState):
 
     @property
     def estimate(self) -> Tensor:
-        """The numerator over the weight, [num_params]; amid an exchange, as it was before it.
+        """The numerator over the weight, [num_params]; during an exchange, its value before.
 
-        The vector given away may be far from a share of the numerator, as with `SparsePush`,
-        and the vectors of the others are yet to come.
+        During an exchange the given vector may be far from a share of the numerator, as in
+        `SparsePush`, and the others' vectors have not arrived yet.
         """
         params, weight = self.before_exchange or (self.params, self.weight)
         return params / weight

@@ -1,4 +1,4 @@
-"""QuasiGlobalGossip (QGM): momentum along the way that mixing has taken the parameters."""
+"""QuasiGlobalGossip (QGM): momentum estimated from the mixed parameters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class QuasiGlobalState(RoundState):
     r"""State of one worker.
 
     Attributes:
-        velocity: :math:`v_i`, how far a round takes the parameters *back*: of the direction of
-            a gradient, in the units of the parameters, [num_params].
+        velocity: :math:`v_i`, the change of the parameters in a round, with the sign of a
+            gradient, in the units of the parameters, [num_params].
         start: The parameters at the start of the round, :math:`x_i^{(t)}`, [num_params].
     """
 
@@ -31,11 +31,11 @@ class QuasiGlobalState(RoundState):
 
 @dataclass(frozen=True, kw_only=True)
 class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlobalState]):
-    r"""Gossip whose momentum follows the mixed parameters instead of the local gradients.
+    r"""Gossip with momentum from the mixed parameters instead of the local gradients.
 
-    Momentum of local gradients drives workers with different data apart. Here it is estimated
-    from the difference of the parameters of two rounds, after mixing, in which the neighbors'
-    data has a part. In each round worker :math:`i`
+    Momentum of local gradients drives workers with different data apart. Here momentum is
+    estimated from the difference of the parameters of two rounds after mixing, which includes
+    the neighbors' data. In each round worker :math:`i`
 
     1. takes `local_steps` SGD steps from :math:`x_i^{(t)}`, which change it by
        :math:`\Delta_i`, and adds momentum:
@@ -44,11 +44,11 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
        :math:`x_i^{(t+1)} = \sum_j W_{ij} x_j^{(t+1/2)}`,
     3. updates :math:`v_i^{(t+1)} = \mu v_i^{(t)} + (1 - \mu) (x_i^{(t)} - x_i^{(t+1)})`.
 
-    The optimizer of the task must be without momentum: :math:`\Delta_i = -\eta g_i`. At a
+    The optimizer of the task must not have momentum: :math:`\Delta_i = -\eta g_i`. At a
     constant learning rate :math:`\eta` and one local step this is the paper's heavy-ball
     variant (QG-DSGDm) exactly, with :math:`v = \eta \hat m`: the paper keeps :math:`\hat m`,
     takes :math:`\eta (\beta \hat m + g)` off :math:`x`, and averages into :math:`\hat m` the
-    difference over :math:`\eta`. An algorithm is not told :math:`\eta`, hence the product.
+    difference over :math:`\eta`. An algorithm does not know :math:`\eta`, hence the product.
 
     With :math:`\beta = 0` this is `Gossip`. A worker alone has quasi-hyperbolic momentum, with
     :math:`\mu + (1 - \mu) \beta` for its decay; steps add up to :math:`1 / (1 - \beta)` of
@@ -72,10 +72,10 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
     References:
         Lin, Karimireddy, Stich & Jaggi, "Quasi-Global Momentum: Accelerating Decentralized
         Deep Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, Algorithm 1.
-        Departures: after a change of :math:`\eta` the momentum gathered before keeps its
-        length, and fades at the rate :math:`\mu + (1 - \mu) \beta` a round, where the paper
-        rescales it at once; with several local steps momentum acts once a round, on the block
-        as a whole; the paper's Nesterov variant is left out.
+        Departures: after a change of :math:`\eta` the earlier momentum keeps its length and
+        decays at the rate :math:`\mu + (1 - \mu) \beta` per round, while the paper rescales it
+        at once; with several local steps momentum acts once per round, on the whole block;
+        the paper's Nesterov variant is omitted.
     """
 
     momentum: float = 0.9
@@ -94,8 +94,8 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         if not setting.momentum:
             return []
         return [
-            "QuasiGlobalGossip has a momentum of its own, and the optimizer has "
-            f"{setting.momentum} besides; give the task SGD(momentum=0.0)"
+            "QuasiGlobalGossip has a momentum of its own, and the optimizer also has "
+            f"{setting.momentum}; give the task SGD(momentum=0.0)"
         ]
 
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:

@@ -1,16 +1,16 @@
-"""Links that lose nothing: messages are kept until they are answered, and taken in once.
+"""Reliable links: messages are kept until they are answered, and handled once.
 
-`Awaiting` holds a message that may be sent again, such as the open request of `ADPSGD`.
-`ReliableLinks` are built on it: each message is acknowledged, and let through in order and
-once. Push-sum needs them, because its messages carry mass.
+`Awaiting` holds a message that may be resent, such as the open request of `ADPSGD`.
+`ReliableLinks` are built on it: each message is acknowledged, and delivered in order and once.
+Push-sum needs them, because its messages carry mass.
 
-A link leads from one worker to another and has an end at each. Its life is cut into *sessions*:
-the sender begins a new one, named after its clock, whenever it or the receiver has been away.
-Within a session every round in which the topology has the link is sent. A message of an earlier
-session is refused: its sender has taken it back, or is no more.
+A link leads from one worker to another and has an end at each. It is used in *sessions*: the
+sender begins a new one, named after its clock, whenever it or the receiver has been away.
+A session has a message for every round in which the topology has the link. A message of an
+earlier session is rejected: its sender has taken it back, or has restarted.
 
-Where a message that is lost takes nothing with it, none of this is needed. `ChocoGossip` asks
-for the whole replica after a missed increment; `DiLoCo` compares models, part by part.
+Algorithms whose messages carry no mass do not need this. `ChocoGossip` asks for the whole
+replica after a missed increment, and `DiLoCo` compares models part by part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Generic, TypeAlias, TypeVar
 from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTimer
 
 NextRound: TypeAlias = Callable[[int], int]
-"""The first round, from a given one on, in which a link is there."""
+"""Returns the first round from a given one on in which the link exists."""
 RESEND = "resend"
 """The timer of awaited answers."""
 
@@ -32,13 +32,13 @@ C = TypeVar("C")
 
 @dataclass(slots=True, eq=False)
 class Awaiting(Generic[C]):
-    """A message that may have been lost, and when to send it again.
+    """A message that may have been lost, and the time to resend it.
 
     Attributes:
         send: The message and its receiver.
-        content: Content that it gave away, to be taken back if the receiver is lost.
+        content: Content to take back if the receiver is lost.
         patience: Seconds to wait for the answer.
-        due: Time at which that wait is over.
+        due: End of that wait.
     """
 
     send: Send
@@ -48,7 +48,7 @@ class Awaiting(Generic[C]):
 
     @staticmethod
     def of(send: Send, content: C, now: Seconds, patience: Seconds | None) -> Awaiting[C]:
-        """Await the answer to `send`, sent now; `patience` None never sends it again."""
+        """Await the answer to `send`, sent now; without `patience` it is never resent."""
         patience = math.inf if patience is None else patience
         return Awaiting(send, content, patience, now + patience)
 
@@ -56,12 +56,12 @@ class Awaiting(Generic[C]):
 def send_again(
     awaiting: Sequence[Awaiting[C]], now: Seconds, growth: float = 1.0
 ) -> list[Effect]:
-    """Send overdue messages again, and set the timer for the next one that is due.
+    """Resend overdue messages, and set the timer for the next one.
 
     Args:
-        awaiting: All messages that the timer is for.
+        awaiting: All messages of the timer.
         now: Time on the worker's clock.
-        growth: Factor of the patience each time.
+        growth: Factor of the patience after each resend.
     """
     effects: list[Effect] = []
     for each in awaiting:
@@ -83,11 +83,10 @@ class Outlet(Generic[C]):
     """The sender's end of a link.
 
     Attributes:
-        session: Time at which it began; 0 from the start of the run on.
-        awaiting: Messages without acknowledgment, by round in ascending order; the one that
-            opened the session comes before all rounds. Nothing is kept where links lose
-            nothing.
-        is_open: The message that opens the session has been sent.
+        session: Start time of the session; 0 for the start of the run.
+        awaiting: Unacknowledged messages, by round in ascending order; the message that opened
+            the session comes first. It is empty on lossless links.
+        is_open: The message that opens the session was sent.
     """
 
     session: Seconds = 0.0
@@ -95,7 +94,9 @@ class Outlet(Generic[C]):
     is_open: bool = True
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
-        """The receiver has all of `session` that was sent before round `next_round`."""
+        """Account for a receiver that has all of `session` before round `next_round`."""
+        # A late acknowledgment of an earlier session says nothing about this one, whose numbers
+        # may be the same.
         if session == self.session:
             for round in [round for round in self.awaiting if round < next_round]:
                 del self.awaiting[round]
@@ -106,11 +107,10 @@ class Inlet:
     """The receiver's end of a link.
 
     Attributes:
-        session: The session under way; minus infinity before the first.
-        next_round: The first round that has not been let through.
-        held: Messages that came too early, by session and round: of the session under way and
-            the newest.
-        has_restarted: The sender's clock may have begun anew.
+        session: The current session; minus infinity before the first.
+        next_round: The first undelivered round.
+        held: Early messages of the current session and of the newest, by session and round.
+        has_restarted: The sender's clock may have restarted.
     """
 
     session: Seconds
@@ -119,8 +119,9 @@ class Inlet:
     has_restarted: bool = False
 
     def open(self, message: Message, next_round: NextRound) -> list[Message]:
-        """Begin a session with `message`, unless it has been begun before; let that through."""
+        """Begin a session with `message`, unless it has already begun; deliver the message."""
         session = message.numbers["session"]
+        # Sessions are clock times, so a larger one is newer, unless the clock has restarted.
         is_new = session > self.session or (self.has_restarted and session != self.session)
         if not is_new:
             return []
@@ -130,7 +131,7 @@ class Inlet:
         return [message, *self._release(next_round)]
 
     def accept(self, message: Message, next_round: NextRound) -> list[Message]:
-        """Take in a round's message; let through all messages that now may be, in order."""
+        """Accept a round's message; deliver all messages that are now in order."""
         session = message.numbers["session"]
         if session < self.session:
             return []
@@ -139,8 +140,10 @@ class Inlet:
             if message.round < self.next_round:
                 return []
         else:
+            # A message may overtake the one that opens its session. It is held until then, but
+            # only for one future session, so that memory stays bounded.
             if session < max((held for held, _ in self.held), default=session):
-                return []  # given up, for there is a newer one
+                return []  # given up, because there is a newer one
             known = self.held.items()
             self.held = {key: m for key, m in known if key[0] in (self.session, session)}
         self.held[session, message.round] = message
@@ -159,11 +162,10 @@ class ReliableLinks(Generic[C]):
     """This worker's ends of all its links.
 
     Attributes:
-        inlets: The links that others send to it on, by sender.
-        outlets: The links that it sends on, by receiver.
-        first_session: The session that links to it are in at first: none for a worker that
-            has come back, until it is told.
-        last_session: The last session that it has begun.
+        inlets: Incoming links, by sender.
+        outlets: Outgoing links, by receiver.
+        first_session: Initial session of incoming links; none for a worker that has come back.
+        last_session: The last session begun by this worker.
     """
 
     inlets: dict[Rank, Inlet] = field(default_factory=dict)
@@ -175,11 +177,12 @@ class ReliableLinks(Generic[C]):
 
     @property
     def is_idle(self) -> bool:
-        """All messages that need an acknowledgment have one."""
+        """All messages are acknowledged."""
         return not any(link.awaiting for link in self.outlets.values())
 
     def begin(self, receiver: Rank, now: Seconds) -> None:
         """Begin a new session, which the next message opens."""
+        # Two sessions within one moment still need different names.
         self.last_session = max(now, math.nextafter(self.last_session, math.inf))
         self.outlets[receiver] = Outlet(self.last_session, is_open=False)
 
@@ -189,11 +192,11 @@ class ReliableLinks(Generic[C]):
         """Send `message`, and keep it until it is acknowledged.
 
         Args:
-            to: Receiver, at the other end.
+            to: Receiver at the other end.
             message: Message; gets the number "session" in addition to its own.
             content: Content that `take_back` returns if the receiver is lost.
             now: Time on the worker's clock.
-            patience: Seconds until it is sent again; None keeps nothing.
+            patience: Seconds until it is resent; None keeps nothing.
         """
         link = self.outlets.setdefault(to, Outlet())
         numbers = {**message.numbers, "session": link.session}
@@ -205,8 +208,8 @@ class ReliableLinks(Generic[C]):
         return [send, *timer(self._firsts())]
 
     def resend(self, now: Seconds) -> list[Effect]:
-        """Send overdue messages of all links again."""
-        # A full link would never drain if messages were repeated over and over.
+        """Resend overdue messages of all links."""
+        # Fixed intervals would repeat messages on a full link faster than it drains.
         return send_again(self._firsts(), now, growth=1.5)
 
     def acknowledge(self, sender: Rank, message: Message) -> list[Effect]:
@@ -216,14 +219,16 @@ class ReliableLinks(Generic[C]):
         return timer(self._firsts())
 
     def take_back(self, receiver: Rank) -> list[C]:
-        """Forget messages that a lost receiver has not acknowledged; returns their contents."""
+        """Forget the unacknowledged messages of a lost receiver; return their contents."""
         if (link := self.outlets.get(receiver)) is None:
             return []
         taken, link.awaiting = link.awaiting, {}
         return [each.content for each in taken.values()]
 
     def _firsts(self) -> list[Awaiting[C]]:
-        """The message that each receiver needs next; it may have the rest already."""
+        """The message that each receiver needs next."""
+        # An acknowledgment is cumulative: the receiver may already have the later messages, and
+        # the answer to the first will say so.
         links = [link.awaiting for link in self.outlets.values() if link.awaiting]
         return [next(iter(awaiting.values())) for awaiting in links]
 
@@ -237,12 +242,12 @@ class ReliableLinks(Generic[C]):
         return link
 
     def forget(self, sender: Rank) -> None:
-        """Drop messages that came from `sender` too early."""
+        """Drop early messages from `sender`."""
         if (link := self.inlets.get(sender)) is not None:
             link.held.clear()
 
     def acknowledgment(self, sender: Rank, session: Seconds) -> list[Effect]:
-        """Say how far `session` has come, if it is under way."""
+        """Return the progress of `session`, if it is current."""
         link = self.inlets[sender]
         if session != link.session:
             return []

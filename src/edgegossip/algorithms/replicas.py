@@ -16,13 +16,12 @@ from edgegossip.core.protocol import Payload, Rank
 class Replicas:
     r"""Copies of the sender's estimate at both ends of each link.
 
-    Receivers that have been told the same share one tensor, and so are told the next
-    difference in one payload.
+    Receivers with the same copy share one tensor and one payload for the next difference.
 
     Attributes:
         initial: First copy of every estimate, [num_params].
         sent: Copies of this worker's estimate, by receiver.
-        heard: Copies of others' estimates, by sender.
+        heard: Copies of the others' estimates, by sender.
     """
 
     initial: Tensor
@@ -38,7 +37,7 @@ class Replicas:
         *key: int | str,
         kind: str,
     ) -> list[Offer]:
-        """Bring the copies of `receivers` closer to `estimate`, and offer a share of them.
+        """Move the copies of `receivers` closer to `estimate`, and offer a share of them.
 
         Returns:
             One offer for all receivers with the same copy.
@@ -56,11 +55,11 @@ class Replicas:
         return offers
 
     def hear(self, sender: Rank, payload: Payload, compressor: Compressor) -> Tensor:
-        """Follow `sender`; give the new copy of its estimate, [num_params]."""
+        """Apply an update of `sender`; return the new copy of its estimate, [num_params]."""
         known = self.heard.get(sender, self.initial)
         known = self.heard[sender] = known + compressor.decompress(payload, known.numel())
         return known
 
     def meet(self, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
-        """Begin anew with an estimate that both ends know; see `PushSum.meet`."""
+        """Restart from an estimate that both ends know; see `PushSum.meet`."""
         (self.heard if is_sender else self.sent)[neighbor] = estimate

@@ -1,4 +1,4 @@
-"""Numbers of a wrapper that ride on the messages of the algorithm within it."""
+"""Numbers of a wrapper in the messages of its inner algorithm."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from edgegossip.core.protocol import Received, Send
 
 
 def with_numbers(send: Send, numbers: Mapping[str, float]) -> Send:
-    """Let the message of `send` carry these numbers as well."""
+    """Add these numbers to the message of `send`."""
     carried = {**send.message.numbers, **numbers}
     return replace(send, message=replace(send.message, numbers=carried))
 
 
 def without_numbers(event: Received, names: Collection[str]) -> Received:
-    """Give the message of `event` as the inner algorithm sent it."""
+    """Restore the message of `event` as the inner algorithm sent it."""
     known = event.message.numbers.items()
     numbers = {name: number for name, number in known if name not in names}
     return replace(event, message=replace(event.message, numbers=numbers))

@@ -1,8 +1,8 @@
 """Synchronous rounds: train, exchange with the neighbors, mix, repeat.
 
-The waiting is written once, in `Synchronous`, and so is the handling of neighbors that are
-lost or come back, and of messages that never arrive. An algorithm built on `RoundBased` only
-gives the payloads to send (`outgoing`) and mixes those that arrive (`mix`).
+`Synchronous` implements the waiting, and the handling of lost and returning neighbors and of
+lost messages. An algorithm derived from `RoundBased` only provides the payloads to send
+(`outgoing`) and mixes the arrived ones (`mix`).
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class RoundState(WorkerState):
     """State of a worker that waits for its neighbors.
 
     Attributes:
-        exchange: Exchanges completed so far, of which a round has one or more.
-        is_exchanging: It has sent this exchange's messages and waits for the others'.
+        exchange: Completed exchanges; a round has one or more.
+        is_exchanging: The worker has sent this exchange's messages and waits for the others'.
         inbox: Messages of this exchange and later ones, by exchange and sender.
-        first_exchange: The first exchange in which a neighbor is waited for; 0 where not
-            listed, infinite from when it is lost until it is heard again.
+        first_exchange: The first exchange in which the worker waits for a neighbor; 0 by
+            default, infinite while the neighbor is lost.
         lost: Workers that cannot be reached, as keys.
-        catch_up: Answers of the neighbors to a worker that has rejoined; None otherwise.
-        ahead: Messages of neighbors that can be reached again and said they were ahead.
-        layout: Layout of `params`, as the worker was told when it started.
+        catch_up: Answers of the neighbors after rejoining; None otherwise.
+        ahead: Messages of returned neighbors that are ahead.
+        layout: Layout of `params`, from `Started`.
     """
 
     exchange: int = 0
@@ -77,23 +77,23 @@ S = TypeVar("S", bound=RoundState)
 class Synchronous(Algorithm[S], Generic[S]):
     """Base of the algorithms that wait for all their neighbors every round.
 
-    A round is some training and an exchange, or several in a row: all send, wait for the
-    messages of their neighbors, and mix. A worker waits for its neighbors only, so neighbors
-    are at most one exchange apart while nobody is lost. A neighbor that is lost is not waited
-    for; its weight goes to the worker itself. One that comes back takes parameters and round
-    from the neighbor that is furthest, and tells all neighbors from which exchange on they will
-    hear it. One that was only cut off, and is more than a round behind, does the same once its
-    training is done: nobody waits until it has done the rounds that it missed.
+    A round is some training and one or more exchanges: all workers send, wait for the messages
+    of their neighbors, and mix. A worker waits for its neighbors only, so neighbors are at most
+    one exchange apart while nobody is lost. Nobody waits for a lost neighbor; the worker adds
+    its weight to its own. A worker that comes back takes parameters and round from its most
+    advanced neighbor, and announces to all neighbors the exchange in which it continues. A
+    worker that was only cut off, and is more than a round behind, does the same after its
+    training: nobody waits for its missed rounds.
 
-    A neighbor's word alone makes nobody skip rounds if there are three or more: the second
-    furthest counts then, so that one that lies cannot send others to the end of the run.
+    Among three or more neighbors the second most advanced counts, so that a single lying
+    neighbor cannot send others to the end of the run.
 
     Args:
-        topology: Graph that a worker sends along in each exchange.
+        topology: Graph of each exchange's messages.
         num_rounds: Rounds until it finishes.
-        timeout: Seconds that a worker waits for its neighbors in one exchange before it goes
-            on with the messages that have arrived. None waits indefinitely; safe only where
-            links lose nothing.
+        timeout: Seconds that a worker waits for its neighbors in one exchange before it
+            continues with the arrived messages. None waits indefinitely; safe only on lossless
+            links.
     """
 
     topology: Topology
@@ -104,7 +104,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         check_ranges(self, num_rounds="at least 1", timeout="above 0 or None")
 
     def init(self, rank: Rank, params: Tensor) -> S:
-        """Build a `RoundState`; an algorithm whose state has more builds its own."""
+        """Build a `RoundState`; an algorithm with more state builds its own."""
         return cast("S", RoundState(rank=rank, params=params))
 
     @abstractmethod
@@ -121,26 +121,28 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @abstractmethod
     def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        """Tell `receivers` from which exchange on they hear this worker ("catch-up").
+        """Announce to `receivers` the exchange in which this worker continues ("catch-up").
 
-        A worker that has come back goes on from this message.
+        A worker that has come back can continue from this message.
         """
 
     @abstractmethod
     def catch_up_with(self, state: S, payload: Payload) -> None:
-        """Go on from the `announce` of the neighbor that is furthest."""
+        """Continue from the `announce` of the most advanced neighbor."""
 
     @abstractmethod
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Messages of `send` and `announce`, by kind; `params` ([num_params]) as for `init`."""
 
     def message(self, kind: str, exchange: int, payload: Payload) -> Message:
-        """Make a message of an exchange: its round and, if not the first, its place there."""
+        """Make a message of an exchange, with its round and, after the first, its place in the
+        round.
+        """
         round, place = divmod(exchange, self.exchanges_per_round)
         return Message(kind, round, payload, {"exchange": place} if place else {})
 
     def exchange_of(self, message: Message) -> int:
-        """Exchange that a message belongs to, counted from the first round on."""
+        """Exchange of a message, counted from the first round."""
         place = int(message.numbers.get("exchange", 0))
         return message.round * self.exchanges_per_round + place
 
@@ -153,7 +155,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.params = trained.params
 
     def end(self, state: S) -> list[Effect]:
-        """The last round is over."""
+        """Finish after the last round."""
         return [Finish()]
 
     @property
@@ -163,7 +165,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @property
     def total_rounds(self) -> int:
-        """Rounds until it finishes, those at the end in which nobody trains included."""
+        """Rounds until it finishes, including final rounds without training."""
         return self.num_rounds
 
     @property
@@ -213,7 +215,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     # One round.
 
     def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
-        """Begin the next round, and those after it that need neither training nor waiting."""
+        """Begin the next round, and following rounds without training or waiting."""
         effects: list[Effect] = []
         while state.round < self.total_rounds:
             if (work := self.work(state)) is not None:
@@ -233,7 +235,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return effects
 
     def _is_complete(self, state: S) -> bool:
-        """It exchanges, and all who are to be waited for have been heard."""
+        """An exchange is under way, and all awaited messages have arrived."""
         arrived = state.inbox.get(state.exchange, {})
         return state.is_exchanging and all(
             j in arrived or state.first_exchange.get(j, 0) > state.exchange
@@ -259,25 +261,26 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.exchange, state.round = exchange, exchange // self.exchanges_per_round
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        # While it catches up, it waits for no neighbor that joined later and does the same.
+        # While catching up, it does not wait for a neighbor that joined later and also catches
+        # up, or both would wait for each other.
         exchange = self.exchange_of(message)
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
             self._wait_for(state, sender, exchange)
         neighbors = self.topology.in_neighbors(state.rank, exchange)
-        # A worker that is no neighbor in that exchange has no business here.
+        # Drop messages of workers that are no neighbors in that exchange.
         if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
         return self._go_on(state, now)
 
     def _wait_for(self, state: S, sender: Rank, first: int) -> None:
-        """Wait for `sender` from exchange `first` on: it is back, and will send in each."""
+        """Wait for `sender`, which is back, from exchange `first` on."""
         if sender in state.lost:
-            return  # its message was long under way
+            return  # its message is outdated
         earlier = state.first_exchange.get(sender, 0)
         if earlier == math.inf and self._will_skip(state, sender, first):
-            return  # it will say where it goes on
-        # If it came back twice, its messages may come in the wrong order. To wait too little
-        # does no harm; to wait for a message that it never sends would last for ever.
+            return  # it will announce the round in which it continues
+        # If it came back twice, its messages may arrive in the wrong order. Waiting too little
+        # does no harm, but waiting for a message that it never sends would last forever.
         is_fresh = earlier == math.inf
         state.first_exchange[sender] = first if is_fresh else max(earlier, first)
 
@@ -297,7 +300,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def _help_to_catch_up(self, state: S, rank: Rank, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
-            return []  # answers once it has caught up itself, in a round that it will keep to
+            return []  # it answers after it has caught up itself, with its final round
         is_neighbor = rank in self.topology.all_out_neighbors(state.rank)
         return self.announce(state, [rank], now) if is_neighbor else []
 
@@ -324,7 +327,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return self._resume(state, now)
 
     def _resume(self, state: S, now: Seconds) -> list[Effect]:
-        """Take parameters and round from the neighbor that is furthest, if any answered."""
+        """Take parameters and round from the most advanced neighbor, if any answered."""
         answers, state.catch_up = state.catch_up, None
         if answers:
             reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
@@ -341,7 +344,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     # Skipping rounds.
 
     def _is_behind(self, state: S) -> bool:
-        """It was away for more than a round, as enough neighbors say."""
+        """Enough neighbors show that the worker was away for more than a round."""
         if not state.ahead:
             return False
         state.ahead = {
@@ -356,12 +359,12 @@ class Synchronous(Algorithm[S], Generic[S]):
         return _enough(sum(j not in state.lost for j in neighbors))
 
     def _skip(self, state: S, now: Seconds) -> list[Effect]:
-        """Go on where the others are, as if it had just come back."""
+        """Continue with the others, as if the worker had just come back."""
         state.catch_up, state.ahead, state.is_exchanging = state.ahead, {}, False
         return self._resume(state, now)
 
     def _will_skip(self, state: S, other: Rank, exchange: int) -> bool:
-        """`other` is so far behind this worker, and others that it hears, that it skips."""
+        """Whether `other` is so far behind this worker and the others that it will skip."""
         if not self._is_far(exchange, state.exchange):
             return False
         own = self.topology.all_in_neighbors(state.rank)
@@ -375,15 +378,15 @@ class Synchronous(Algorithm[S], Generic[S]):
 
 
 def _enough(num_neighbors: int) -> int:
-    """Number of neighbors that must say so: among three or more, one may lie."""
+    """Required number of neighbors: among three or more, one may lie."""
     return 2 if num_neighbors >= 3 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundBased(Synchronous[S], Generic[S]):
-    """`Synchronous` for algorithms that send tensors and mix those that come into `params`.
+    """`Synchronous` for algorithms that send tensors and mix arrived ones into `params`.
 
-    Tensors that come too late are thrown away.
+    Late tensors are dropped.
     """
 
     @abstractmethod
@@ -391,11 +394,11 @@ class RoundBased(Synchronous[S], Generic[S]):
         """Payload for `receiver` in this exchange."""
 
     def handed_over(self, state: S) -> Tensor:
-        """Parameters for a worker that comes back to go on from, [num_params]."""
+        """Parameters for a returning worker, [num_params]."""
         return state.params
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec | Tensor]:
-        """Describe the payloads of `outgoing`, or give an example; only a network asks.
+        """Describe the payloads of `outgoing`, or give an example; only a network needs this.
 
         Args:
             params: [num_params].
@@ -403,7 +406,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         raise lacks(self, "payload_schema")
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Payloads of `outgoing`, and whole vectors for workers that come back."""
+        """Payloads of `outgoing`, and whole vectors for returning workers."""
         whole = {"params": TensorSpec.like(params)}
         return {
             "params": self.exchanged(self.payload_schema(params)),
@@ -415,13 +418,14 @@ class RoundBased(Synchronous[S], Generic[S]):
         tensors: Mapping[str, TensorSpec | Tensor],
         optional: Mapping[str, TensorSpec] | None = None,
     ) -> MessageSpec:
-        """Describe the messages that `message` makes of such tensors."""
+        """Describe the messages of `message` with such tensors."""
         places = range(1, self.exchanges_per_round)
         return MessageSpec(
             tensors,
             optional or {},
             optional_numbers={"exchange": places} if places else {},
-            # Not one round: a worker that was cut off, or has rejoined, may be behind by all.
+            # More than one round: a worker that was cut off, or has rejoined, may lack all of
+            # them.
             max_ahead=self.total_rounds,
         )
 

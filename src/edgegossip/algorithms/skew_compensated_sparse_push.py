@@ -1,4 +1,4 @@
-"""SkewCompensatedSparsePush: SparsePush, and rounds of averaging that make workers agree."""
+"""SkewCompensatedSparsePush: SparsePush, then averaging that makes workers agree."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(slots=True, kw_only=True)
 class SkewCompensatedState(SparsePushState):
-    """State of one worker; `replicas` are the copies that it and its neighbors share."""
+    """State of one worker; `replicas` are the copies shared with its neighbors."""
 
     replicas: Replicas
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
-    r"""`SparsePush`, and after it some rounds of averaging without training.
+    r"""`SparsePush`, followed by rounds of averaging without training.
 
-    Where the workers' data is skewed, compressing keeps their estimates apart, though the
-    average of them all is good. So after the last round of training the workers only average,
-    `compensation_rounds` times, with whole vectors:
+    With skewed data, compression keeps the workers' estimates apart, although their average is
+    good. After the last round of training the workers therefore average `compensation_rounds`
+    times with whole vectors:
 
     .. math::
         x_i \leftarrow p_i x_i + \sum_{j \to i} p_j x_j, \quad
         w_i \leftarrow p_i w_i + \sum_{j \to i} p_j w_j
 
-    Along a directed ring of 8 this leaves 0.924 of the distance each time, and 2 % after 50
-    rounds. On request, every so many rounds of training average in this way, too. The error
-    memory is then cleared, because all of the numerator has been offered.
+    In a directed ring of 8, each such round leaves 0.924 of the distance, and 50 rounds leave 2
+    %. With `compensate_every`, some rounds of training also average in this way. The error
+    memory is then cleared, because the whole numerator was offered.
 
-    Both ends of a link know the estimate that it has carried in such rounds, and the sender
-    sends the change since then, as in `DifferencePush`. This change may be compressed, too.
+    Both ends of a link know the last estimate sent in such rounds, and the sender sends the
+    change since then, as in `DifferencePush`. This change may be compressed, too.
 
     Args:
         topology: See `PushSum`.
@@ -51,9 +51,9 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         compressor: See `SparsePush`.
         consensus_step: See `SparsePush`.
         compensation_rounds: Rounds of averaging after the last one of training, at least 0.
-        compensation_compressor: Compressor of the differences sent in them; its own step is the
-            consensus step of these rounds.
-        compensate_every: Period, in rounds of training, whose last round averages with
+        compensation_compressor: Compressor of the differences in these rounds; its own step is
+            their consensus step.
+        compensate_every: Rounds of training between two rounds that average with
             `compensation_compressor`, at least 1; None for never.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.

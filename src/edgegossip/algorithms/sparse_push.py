@@ -1,4 +1,4 @@
-"""SparsePush: push-sum whose numerators travel compressed, with an error memory."""
+"""SparsePush: push-sum with compressed numerators and an error memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SparsePushState(PushSumState):
     """State of one worker.
 
     Attributes:
-        error: Part that the compressor has held back so far, [num_params].
+        error: Part held back by the compressor so far, [num_params].
     """
 
     error: Tensor
@@ -68,7 +68,7 @@ class ErrorFeedbackPush(PushSum[E], Generic[E]):
 
 @dataclass(frozen=True, kw_only=True)
 class SparsePush(ErrorFeedbackPush[SparsePushState]):
-    r"""Push-sum of compressed numerators; the sender alone remembers the error.
+    r"""Push-sum of compressed numerators; only the sender remembers the error.
 
     In each round worker :math:`i` takes `local_steps` SGD steps from :math:`z_i = x_i / w_i` to
     :math:`z_i'` and sets :math:`x_i = w_i z_i'`. Then, with compressor :math:`C`, error memory
@@ -77,13 +77,13 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
 
     .. math::
         v_i &= x_i + e_i, \quad q_i = C(v_i), \quad e_i = v_i - q_i \\
-        x_i &\leftarrow x_i + \gamma \Big(\sum_{j \to i} p_j q_j - d_i p_i q_i\Big) \\
-        w_i &\leftarrow w_i + \gamma \Big(\sum_{j \to i} p_j w_j - d_i p_i w_i\Big)
+        x_i &\leftarrow x_i + \gamma \Bigl(\sum_{j \to i} p_j q_j - d_i p_i q_i\Bigr) \\
+        w_i &\leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
-    Weights travel as they are, and as nobody keeps a copy of anybody else's numerator, links
-    may come and go from round to round. The sums of all :math:`x_i` and of all :math:`w_i`
-    never change by exchanging. The error memory is no part of them: it only says which part of
-    :math:`x_i` is still to be offered.
+    Weights travel uncompressed. Workers keep no copies of each other's numerators, so links may
+    come and go from round to round. Exchanging never changes the sums of all :math:`x_i` and of
+    all :math:`w_i`. The error memory is no part of these sums: it only records the part of
+    :math:`x_i` that is still to be offered.
 
     Without compression and with step 1 this is `StochasticGradientPush`, to the last bit.
 
@@ -93,10 +93,10 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
             :math:`\sigma` (`Compressor.consensus_step`): 1 without compression, 0.01 for the
-            largest 1 % of the entries. Measured without training on rings, exponential and
-            complete graphs, 1 and 10 % kept: half of :math:`\sigma` to all of it leaves workers
-            closest to each other; random-k diverges from :math:`2 \sigma` on, top-k from 5 to
-            8 :math:`\sigma`.
+            largest 1 % of the entries. Without training on rings, exponential and complete
+            graphs with 1 and 10 % kept, half of :math:`\sigma` to all of it brings workers
+            closest together. Random-k diverges from :math:`2 \sigma` on, and top-k from 5 to 8
+            :math:`\sigma`.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.

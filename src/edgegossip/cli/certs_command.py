@@ -1,4 +1,4 @@
-"""The command that makes certificates, and takes them back."""
+"""The command that makes and revokes certificates."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Init:
     """Make the authority that signs the certificates of all workers.
 
     Args:
-        out: Folder for its certificate, ca.pem, and its key, ca-key.pem.
-        days: How long it is valid.
+        out: Folder for the certificate, ca.pem, and the key, ca-key.pem.
+        days: Validity in days.
     """
 
     out: Path = Path("certs")
@@ -37,7 +37,8 @@ class Init:
     def run(self) -> None:
         path = make_authority(self.out, days=self.days)
         print(f"{path}: for every machine")
-        print(f"{authority_paths(self.out)[1]}: stays here; whoever has it can be any worker")
+        key = authority_paths(self.out)[1]
+        print(f"{key}: stays here; anyone who has it can pose as any worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +46,15 @@ class Issue:
     """Make keys and certificates for workers and routers.
 
     Args:
-        rank: Rank of a worker; say it again for more of them.
-        router: Make one for routers. Anyone who has it can be any worker.
-        run_name: Good only in runs of this name (worker --name); by default in all.
-        replace: Put them in the place of earlier ones, which stay valid until they expire or
-            are revoked. A running worker goes on with the new ones.
+        rank: Rank of a worker; repeatable.
+        router: Make a certificate for routers. Its holder can impersonate any worker.
+        run_name: Name of the runs in which it is valid (worker --name); by default all.
+        replace: Replace earlier certificates, which stay valid until they expire or are
+            revoked. A running worker switches to the new ones.
         host: Name or IP address of the worker's machine, for other programs that compare it;
-            say it again for more of them.
+            repeatable.
         out: Folder of the authority, and for the new files.
-        days: How long they are valid; at most as long as the authority.
+        days: Validity in days; limited by the authority's.
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
@@ -86,13 +87,12 @@ class Issue:
 
 @dataclass(frozen=True, kw_only=True)
 class Revoke:
-    """Put certificates on the authority's list of those that are good no more.
+    """Add certificates to the authority's revocation list.
 
     Args:
-        rank: Rank of a worker whose certificates so far are all revoked; say it again for more.
-        router: Revoke all of routers.
-        serial: Number of a single certificate, from edgegossip certs list; say it again for
-            more of them.
+        rank: Rank of a worker, to revoke all its certificates so far; repeatable.
+        router: Revoke all certificates of routers.
+        serial: Number of a single certificate, from edgegossip certs list; repeatable.
         out: Folder of the authority, and for the list, revoked.pem.
     """
 

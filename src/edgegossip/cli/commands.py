@@ -1,4 +1,4 @@
-"""The commands that train or draw; importing this imports torch."""
+"""The commands for training and reports; importing this imports torch."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from edgegossip.report.study_page import write_study_report
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """How to run a recipe.
+    """Options for running a recipe.
 
     Args:
-        only: With `run`: the one algorithm of a comparison to run; by default its baseline.
-        batched: Train small dense models together: several times faster with many workers, and
-            another result in the last bits. "auto" does from 64 workers on.
+        only: Algorithm of a comparison to `run`; by default its baseline.
+        batched: Train small dense models together: several times faster with many workers, but
+            the last bits of the result differ. "auto" does so from 64 workers on.
     """
 
     only: str | None = None
@@ -47,7 +47,7 @@ class RunOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(RunOptions, ManyRunsOptions):
-    """How to run all of a comparison."""
+    """Options for running a whole comparison."""
 
 
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:
@@ -90,12 +90,12 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
 
 
 def default_folder(name: str) -> Path:
-    """Where results go if nobody says: the name and the time."""
+    """Default folder of results, from the name and the time."""
     return Path("runs", name, datetime.now().strftime("%Y-%m-%d-%H%M%S"))
 
 
 def repeatable(command: str, arguments: list[str]) -> str:
-    """The command less the options that do not matter for its results, and less passwords.
+    """The command without passwords and without options that do not affect results.
 
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
@@ -106,7 +106,7 @@ def repeatable(command: str, arguments: list[str]) -> str:
 
 
 def without(arguments: list[str], *options: str) -> list[str]:
-    """The arguments less these options; all but `--resume` take a value.
+    """The arguments without these options; all except `--resume` take a value.
 
     >>> without(["quickstart", "--out", "x", "--seed=1", "--no-resume"], "out", "resume")
     ['quickstart', '--seed=1']
@@ -151,7 +151,7 @@ def _require_comparison(
 
 
 def print_table(results: dict[str, Results]) -> None:
-    """Say what came of each run in a line."""
+    """Print the result of each run in a line."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
     for column in ("run", "accuracy", "worst worker", "sent", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)

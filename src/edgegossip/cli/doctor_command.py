@@ -1,4 +1,4 @@
-"""The command that says what this machine can do, and what it lacks."""
+"""The command that checks this machine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LOCAL_REDIS = "redis://localhost:6379"
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what this machine can do, and what to do about the rest.
+    """Check this machine, and suggest remedies.
 
     Args:
         connect: Endpoints of other workers to try, such as tls/host:7447.
         tls: Folder of this worker's certificate, from edgegossip certs.
         rank: Rank of this worker, with --tls.
-        router: Instead of a rank: this machine is for a router.
+        router: Check a router's machine, instead of a rank.
         redis: Server to try for telemetry, such as redis://host:6379.
     """
 
@@ -55,10 +55,10 @@ class Finding:
     """One line of the table.
 
     Args:
-        what: Thing that was checked.
+        what: Checked item.
         state: "ok", "none" (optional, and not here), "missing" or "failed".
         detail: Result of the check, or the thing to do.
-        was_asked_for: Whether the command fails if this has.
+        was_asked_for: Whether a failure makes the command fail.
     """
 
     what: str
@@ -68,7 +68,7 @@ class Finding:
 
 
 def doctor_command(arguments: list[str]) -> int:
-    """`edgegossip doctor`; returns 1 if something that was asked for fails."""
+    """Run `edgegossip doctor`; return 1 if a requested check fails."""
     options = tyro.cli(Doctor, prog="edgegossip doctor", args=arguments)
     findings = [*_software(), *_hardware(), _redis(options.redis)]
     if options.tls is not None or options.connect:

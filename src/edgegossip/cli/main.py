@@ -110,7 +110,7 @@ def _compare(arguments: list[str]) -> int:
 
 
 def _imported(module: str, function: str) -> Callable[[list[str]], int]:
-    """A command whose module, and torch with it, is imported when it is called."""
+    """A command whose module, and with it torch, is imported on use."""
 
     def command(arguments: list[str]) -> int:
         imported = importlib.import_module(module)

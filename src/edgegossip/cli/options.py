@@ -1,4 +1,4 @@
-"""Options that commands share, and those of a recipe or a study beside them."""
+"""Common options of commands, combined with those of a recipe or a study."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AnyOptions = TypeVar("AnyOptions")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Where results go, and how.
+    """Options for results.
 
     Args:
         out: Folder of the results; by default runs/NAME/STAMP.
-        resume: Go on with what was interrupted in `out`, to the result that it would have had.
-        threads: Threads of the compute pool; by default one a core. No effect on results.
+        resume: Resume the interrupted work in `out`, to the result of an uninterrupted one.
+        threads: Threads of the compute pool; by default one per core. No effect on results.
     """
 
     out: Path | None = None
@@ -42,11 +42,11 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ManyRunsOptions(Options):
-    """How to do several runs.
+    """Options for several runs.
 
     Args:
-        processes: Runs at a time, each with one thread in a process of its own; by default
-            one a core, or 1 with `--threads`. No effect on results.
+        processes: Parallel runs, each with one thread in its own process; by default one per
+            core, or 1 with `--threads`. No effect on results.
     """
 
     processes: int | None = None
@@ -57,12 +57,12 @@ class ManyRunsOptions(Options):
 
     @property
     def num_processes(self) -> int:
-        """As given, or one a core."""
+        """The given number, or one per core."""
         return self.processes or (1 if self.threads is not None else num_cores())
 
 
 def argument_names(make: Callable[..., Any]) -> list[str]:
-    """Names of a recipe's or a study's options, those within its settings included.
+    """Names of a recipe's or a study's options, including those of its settings.
 
     >>> from edgegossip.recipes.registry import load_recipe
     >>> "num_workers" in argument_names(load_recipe("quickstart"))
@@ -78,17 +78,17 @@ def argument_names(make: Callable[..., Any]) -> list[str]:
 def parse(
     prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
 ) -> tuple[AnyOptions, Any]:
-    """Read our options, and call `make` with its own.
+    """Parse the command's options, and call `make` with its own.
 
     Args:
         prog: Text before the options.
-        kind: Our options.
-        make: A recipe or a study; its arguments become options.
+        kind: Class of the command's options.
+        make: Recipe or study; its arguments become options.
         arguments: Words typed after `prog`.
 
     Raises:
-        UsageError: If a value is out of range, or an argument of `make` is called like one of
-            our options. Options that are none end the process.
+        UsageError: If a value is out of range, or an argument of `make` has the name of a
+            command's option. Unknown options end the process.
     """
     ours = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     if taken := [name for name in argument_names(make) if name in ours]:

@@ -1,4 +1,4 @@
-"""The command that says what to run on machines that one has; importing this imports torch."""
+"""The command that recommends an algorithm for real machines; importing this imports torch."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from edgegossip.report import units
 OWN = ("--machines", "--target", "--max-seconds", "--held-out")
 """Options of the plan, which its candidates do not have."""
 MEASURED = "samples_per_second"
-"""Setting that says how fast this machine was."""
+"""Setting with the speed of this machine."""
 SHOWN = 5
 """Candidates that are printed; the report has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(SeveralSeeds):
-    """How to plan; each option of the recipe may have several values, which are tried.
+    """Options for planning; each option of the recipe may have several values.
 
     Args:
         machines: TOML file with a [[machine]] table for each machine, in order of ranks: name,
-            speed (over this machine's) or samples_per_second, mbits, latency_ms, count.
+            speed (relative to this machine) or samples_per_second, mbits, latency_ms, count.
         target: Accuracy to reach, in (0, 1); by default the best found less one point.
-        max_seconds: Virtual seconds of each candidate; by default as long as it needs.
+        max_seconds: Virtual seconds of each candidate; unlimited by default.
     """
 
     machines: Path
@@ -64,10 +64,10 @@ class Proposal:
     """An algorithm of a recipe with some settings.
 
     Args:
-        recipe: Its name.
-        only: The algorithm's.
-        words: The recipe's options as they are typed.
-        told: The settings that differ between candidates, in words.
+        recipe: Name of the recipe.
+        only: Name of the algorithm.
+        words: The recipe's options as typed.
+        told: Settings that differ between candidates, in words.
     """
 
     recipe: str
@@ -77,7 +77,7 @@ class Proposal:
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """Name in tables."""
         return f"{self.only}, {self.told}" if self.told else self.only
 
     def command(self, start: str) -> str:
@@ -97,10 +97,10 @@ def plan_command(arguments: list[str]) -> int:
 
 
 def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, Proposal]]:
-    """Make a study of all algorithms of a recipe with all values that options have.
+    """Make a study of all algorithms of a recipe with all values of its options.
 
     Raises:
-        UsageError: If the recipe, a setting of it, or a machine is none.
+        UsageError: If the recipe, one of its settings, or a machine is invalid.
     """
     name, words = recipe_name("plan", arguments)
     values = split_values("plan", name, words)
@@ -153,7 +153,7 @@ def _candidates(
 
 
 def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
-    """Make the recipe for as many machines as there are, one of which may be its server."""
+    """Make the recipe for the given number of machines, possibly including its server."""
     for num_workers in (wanted, wanted - 1):
         more = ["--num-workers", str(num_workers)]
         _, _, chosen = parse_recipe("plan", PlanOptions, [name, *words, *more])
@@ -165,7 +165,7 @@ def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
 
 
 def _measured_before(options: PlanOptions) -> float | None:
-    """What an interrupted plan has measured: all its candidates are judged by the same."""
+    """The measurement of an interrupted plan, which holds for all its candidates."""
     if not options.resume or options.out is None or not (options.out / STUDY).exists():
         return None
     found: float | None = read_json(options.out / STUDY)["settings"].get(MEASURED)
@@ -173,7 +173,7 @@ def _measured_before(options: PlanOptions) -> float | None:
 
 
 def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float:
-    """Measure the training samples a second of one core of this machine."""
+    """Measure the training samples per second of one core of this machine."""
     ranks = experiment.data_ranks
     workload = Workload(experiment.task, ranks, experiment.seed, experiment.algorithm.role)
     trainer, params = workload.make_trainer(ranks[0]), workload.initial_params(ranks[0])
@@ -229,11 +229,11 @@ class Outlook:
     """Expected figures of a candidate: medians over the seeds.
 
     Attributes:
-        run: The candidate's label.
-        times: Time to the target, for each seed; infinite where it is never reached.
+        run: Label of the candidate.
+        times: Time to the target, for each seed; infinite if never reached.
         accuracy: Accuracy at the end.
-        bytes_per_second: Bytes that each worker sends in a second.
-        used: Share of the workers' capacity that trains on samples.
+        bytes_per_second: Bytes per second sent by each worker.
+        used: Share of the workers' capacity used for training.
     """
 
     run: str
@@ -244,12 +244,12 @@ class Outlook:
 
     @property
     def seconds(self) -> Seconds:
-        """To the target."""
+        """Median time to the target."""
         return statistics.median(self.times)
 
 
 def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
-    """Order the candidates by their time to the target, then by accuracy; gives that target."""
+    """Order the candidates by time to the target, then by accuracy; return the target too."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
         runs.setdefault(row["run"], []).append(row)
@@ -279,7 +279,7 @@ def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlo
 def advice(
     found: tuple[float, Sequence[Outlook]], candidates: Mapping[str, Proposal]
 ) -> Iterator[str]:
-    """Say what to run, why, and how to start it."""
+    """Write the recommendation, its reason, and the commands."""
     target, order = found
     best, *others = order
     if math.isinf(best.seconds):
@@ -303,7 +303,7 @@ def advice(
 
 
 def _why(best: Outlook, other: Outlook) -> str:
-    """Say what the slower one does worse."""
+    """Describe the weakness of the slower one."""
     reasons = []
     if other.used < 0.95 * best.used:
         reasons.append(f"uses {other.used:.0%} of the machines, not {best.used:.0%}")

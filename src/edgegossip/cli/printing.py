@@ -1,4 +1,4 @@
-"""Output of the program, with nothing in it that a terminal or a log would obey."""
+"""Safe output of the program, with escaped control characters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def printable(text: str) -> str:
-    r"""`text` with its control characters written out, but for ends of lines.
+    r"""Escape the control characters of `text`, except line breaks.
 
     >>> printable("a file named \x1b[2J\r, in\ntwo lines")
     'a file named \\x1b[2J\\r, in\ntwo lines'
@@ -19,7 +19,7 @@ def _escaped(line: str) -> str:
 
 
 class _OneLine(logging.Formatter):
-    """A line for each record, whatever names and reasons of others are in it."""
+    """A line for each record, even with foreign names and reasons in it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return _escaped(super().formatMessage(record))
@@ -29,8 +29,8 @@ def log_to_console(level: int = logging.WARNING, style: str = "%(message)s") -> 
     """Print log lines on standard error.
 
     Args:
-        level: The least that is worth a line.
-        style: As `logging.Formatter` takes it.
+        level: Minimum level.
+        style: Format for `logging.Formatter`.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine(style))

@@ -1,4 +1,4 @@
-"""The command that measures how loads slow this machine down; importing this imports torch."""
+"""The command that measures the slow-down by loads; importing this imports torch."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from edgegossip.report import units
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """How to profile this machine.
+    """Options for profiling this machine.
 
     Args:
-        minutes: How long it takes, at least 0.5.
+        minutes: Duration in minutes, at least 0.5.
         out: The profile, a CSV file.
         threads: Threads of one training step, as many as the worker will have.
-        only: The one algorithm of a comparison whose task is trained.
+        only: Algorithm of a comparison with the task to train.
     """
 
     minutes: float = 4.0

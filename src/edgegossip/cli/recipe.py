@@ -1,4 +1,4 @@
-"""Shared by commands that take a recipe: read it, and pick one of its runs."""
+"""Common code of commands with a recipe: load it, and pick one of its runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edgegossip.recipes.registry import RECIPES, load_recipe
 def parse_recipe(
     command: str, kind: type[AnyOptions], arguments: Sequence[str]
 ) -> tuple[str, AnyOptions, Experiment | Comparison]:
-    """Read the name of a recipe, the command's options and the recipe's.
+    """Parse the name of a recipe, the command's options and the recipe's.
 
     Args:
-        command: For messages.
+        command: Name of the command, for messages.
         kind: The command's options.
         arguments: Words typed after the command.
 
     Raises:
-        UsageError: If there is no such recipe, or it gives something else.
+        UsageError: If the recipe is unknown, or has another result.
     """
     name, rest = recipe_name(command, arguments)
     options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)
@@ -33,10 +33,10 @@ def parse_recipe(
 
 
 def recipe_name(command: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Part the recipe's name from the words after it.
+    """Split the recipe's name from the words after it.
 
     Args:
-        command: For messages.
+        command: Name of the command, for messages.
         arguments: Words typed after the command.
 
     Raises:
@@ -51,7 +51,7 @@ def recipe_name(command: str, arguments: Sequence[str]) -> tuple[str, list[str]]
 
 
 def pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:
-    """The one run that is meant: `only`, or a comparison's baseline.
+    """The selected run: `only`, or a comparison's baseline.
 
     Raises:
         UsageError: If there is no such run.

@@ -1,4 +1,4 @@
-"""The command that passes messages on between workers that cannot call each other."""
+"""The command for a router between workers that cannot call each other."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ from edgegossip.net.tls import load_tls, require_tls
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions:
-    """Pass messages on between workers that cannot call each other, until Ctrl+C.
+    """Relay messages between workers that cannot call each other, until Ctrl+C.
 
     Args:
-        listen: Where workers reach it, e.g. tls/0.0.0.0:7447.
+        listen: Endpoint for workers, e.g. tls/0.0.0.0:7447.
         connect: Other routers, e.g. tls/server:7447.
-        tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`. Files that
-            are replaced there, and revoked.pem, count at once.
-        ban: Serial number of a certificate that is not accepted, like those in revoked.pem;
-            say it again for more of them.
-        run: Name of a run that has certificates of its own (certs issue --run); say it again
-            for more of them.
-        insecure: Do without TLS outside this machine: anybody can read and join.
-        num_workers: As many as the largest run has.
-        lease: Lease of links, in seconds; as long as that of the workers.
+        tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`. Replaced
+            files, and revoked.pem, take effect at once.
+        ban: Serial number of a certificate to reject, like those in revoked.pem; repeatable.
+        run: Name of a run with its own certificates (certs issue --run); repeatable.
+        insecure: Allow plain links beyond this machine: anybody can read and join.
+        num_workers: Number of workers of the largest run.
+        lease: Lease of links in seconds, equal to that of the workers.
     """
 
     listen: tuple[str, ...]

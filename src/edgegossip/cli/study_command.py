@@ -15,13 +15,12 @@ from edgegossip.report.study_page import write_study_report
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions(ManyRunsOptions):
-    """How to do a study.
+    """Options for a study.
 
     Args:
-        only: The one part of the study to do, e.g. a task of edgegossip/speedup; by default
-            all.
-        runs: The runs to do, e.g. epoch-gossip edge-gossip; by default all. The others can be
-            done later with `--resume`.
+        only: Part of the study to do, e.g. a task of edgegossip/speedup; by default all.
+        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. `--resume` can do the
+            others later.
     """
 
     only: str | None = None
@@ -36,12 +35,12 @@ def study_command(arguments: list[str]) -> int:
 
 
 def carry_out(study: Study, options: ManyRunsOptions, command: str) -> dict[str, Row]:
-    """Do what is not done yet of a study, draw its report, and give all that was found.
+    """Do the unfinished cells of a study, draw its report, and return all rows.
 
     Args:
         study: The study.
-        options: Where, and how.
-        command: Command that would do it again.
+        options: Options of the command.
+        command: Command that repeats it.
 
     Raises:
         TrainingError: If a cell has failed.

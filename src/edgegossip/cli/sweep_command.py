@@ -20,10 +20,10 @@ from edgegossip.recipes.studies.server_tuning import without_test_data
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(SeveralSeeds):
-    """How to sweep over settings; each option of the recipe may have several values.
+    """Options for a sweep over settings; each option of the recipe may have several values.
 
     Args:
-        only: The one algorithm of a comparison to run; by default its baseline.
+        only: Algorithm of a comparison to run; by default its baseline.
     """
 
     only: str | None = None
@@ -37,10 +37,10 @@ def sweep_command(arguments: list[str]) -> int:
 
 
 def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
-    """Make a study of all combinations of the values that options have.
+    """Make a study of all combinations of the options' values.
 
     Raises:
-        UsageError: If the recipe, or a setting of it, is none.
+        UsageError: If the recipe, or one of its settings, is invalid.
     """
     name, words = recipe_name("sweep", arguments)
     values = split_values("sweep", name, words)

@@ -1,4 +1,4 @@
-"""Options of a recipe that have several values each, their combinations, and the seeds."""
+"""Swept values: options of a recipe with several values, their combinations, and seeds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralSeeds(ManyRunsOptions):
-    """How settings are tried.
+    """Options for trials of settings.
 
     Args:
-        seeds: Each setting is run with all of these, e.g. 0 1 2 or 0..4.
-        held_out: Share of the training samples by which settings are judged, and which nobody
-            trains on. 0 judges by test samples; what is chosen so is no result.
+        seeds: Seeds for each setting, e.g. 0 1 2 or 0..4.
+        held_out: Share of the training samples to hold out for judging settings. 0 judges by
+            test samples, and such a choice is no result.
     """
 
     seeds: tuple[int, ...] = (0,)
@@ -42,11 +42,11 @@ class SeveralSeeds(ManyRunsOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SweptValues:
-    """Words that were typed after a recipe's name.
+    """Words typed after a recipe's name.
 
     Args:
-        fixed: Options with one value, or whose several values are one setting.
-        swept: Values by option, each to be tried.
+        fixed: Options with one value, or with several values as one setting.
+        swept: Values to try, by option.
     """
 
     fixed: Words
@@ -54,7 +54,7 @@ class SweptValues:
 
     @property
     def points(self) -> list[Words]:
-        """All combinations of the swept values, as they are typed."""
+        """All combinations of the swept values, as typed."""
         return [
             [word for pair in zip(self.swept, values, strict=True) for word in pair]
             for values in itertools.product(*self.swept.values())
@@ -64,19 +64,19 @@ class SweptValues:
         """Words of the fixed options that runs depend on.
 
         Args:
-            other: Options to be left out too.
+            other: Further options to omit.
         """
         groups = _grouped(self.fixed)
         return [w for o, values in groups if o not in (*_FREE, *other) for w in (o, *values)]
 
 
 def split_values(command: str, name: str, words: Sequence[str]) -> SweptValues:
-    """Tell the recipe's options that have several values from all others.
+    """Separate the recipe's options with several values from all others.
 
     Args:
-        command: For messages.
-        name: The recipe's.
-        words: Typed after it.
+        command: Name of the command, for messages.
+        name: Name of the recipe.
+        words: Words typed after the name.
 
     >>> split_values("sweep", "quickstart", ["--lr", "0.1", "0.2", "--seeds", "0..2"])
     SweptValues(fixed=['--seeds', '0', '1', '2'], swept={'--lr': ['0.1', '0.2']})
@@ -119,7 +119,7 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, Words]]:
 
 
 def _numbers(value: str) -> Iterator[str]:
-    """Write a range out."""
+    """Expand a range."""
     found = _RANGE.fullmatch(value)
     if found is None:
         yield value

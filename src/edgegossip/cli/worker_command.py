@@ -36,42 +36,40 @@ from edgegossip.report.page import write_report
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Options of one worker: its rank, and how it meets the others.
+    """Options of one worker.
 
     Args:
-        rank: Rank of this worker, from 0; the others have the other ranks.
-        only: The one algorithm of a comparison to run; by default its baseline.
-        out: Folder of this worker; started again with the same one it goes on. By default
+        rank: Rank of this worker, from 0.
+        only: Algorithm of a comparison to run; by default its baseline.
+        out: Folder of this worker; restarting with the same folder resumes. By default
             runs/NAME/STAMP.
-        listen: Where others reach this worker, e.g. tls/0.0.0.0:7447.
-        connect: Where to reach others, or a zenoh router, e.g. tls/server:7447.
-        multicast: Find the others in the local network, too.
-        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Files that
-            are replaced there, and revoked.pem, count at once.
-        ban: Serial number of a certificate that is not accepted, like those in revoked.pem;
-            say it again for more of them.
-        insecure: Do without TLS outside this machine: anybody can read and join.
-        lease: Seconds after which a link is given up that is silent, or on which a piece of
-            256 kB does not leave; longer for slow links.
-        name: Name of the run, the same for all its workers: tells it from other runs of the
-            recipe that are under way at once. Certificates may be for runs of this name only.
-        meet_seconds: How long to wait for all workers before beginning without some.
-        min_workers: With fewer workers, this one included, the run neither begins nor goes on
-            (it ends after `meet_seconds`, with a checkpoint). By default it begins with any
-            two, and goes on with however few are left.
-        ended: Ranks that have come to their ends before, and are not waited for.
-        max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
+        listen: Endpoint at which others reach this worker, e.g. tls/0.0.0.0:7447.
+        connect: Endpoint of another worker or a router, e.g. tls/server:7447.
+        multicast: Also find workers in the local network.
+        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Replaced
+            files, and revoked.pem, take effect at once.
+        ban: Serial number of a certificate to reject, like those in revoked.pem; repeatable.
+        insecure: Allow plain links beyond this machine: anybody can read and join.
+        lease: Seconds after which a silent link is closed, or a link on which a piece of 256 kB
+            does not leave; longer for slow links.
+        name: Name of the run, equal for all its workers, which separates simultaneous runs of
+            one recipe. Certificates may be limited to runs of this name.
+        meet_seconds: Seconds to wait for all workers before beginning without some.
+        min_workers: Minimum number of workers, including this one, to begin and to continue;
+            with fewer the run ends after `meet_seconds`, with a checkpoint. By default it needs
+            two to begin, and any number to continue.
+        ended: Ranks that had already finished; nobody waits for them.
+        max_seconds: Time limit, counted from the beginning; by default the recipe's limit.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep what accuracy over time is measured on afterwards.
-        profile: CSV of `edgegossip profile`, which makes forecasts better from the start.
-        telemetry: Where a sample of what this machine was busy with goes each minute: a
-            .jsonl file, a redis:// URL, or memory. EDGEGOSSIP_REDIS_PASSWORD can hold the
-            password, which other users of this machine could see in a URL.
-        parent: Stop when the process of this number has ended.
+        snapshots: Keep snapshots for measuring accuracy over time afterwards.
+        profile: CSV file of `edgegossip profile`, which improves forecasts from the start.
+        telemetry: Store for a sample of this machine's load each minute: a .jsonl file, a
+            redis:// URL, or memory. Put the password into EDGEGOSSIP_REDIS_PASSWORD, because
+            other users of this machine can see a URL.
+        parent: Number of a process whose end stops this worker.
         threads: Threads of one training step.
-        max_waiting_bytes: Limit of messages held in memory: of those that wait for one
-            receiver, and of those that have arrived; by default an eighth of the memory, or
-            1 GiB if that is less.
+        max_waiting_bytes: Limit of messages in memory, for those that wait for one receiver and
+            for arrived ones; by default an eighth of the memory, or 1 GiB if that is less.
     """
 
     rank: Rank
@@ -100,15 +98,15 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """How to start all workers on this machine.
+    """Options for starting all workers on this machine.
 
     Args:
-        only: The one algorithm of a comparison to run; by default its baseline.
+        only: Algorithm of a comparison to run; by default its baseline.
         out: Run folder; by default runs/NAME/STAMP.
-        resume: Go on with what was interrupted in `out`.
-        max_seconds: When to stop, counted from the beginning; by default the recipe's limit.
+        resume: Resume the interrupted run in `out`.
+        max_seconds: Time limit, counted from the beginning; by default the recipe's limit.
         checkpoint_seconds: Seconds between checkpoints.
-        max_waiting_bytes: Limit of messages that each worker holds; see `edgegossip worker`.
+        max_waiting_bytes: Limit of each worker's messages in memory; see `edgegossip worker`.
     """
 
     only: str | None = None
@@ -124,11 +122,11 @@ class LaunchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GatherOptions:
-    """How to make one run folder of what workers have left.
+    """Options for making one run folder from the workers' folders.
 
     Args:
-        out: Run folder; the folder of worker R is in it as workers/R.
-        only: The one algorithm of a comparison that was run; by default its baseline.
+        out: Run folder, with the folder of worker R as workers/R.
+        only: Algorithm of the comparison that was run; by default its baseline.
     """
 
     out: Path
@@ -167,10 +165,10 @@ def worker_command(arguments: list[str]) -> int:
 
 
 def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
-    """Read how a worker takes part.
+    """Read the settings of a worker.
 
     Raises:
-        UsageError: If an endpoint is none, there is none, or a number is out of range.
+        UsageError: If an endpoint is malformed or missing, or a number is out of range.
     """
     try:
         connection = Connection(
@@ -200,7 +198,7 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
 
 
 def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
-    """The arguments that are the recipe's own, and `--only`: those that all workers share.
+    """The recipe's own arguments and `--only`, which all workers share.
 
     >>> _of_recipe(["--rank", "1", "--lr", "0.1", "--listen", "tcp/a:1", "tcp/b:1"], "gosgd")
     ['--lr', '0.1', '--only', 'gosgd']
@@ -218,7 +216,7 @@ def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
 
 
 def _say_what_came_out(out: Path, gather: Sequence[str]) -> None:
-    """Say what this worker has reached, and how the run is put together."""
+    """Print this worker's result, and the command that gathers the run."""
     found = read_json(out / "summary.json")
     accuracy, commits = found["validation_accuracy"], found["commits"]
     reached = "" if accuracy is None else f", validation accuracy {units.percent(accuracy, 2)}"
@@ -240,10 +238,10 @@ _NUMBERS = ("num_workers", "num_stages")
 
 
 def _number(name: str) -> str:
-    """Say which argument of a recipe `-n` sets.
+    """Return the argument of a recipe that `-n` sets.
 
     Raises:
-        UsageError: If it has none.
+        UsageError: If there is none.
     """
     known = argument_names(load_recipe(name))
     for each in _NUMBERS:

@@ -1,4 +1,4 @@
-"""Interface of an algorithm: two functions on a state, and the facts that drivers may know."""
+"""Interface of an algorithm: two functions on a state, and facts for drivers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from edgegossip.core.schema import MessageSpec, lacks
 from edgegossip.core.topology import Topology
 
 UNTIL_CUT_OFF = 10**9
-"""The `num_rounds` of an algorithm that goes on until the run's time limit."""
+"""The `num_rounds` of an algorithm that continues until the run's time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """The facts about an algorithm that drivers, wrappers and reports go by.
+    """Facts about an algorithm for drivers, wrappers and reports.
 
     Attributes:
-        topology: Whom a worker may send to; None where the algorithm has no graph.
-        num_rounds: The `WorkerState.round` with which a worker finishes; None where a run ends
+        topology: Permitted receivers of each worker; None without a graph.
+        num_rounds: The `WorkerState.round` with which a worker finishes; None if a run ends
             otherwise, for instance at a time.
-        local_steps: SGD steps between two exchanges; None where a round is no fixed number.
-        is_synchronous: A worker that is late makes its neighbors wait.
-        takes_repeats: A message that comes twice does no harm. Then a worker that resumes from
-            a checkpoint may send other messages than it had sent after that checkpoint.
+        local_steps: SGD steps between two exchanges; None without a fixed number.
+        is_synchronous: A late worker makes its neighbors wait.
+        takes_repeats: A duplicate message does no harm. A worker that resumes from a checkpoint
+            may then send other messages than it had sent after that checkpoint.
     """
 
     topology: Topology | None = None
@@ -39,12 +39,11 @@ class Traits:
     takes_repeats: bool = False
 
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
-        """Say how much of the run is over, in [0, 1], so that workers agree on it.
+        """Return the completed share of the run, in [0, 1], so that workers agree on it.
 
-        Workers that wait for each other go by rounds, so all are at one value in one round,
-        whatever their speeds. Others go by time where the run has a limit, and so do those
-        whose rounds are `UNTIL_CUT_OFF`; without a limit they go by their own rounds. Where
-        there is neither, the value stays 0.
+        Workers that wait for each other use rounds, so all have one value in one round at any
+        speed. Others use time if the run has a limit, and so do those with `UNTIL_CUT_OFF`
+        rounds; without a limit they use their own rounds. With neither, the value stays 0.
 
         >>> Traits(num_rounds=8, is_synchronous=True).progress(round=2, now=99.0)
         0.25
@@ -53,7 +52,7 @@ class Traits:
 
         Args:
             round: Rounds that the worker has completed.
-            now: Seconds since the run began.
+            now: Seconds since the beginning of the run.
             max_seconds: Time at which the run is cut off; infinite for never.
         """
         goes_by_rounds = self.is_synchronous and 0 < (self.num_rounds or 0) < UNTIL_CUT_OFF
@@ -64,7 +63,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The facts about a run that an algorithm may warn of; see `Algorithm.warnings`.
+    """Facts about a run that an algorithm may warn of; see `Algorithm.warnings`.
 
     Attributes:
         momentum: The momentum of the workers' optimizer, in [0, 1).
@@ -78,13 +77,13 @@ class Setting:
 class Algorithm(ABC, Generic[State]):
     """One decentralized training algorithm, seen from one worker.
 
-    Implementations are frozen dataclasses of hyperparameters. Everything that changes during
-    a run lives in the state, and only `handle` changes it.
+    Implementations are frozen dataclasses of hyperparameters. All mutable data is in the state,
+    and only `handle` changes it.
     """
 
     @property
     def traits(self) -> Traits:
-        """The facts that drivers go by; none by default."""
+        """Facts for drivers; none by default."""
         return Traits()
 
     @abstractmethod
@@ -93,16 +92,16 @@ class Algorithm(ABC, Generic[State]):
 
     @abstractmethod
     def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
-        """Account for `event`, which happened at `now`, and say what to do next."""
+        """Handle `event`, which happened at `now`, and return the effects."""
 
     def role(self, rank: Rank) -> Role:
-        """Say what `rank` does in this run; by default every rank trains and is evaluated."""
+        """Return the role of `rank`; by default every rank trains and is evaluated."""
         return WORKER
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Describe the messages by kind; `params` ([num_params]) as for `init`.
 
-        Only networks ask. Without a schema an algorithm runs in the simulator alone.
+        Only networks need it. Without a schema an algorithm runs only in the simulator.
 
         Raises:
             LocalProtocolError: If the algorithm has none.

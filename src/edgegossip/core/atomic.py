@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Write a file so that a reader, or a power cut, sees the old one or the new one whole.
+    """Write a file so that a reader, or a power cut, leaves either the complete old or new one.
 
     Args:
         path: File to write.
-        content: Whole content, or its parts one after another.
+        content: Whole content, or its parts in sequence.
         mode: Permissions of the new file, less the umask.
 
     Raises:
-        OSError: If it cannot be written; the old file is then as it was.
+        OSError: If it cannot be written; the old file is then unchanged.
     """
     temporary = path.with_name(path.name + ".part")
     try:
         temporary.unlink(missing_ok=True)  # left by a process that was killed
-        # Opened with its mode, so that nobody reads a key before it is changed.
+        # Opened with its final mode, so that no other user can read a key in between.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)

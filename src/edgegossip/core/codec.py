@@ -1,12 +1,12 @@
 """Messages as bytes: a small header and raw tensors, in the safetensors format. Never pickle.
 
-Received bytes are only ever parsed into tensors; nothing in them can name code to run. No
-tensor is copied on the way out or in.
+Received bytes are only parsed into tensors; they cannot name code to run. No tensor is copied
+on the way out or in.
 
 The layout: the length of the header (8 bytes, little-endian), the header (JSON, filled up with
-spaces to a multiple of 8), the tensors without gaps, those with larger entries first. So every
-tensor is aligned wherever the message is. Kind, round and numbers are metadata of the header;
-numbers are written as Python writes them (``weight=0.125 session=3``), which loses no bit.
+spaces to a multiple of 8), the tensors without gaps, those with larger entries first. Every
+tensor is therefore aligned. Kind, round and numbers are metadata of the header; numbers are
+written in Python's notation (``weight=0.125 session=3``), which loses no bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _Form: TypeAlias = tuple[str, torch.dtype, torch.Size]
 """A tensor without its entries: name, dtype and shape."""
 _Place: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], str]
-"""Where a tensor begins and ends, its dtype, shape and name."""
+"""Beginning and end of a tensor, its dtype, shape and name."""
 
 MAX_HEADER_BYTES = 2**20
 MAX_TENSORS = 4096
@@ -56,7 +56,7 @@ _VARIABLE = re.compile(
 _KINDS = {int, float}
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 _MAX_KEPT_HEADER = 4096
-"""Bytes of a header that is worth remembering, so that strangers cannot fill the memory."""
+"""Size limit of cached headers, so that strangers cannot fill the memory."""
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -65,8 +65,8 @@ def encode(message: Message) -> list[Buffer]:
     Only tensors that are not contiguous, or not in main memory, are copied.
 
     Raises:
-        ValueError: If it has a dtype, a name, a number, or more names or dimensions, than
-            messages can have.
+        ValueError: If a dtype, a name or a number is not allowed, or there are too many names
+            or dimensions.
 
     >>> import torch
     >>> [len(part) for part in encode(Message("params", 3, {"params": torch.zeros(10)}))]
@@ -80,12 +80,12 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(data: Buffer) -> Message:
-    """Read what `encode` wrote, joined.
+    """Read the joined bytes of `encode`.
 
-    The tensors are views of `data` if it can be written to, and of one copy of it if not.
+    The tensors are views of writable `data`, and otherwise of one copy.
 
     Raises:
-        ValueError: If `data` is no such message, whatever else it is.
+        ValueError: If `data` is anything else.
 
     >>> import torch
     >>> parts = encode(Message("push", 3, {"params": torch.ones(2)}, {"weight": 0.5}))
@@ -98,7 +98,7 @@ def decode(data: Buffer) -> Message:
         view = memoryview(bytearray(view))
     try:
         return _parse(view)
-    # The second is what JSON raises that is nested too deeply.
+    # Deeply nested JSON raises the second one.
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{len(view)} bytes are not a message: {error}; expected the safetensors format "
@@ -107,7 +107,7 @@ def decode(data: Buffer) -> Message:
 
 
 def num_bytes(message: Message) -> int:
-    """Size of ``encode(message)``, without encoding it once a message of its form was seen.
+    """Size of ``encode(message)``; computed without encoding for known forms of messages.
 
     >>> import torch
     >>> message = Message("params", 3, {"params": torch.zeros(10)})
@@ -125,7 +125,7 @@ def _forms(message: Message) -> tuple[_Form, ...]:
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    # NumPy does not know all dtypes, hence bytes; and a single number has no dimension to cut.
+    # NumPy lacks some dtypes, so this uses bytes. A single number has no dimension to slice.
     tensor = tensor if tensor.is_cpu else tensor.cpu()
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
@@ -174,7 +174,7 @@ def _around_variable(kind: str, forms: tuple[_Form, ...]) -> tuple[str, str]:
         place = {"shape": shape, "data_offsets": offsets[name]}
         fields[name] = {"dtype": _CODES[dtype], **place}
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    # No name can hold that, as quotes in names are escaped.
+    # No name can contain this, because quotes in names are escaped.
     before, mark, after = text.partition(_ROUND)
     return before + mark, after
 
@@ -208,12 +208,12 @@ _Header: TypeAlias = tuple[str, int, dict[str, float], int, tuple[_Place, ...]]
 
 
 def _read_header(header: bytes) -> _Header:
-    """Read a header; those of messages of one form differ in round and numbers alone."""
+    """Read a header; headers of one form differ only in round and numbers."""
     found = _VARIABLE.search(header) if len(header) <= _MAX_KEPT_HEADER else None
     if found is None:
         return _read_json(header)
     begin, end = found.start(1), found.end() - 1
-    # The only entry of that name whose value is a string is the metadata's.
+    # Only the metadata has an entry of that name with a string as its value.
     rest = header[:begin] + b"0" + header[end:].rstrip(b" ")
     kind, _, others, num_bytes, places = _read_kept(rest)
     numbers = {} if found[2] is None else _read_numbers(found[2].decode(), _are_names)
@@ -263,16 +263,16 @@ def _read_numbers(text: str, are_names: Callable[[tuple[str, ...]], bool]) -> di
 
 
 def _check_names(names: tuple[str, ...]) -> bool:
-    """Whether numbers may have these names: each is one, and none is there twice."""
+    """Whether these names of numbers are valid and unique."""
     return len({*names}) == len(names) and all(map(_NAME.fullmatch, names))
 
 
 _are_names = lru_cache(maxsize=256)(_check_names)
-"""The same for headers that are short enough to be worth remembering."""
+"""The same with a cache for short headers."""
 
 
 def _number(text: str) -> float:
-    # Not all that `float` reads is what `repr` writes: underscores, other scripts' digits.
+    # `float` accepts more than `repr` writes: underscores, digits of other scripts.
     value = int(text[:20]) if text.lstrip("-").isdecimal() else float(text[:32])
     if repr(value) != text:
         raise ValueError("a number that is written in another way than Python's")
@@ -280,7 +280,7 @@ def _number(text: str) -> float:
 
 
 def _whole(digits: str) -> int:
-    # The same for `int` and `str`: spaces, zeros in front.
+    # The same holds for `int` and `str`: spaces, leading zeros.
     if len(digits) <= 20 and str(int(digits)) == digits:
         return int(digits)
     raise ValueError("a whole number that is none")
@@ -297,7 +297,7 @@ def _place(entry: Any) -> tuple[int, int, torch.dtype, tuple[int, ...]]:  # noqa
             dtype = _DTYPES[code]
             if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
                 raise ValueError("a length or place that is no number")
-            # PyTorch multiplies lengths even where one of them is 0.
+            # PyTorch multiplies lengths even if one of them is 0.
             if math.prod(max(1, length) for length in shape) >= 2**48:
                 raise ValueError("a tensor too large")
             if math.prod(shape) * dtype.itemsize != end - begin or begin % dtype.itemsize:

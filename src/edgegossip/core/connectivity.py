@@ -1,4 +1,4 @@
-"""Can every worker reach every other one, and in how many rounds?"""
+"""Connectivity: whether every worker reaches every other one, and in how many rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Graph(Protocol):
 
 
 def require_connected(topology: Graph) -> None:
-    """Raise ValueError unless every worker can reach every other one: parts never agree.
+    """Raise ValueError unless every worker can reach every other one, because separate parts
+    never agree.
 
     >>> from edgegossip.core.topology import ring
     >>> require_connected(ring(4))
@@ -44,7 +45,7 @@ def require_connected(topology: Graph) -> None:
 
 
 def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
-    """Worker 0 and all to which `neighbors` lead from it, directly or not, in some rounds."""
+    """Worker 0 and all workers that it reaches over `neighbors`, directly or not."""
     reached, frontier = {0}, [0]
     while frontier and len(reached) < topology.num_workers:
         rank = frontier.pop()
@@ -57,10 +58,10 @@ def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -
 
 @lru_cache(maxsize=64)
 def longest_lead(topology: Graph) -> int:
-    """Most rounds that a worker can be ahead of a neighbor that is there.
+    """Maximum number of rounds that a worker can be ahead of a present neighbor.
 
-    All wait for the messages of their in-neighbors in each round. `flooding_time` rounds after
-    a worker has sent, everybody has waited for its message, directly or not.
+    All workers wait for the messages of their in-neighbors in each round. `flooding_time`
+    rounds after a worker has sent, every worker has waited for its message, directly or not.
 
     >>> from edgegossip.core.topology import directed_ring, ring
     >>> longest_lead(ring(8)), longest_lead(directed_ring(8))
@@ -75,10 +76,10 @@ def longest_lead(topology: Graph) -> int:
 
 @lru_cache(maxsize=64)
 def flooding_time(topology: Graph) -> int:
-    """Rounds until everybody knows what anybody knew, whichever round it begins in; at least 1.
+    """Rounds until all know everything, from any initial round; at least 1.
 
-    In each round every worker tells its out-neighbors all that it knows. The graph must be
-    connected, as `require_connected` demands: else this would never end.
+    In each round every worker sends everything that it knows to its out-neighbors. The graph
+    must be connected, see `require_connected`; otherwise this would never end.
 
     >>> from edgegossip.core.topology import complete, directed_ring, one_peer_exponential
     >>> [flooding_time(make(8)) for make in (complete, directed_ring, one_peer_exponential)]

@@ -1,4 +1,4 @@
-"""Errors that a person can act on. Arguments out of range are plain `ValueError`s."""
+"""Errors with a remedy for the user. Arguments out of range raise plain `ValueError`s."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class EdgeGossipError(Exception):
-    """Base of our own errors; the CLI prints their message without a traceback."""
+    """Base of the package's errors; the CLI prints their message without a traceback."""
 
 
 class UsageError(EdgeGossipError):
@@ -20,11 +20,11 @@ class DataError(EdgeGossipError):
 
 
 class TrainingError(EdgeGossipError):
-    """Training cannot go on, for instance because a loss is not finite."""
+    """Training cannot continue, for instance because a loss is not finite."""
 
 
 class PlatformError(EdgeGossipError):
-    """Too many platforms have failed for the run to go on, as its settings say."""
+    """Too many platforms have failed for the run to continue with its settings."""
 
 
 class ServerLostError(EdgeGossipError):
@@ -36,19 +36,19 @@ class RunFolderError(EdgeGossipError):
 
 
 class Interrupted(EdgeGossipError):  # noqa: N818 - nothing went wrong
-    """The run was stopped by a signal; its folder is valid so far and can be resumed."""
+    """A signal stopped the run; its folder is valid and can be resumed."""
 
 
 class NetworkError(EdgeGossipError):
-    """This machine cannot take part: an address, a certificate or a peer is not as needed."""
+    """This machine cannot take part because of an address, a certificate or a peer."""
 
 
 class LocalProtocolError(EdgeGossipError):
-    """Our own algorithm broke the contract, for instance by two `Train`s at once."""
+    """The algorithm broke the contract, for instance by two `Train`s at once."""
 
 
 def no_validation_data(rank: int) -> LocalProtocolError:
-    """Worker `rank` asked to `Evaluate`, but its driver has nothing to measure on."""
+    """Worker `rank` requested `Evaluate`, but its driver has no validation data."""
     return LocalProtocolError(
         f"worker {rank} asked to Evaluate, but this run has no validation data; take some "
         "out of the training data with edgegossip.hold_out, or give a TrainingLoop evaluate"
@@ -56,7 +56,7 @@ def no_validation_data(rank: int) -> LocalProtocolError:
 
 
 def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
-    """Nothing is left to happen at `now`, but these workers have not finished."""
+    """No event is left at `now`, but these workers have not finished."""
     return LocalProtocolError(
         f"at {now:g} s nothing is left to happen, but workers {ranks[:8]} have not finished: "
         "they wait for ever. Where messages can be lost, give the algorithm a timeout, or "
@@ -65,7 +65,7 @@ def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
 
 
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
-    """Say which names exist and which one was probably meant, be it without its ``prefix/``.
+    """List the known names and suggest the closest one, with or without its ``prefix/``.
 
     >>> unknown_name("topology", "rnig", ["torus", "ring"])
     "unknown topology 'rnig'; choose one of 'ring', 'torus' (did you mean 'ring'?)"
@@ -82,7 +82,7 @@ def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
 
 
 def without_password(url: str) -> str:
-    """The address without user, password and options, which have no place in messages.
+    """The address without user, password and options, which must not appear in messages.
 
     >>> without_password("redis://me:secret@box:6379/0?password=secret")
     'redis://box:6379/0'
@@ -94,6 +94,6 @@ def without_password(url: str) -> str:
 
 
 def _numbers_by_value(name: str) -> list[str | int]:
-    # Text and numbers take turns, so that only like is compared with like.
+    # Text and numbers alternate, so that only items of one type are compared.
     parts = re.split(r"(\d+)", name)
     return [int(part) if part.isdecimal() else part for part in parts]

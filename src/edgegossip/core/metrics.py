@@ -1,4 +1,4 @@
-"""Measures of every run, whatever the algorithm."""
+"""Measures of a run of any algorithm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def consensus_distance(params: Tensor) -> float:
 
 
 def staleness(receiver_round: int, message_round: int) -> int:
-    """Age of a message for its receiver, in rounds; 0 if it comes from ahead.
+    """Age of a message for its receiver, in rounds; 0 from a sender that is ahead.
 
     >>> staleness(receiver_round=7, message_round=5), staleness(5, 7)
     (2, 0)

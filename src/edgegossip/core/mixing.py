@@ -1,7 +1,7 @@
 """Mixing: the weights that a worker gives to itself and to its neighbors.
 
-The convention everywhere: ``W[i, j]`` is the weight worker i gives to what comes from j, so a
-row belongs to a receiver. A rule gives one row at a time, from the knowledge of the worker and
+Convention: ``W[i, j]`` is the weight that worker i gives to the parameters of j, so a row
+belongs to a receiver. A rule computes one row at a time from the knowledge of the worker and
 its neighbors; only analysis builds the whole matrix.
 """
 
@@ -22,10 +22,10 @@ from edgegossip.core.topology import Topology
 
 
 class MixingRule(ABC):
-    """Rule by which a worker weighs its neighbors; implementations are frozen dataclasses.
+    """Rule for the weights of a worker's neighbors; implementations are frozen dataclasses.
 
     Attributes:
-        has_averaging_rows: Each row adds up to 1, so that workers that agree stay as they are.
+        has_averaging_rows: Each row adds up to 1, so mixing does not change workers that agree.
     """
 
     has_averaging_rows: ClassVar[bool] = True
@@ -33,8 +33,7 @@ class MixingRule(ABC):
     def weights(self, topology: Topology, rank: int, round: int) -> Mapping[int, float]:
         """Row `rank` of the mixing matrix in `round`: ranks, ascending, and their weights.
 
-        Has the in-neighbors of `rank` and `rank` itself. Rows are kept, so that asking again
-        costs a look-up; nobody can write to them.
+        It has the in-neighbors of `rank` and `rank` itself. Rows are cached and read-only.
 
         Raises:
             ValueError: If the rule does not fit the topology.
@@ -43,11 +42,11 @@ class MixingRule(ABC):
 
     @abstractmethod
     def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
-        """Work out the weights, in any order of ranks."""
+        """Compute the weights, in any order of ranks."""
 
 
-# Holds every row of 10,000 workers on a one-peer exponential graph (period 14). Here rather
-# than in the topology or the rule, which thus stay plain values to copy, compare and pickle.
+# Holds every row of 10,000 workers on a one-peer exponential graph (period 14). The cache is
+# here so that topology and rule stay plain values to copy, compare and pickle.
 @lru_cache(maxsize=2**18)
 def _kept_row(
     rule: MixingRule, topology: Topology, rank: int, round: int
@@ -88,10 +87,10 @@ class MetropolisHastings(MixingRule):
 
 @dataclass(frozen=True)
 class Uniform(MixingRule):
-    """A worker weighs all it hears, and itself, alike: ``W[i, j] = 1 / (1 + in_degree_i)``.
+    """Equal weights for a worker and its in-neighbors: ``W[i, j] = 1 / (1 + in_degree_i)``.
 
-    W is row stochastic: workers that agree stay as they are. It is doubly stochastic too where
-    all degrees are equal; elsewhere workers with many out-neighbors pull the mean.
+    W is row stochastic: mixing does not change workers that agree. It is also doubly stochastic
+    if all degrees are equal; otherwise workers with many out-neighbors pull the mean.
 
     >>> from edgegossip.core.topology import star
     >>> dict(Uniform().weights(star(4), rank=3, round=0))
@@ -105,11 +104,11 @@ class Uniform(MixingRule):
 
 @dataclass(frozen=True)
 class ColumnStochastic(MixingRule):
-    """A sender splits what it has evenly over its out-neighbors and itself: push-sum.
+    """A sender splits its mass evenly over its out-neighbors and itself: push-sum.
 
     ``W[i, j] = 1 / (1 + out_degree_j)``. W is column stochastic, so mixing keeps the sum over
-    all workers on any directed topology. The share that worker j sends to each out-neighbor
-    is the one it keeps, ``weights(topology, j, round)[j]``.
+    all workers on any directed topology. Worker j keeps the same share that it sends to each
+    out-neighbor, ``weights(topology, j, round)[j]``.
 
     References:
         Kempe, Dobra & Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003;
@@ -145,10 +144,10 @@ def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tenso
 
 
 def spectral_gap(*matrices: Tensor) -> float:
-    r"""Speed at which mixing makes workers agree, per round: in [0, 1], 1 is at once.
+    r"""Speed at which mixing makes workers agree, per round, in [0, 1]; 1 means at once.
 
     For one matrix this is :math:`1 - |\lambda_2|`, with the eigenvalue of second largest
-    modulus. Matrices used in turn, round by round, count by their product over the period:
+    modulus. For matrices used in turn, it is computed from their product over the period:
     :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A worker alone has gap 1.
 
     Args:

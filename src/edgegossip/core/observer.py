@@ -8,9 +8,9 @@ from edgegossip.core.protocol import Message, Note, Rank, Seconds, Trained
 
 
 class Observer(Protocol):
-    """Sees what happens, in order of time, and changes nothing.
+    """Sees all events in order of time, and changes nothing.
 
-    A subclass may leave out the methods that it has no use for.
+    A subclass may omit methods that it does not need.
     """
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
@@ -38,7 +38,7 @@ class Observer(Protocol):
     def lost(
         self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
     ) -> None:
-        """A message from `sender` did not reach `rank`."""
+        """A message from `sender` to `rank` was lost."""
         return
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
@@ -46,12 +46,12 @@ class Observer(Protocol):
         return
 
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
-        """Worker `rank` put numbers on record."""
+        """Worker `rank` recorded numbers."""
         return
 
 
 class Unobserved(Observer):
-    """The observer of a run that nobody watches."""
+    """An observer that does nothing."""
 
 
 UNOBSERVED = Unobserved()

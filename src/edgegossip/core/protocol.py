@@ -1,11 +1,11 @@
 """The contract between an algorithm and its driver.
 
-An algorithm never touches a socket, a clock, a thread or a data set. It is told what
-happened (an *event*) and answers with what shall be done (*effects*). `edgegossip.sim`
-carries effects out in virtual time, `edgegossip.net` on real machines.
+An algorithm never touches a socket, a clock, a thread or a data set. A driver reports an
+*event*, and the algorithm answers with *effects*. `edgegossip.sim` carries effects out in
+virtual time, `edgegossip.net` on real machines.
 
-The vocabulary is closed: a word is added only when an algorithm cannot be said without it.
-`docs/contract.md` says four very different systems in it.
+The vocabulary is closed: a word is added only when an algorithm cannot be written without it.
+`docs/contract-design.md` writes four very different systems in it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """SGD steps of one batch each; where a pass over the data ends, another begins.
+    """SGD steps of one batch each; at the end of a pass over the data, another begins.
 
     Attributes:
         num_steps: Number of steps, at least 1.
@@ -59,7 +59,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """A pass over the own data, or a share of one.
+    """A pass over the worker's data, or a share of one.
 
     Attributes:
         share: Share of the pass, in (0, 1], rounded up to batches.
@@ -81,15 +81,15 @@ class Layout:
     """Layout of a parameter vector: trained entries first, then running statistics.
 
     Attributes:
-        num_trained: The first entries are trained; the others are running statistics of
-            normalisation layers, which are measured. Statistics may be averaged, but not
+        num_trained: Number of trained entries, which come first; the others are running
+            statistics of normalization layers. Statistics may be averaged, but not
             extrapolated: a variance could become negative.
     """
 
     num_trained: int
 
     def with_statistics(self, params: Tensor, measured: Tensor) -> Tensor:
-        """Give `params` the running statistics of `measured`, both [num_params].
+        """Replace the running statistics in `params` by those of `measured`, both [num_params].
 
         >>> import torch
         >>> Layout(num_trained=2).with_statistics(torch.zeros(3), torch.ones(3))
@@ -105,8 +105,8 @@ class Layout:
 Work: TypeAlias = Steps | Epochs
 
 
-# Events: what happened to a worker. Drivers make one object per event and nobody changes it;
-# they are not `frozen` because that makes them four times slower to build.
+# Events happen to a worker. Drivers make one object per event and nobody changes it. They are
+# not `frozen`, because that makes them four times slower to build.
 
 
 @dataclass(slots=True)
@@ -114,8 +114,8 @@ class Started:
     """The worker has its initial parameters and may act.
 
     Attributes:
-        has_rejoined: It was lost and comes back with nothing but them.
-        num_samples: Training samples that it has, 0 if its role has no data.
+        has_rejoined: The worker was lost and has no other memory.
+        num_samples: Training samples of the worker; 0 if its role has no data.
         epoch_cost: Cost of a pass over them, choosing included; see `Trained.cost`.
         layout: Layout of parameter vectors; None if all entries are trained.
     """
@@ -128,22 +128,21 @@ class Started:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Trained:
-    """The work asked for by `Train` is done.
+    """The work requested by `Train` is done.
 
     Attributes:
         params: Parameters after training, [num_params].
         before: The snapshot that training started from, [num_params].
         num_samples: Samples processed.
-        num_steps: SGD steps taken; 0 where training was skipped.
+        num_steps: SGD steps taken; 0 if training was skipped.
         seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
         outputs: Outputs of a split model's layers for other workers; empty for a whole model.
-        cost: Cost in training samples' worth of time: `num_samples`, and the cost of choosing
-            them.
+        cost: Cost in training samples: `num_samples`, and the cost of choosing them.
         metrics: Other measurements of the trainer, by name.
-        has_gone_back: The parameters to start from were no good, probably because of messages
-            from others. Nothing was trained: `params` and `before` are the last that were
-            sound, and state derived from later ones (momentum, errors) is better forgotten.
+        has_gone_back: The initial parameters were unsound, probably because of other workers'
+            messages. Nothing was trained: `params` and `before` are the last sound ones. State
+            derived from later ones (momentum, errors) should be dropped.
     """
 
     params: Tensor
@@ -159,7 +158,7 @@ class Trained:
 
     @classmethod
     def skipped(cls, params: Tensor) -> Trained:
-        """Answer a `Train` that was not carried out: `params` are passed on as they are."""
+        """Answer a skipped `Train` with unchanged `params`."""
         return cls(
             params=params, before=params, num_samples=0, num_steps=0, seconds=0.0, loss=0.0
         )
@@ -177,7 +176,7 @@ class Trained:
 
 @dataclass(slots=True)
 class Evaluated:
-    """The evaluation asked for by `Evaluate` is done: mean `loss`, `accuracy` in [0, 1]."""
+    """The evaluation requested by `Evaluate` is done: mean `loss`, `accuracy` in [0, 1]."""
 
     loss: float
     accuracy: float
@@ -185,10 +184,10 @@ class Evaluated:
 
 @dataclass(slots=True)
 class Predicted:
-    """The forecast asked for by `Predict`.
+    """The forecast requested by `Predict`.
 
     Attributes:
-        throughput: Training samples' worth of work per second.
+        throughput: Work per second, in training samples.
         relative_error: Expected error: one standard deviation over `throughput`.
     """
 
@@ -198,7 +197,7 @@ class Predicted:
 
 @dataclass(slots=True)
 class Assigned:
-    """The worker now has the data asked for by `Assign`; sizes are as in `Started`."""
+    """The worker now has the data requested by `Assign`; sizes are as in `Started`."""
 
     num_samples: int
     epoch_cost: float
@@ -223,7 +222,7 @@ class TimerFired:
 class WorkerLost:
     """Worker `rank` is gone, or cannot be reached; it may come back.
 
-    If it `has_lied`, its messages that nobody has used yet are to be forgotten.
+    If it `has_lied`, its unused messages must be dropped.
     """
 
     rank: Rank
@@ -232,7 +231,7 @@ class WorkerLost:
 
 @dataclass(slots=True)
 class WorkerJoined:
-    """Worker `rank` is back, or new; unless it `has_restarted`, only the way was cut."""
+    """Worker `rank` is back, or new; unless it `has_restarted`, only the path was cut."""
 
     rank: Rank
     has_restarted: bool = False
@@ -256,23 +255,23 @@ Event: TypeAlias = (
 
 @dataclass(slots=True, eq=False)
 class Train:
-    """Train on own data, starting from `params`; answered by `Trained`. One at a time.
+    """Train on local data from `params`; answered by `Trained`. One at a time.
 
-    `work` says how much to train, the other fields on what and how.
+    `work` is the amount of training; the other fields set its data and method.
 
     Attributes:
-        params: A snapshot, [num_params]: nobody writes to it any more, whatever happens to the
-            state while the work runs.
+        params: A snapshot, [num_params], which nobody writes to, even if the state changes
+            during the work.
         work: `Steps` or `Epochs`.
-        keep_ratio: Share of the own data that a pass visits, in (0, 1]; the trainer chooses
-            which when the pass begins. Such a pass costs `keep_ratio` times what one over all
-            data costs.
-        begins_pass: `Epochs` begin a new pass; False goes on with the present one. `Steps`
-            always go on.
+        keep_ratio: Share of the worker's data that a pass visits, in (0, 1]; the trainer
+            chooses the samples when the pass begins. Such a pass costs `keep_ratio` times a
+            pass over all data.
+        begins_pass: Whether `Epochs` begin a new pass or continue the current one. `Steps`
+            always continue.
         batch_ratio: Size of each batch over the trainer's own, above 0; rounded, and at least
             one sample.
-        rate_ratio: Learning rate over the one that the trainer's schedule has, above 0.
-        momentum: Momentum of the trainer's optimizer for this work, in [0, 1); None leaves its
+        rate_ratio: Learning rate relative to the trainer's schedule, above 0.
+        momentum: Momentum of the trainer's optimizer for this work, in [0, 1); None keeps its
             own.
         inputs: Tensors that layers of a split model train on (activations, gradients); empty
             for a trainer that draws its own batches.
@@ -304,7 +303,7 @@ class Train:
 class Evaluate:
     """Evaluate `params` ([num_params]) on validation data; answered by `Evaluated`.
 
-    `params` is a snapshot, as in `Train`. The test data of reports is out of reach.
+    `params` is a snapshot, as in `Train`. The test data of reports is never used.
     """
 
     params: Tensor
@@ -319,7 +318,7 @@ class Predict:
 class Assign:
     """Train on the data of the workers `ranks` from now on; answered by `Assigned`.
 
-    The own rank stands among them, or the own data is no longer trained on.
+    Without the worker's own rank among them, its own data is no longer used.
     """
 
     ranks: tuple[Rank, ...]
@@ -335,7 +334,7 @@ class Send:
 
 @dataclass(slots=True)
 class SetTimer:
-    """Wake me with `TimerFired(name)` at `at` instead of earlier settings; inf: never."""
+    """Send `TimerFired(name)` at `at`, replacing earlier settings; inf cancels."""
 
     name: str
     at: Seconds
@@ -345,14 +344,14 @@ class SetTimer:
 class Finish:
     """The worker has no work left.
 
-    Events may still come, and are answered: mass may be in flight. A run ends when all who
-    are online have finished and no work or message is under way; timers do not keep it open.
+    It still answers events, because mass may be in flight. A run ends when all online workers
+    have finished and no work or message is in flight; timers do not keep it open.
     """
 
 
 @dataclass(slots=True)
 class Note:
-    """Put numbers on record, for people who look at the run: nobody else reads them.
+    """Record numbers for the people who look at the run; nothing else reads them.
 
     A note takes no time and has no answer. A network keeps only some per second.
 
@@ -387,11 +386,12 @@ class Role:
     """Role of a rank in a run.
 
     Attributes:
-        name: "worker", "server", "stage-0": also says which model a driver builds for it.
-        has_data: It gets a shard of the training data.
-        is_evaluated: Its parameters count in the averaged model that is reported, unless its
-            state says that they do not at present. Ranks of one role name are averaged; where
-            roles hold parts of a model, the task joins them.
+        name: Name such as "worker", "server" or "stage-0"; it also selects the model that a
+            driver builds.
+        has_data: The rank gets a shard of the training data.
+        is_evaluated: Its parameters count in the reported averaged model, unless its state
+            currently excludes them. Ranks of one role name are averaged; if roles hold parts of
+            a model, the task joins them.
         slice_index: Index from 0 of its estimate among the slices of the role's parameters.
         num_slices: Number of contiguous slices of these; sizes differ by at most one entry.
     """
@@ -403,7 +403,7 @@ class Role:
     num_slices: int = 1
 
     def stretch(self, num_params: int) -> slice:
-        """Say which entries of a vector [num_params] its slice is.
+        """Return the slice of a vector [num_params] that this rank holds.
 
         >>> [Role("server", slice_index=i, num_slices=3).stretch(8) for i in range(3)]
         [slice(0, 2, None), slice(2, 5, None), slice(5, 8, None)]
@@ -412,7 +412,7 @@ class Role:
         return slice(first * num_params // self.num_slices, end * num_params // self.num_slices)
 
     def num_held(self, num_params: int) -> int:
-        """Count the entries of its slice of a vector [num_params]."""
+        """Count the entries of this rank's slice of a vector [num_params]."""
         stretch = self.stretch(num_params)
         return int(stretch.stop - stretch.start)
 
@@ -422,12 +422,12 @@ WORKER = Role("worker")
 
 @dataclass(slots=True, kw_only=True)
 class WorkerState:
-    """State of a worker, as every driver may read it; algorithms add their own fields.
+    """State of a worker with the fields for every driver; algorithms add their own.
 
     Attributes:
-        rank: Worker that the state belongs to.
-        params: Parameters that training starts from, [num_params].
-        round: Rounds completed so far.
+        rank: Rank of the worker.
+        params: Initial parameters of training, [num_params].
+        round: Completed rounds.
     """
 
     rank: Rank
@@ -441,7 +441,7 @@ class WorkerState:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether its estimate counts now, where its `Role` says that it may."""
+        """Whether the estimate currently counts, if its `Role` allows it."""
         return True
 
 

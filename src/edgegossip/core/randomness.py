@@ -1,4 +1,4 @@
-"""One random stream for each (seed, rank, purpose): nothing draws from a global generator."""
+"""One random stream for each (seed, rank, purpose), without a global generator."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def generator(seed: int, *key: int | str) -> torch.Generator:
 
 
 def uniform(seed: int, *key: int | str) -> float:
-    """Draw the one number in [0, 1) that belongs to (seed, *key).
+    """Draw the one number in [0, 1) that belongs to ``(seed, *key)``.
 
-    Without a generator to carry along, an algorithm's state stays plain data:
-    ``uniform(seed, rank, "exchange", step)``.
+    It needs no generator object, so an algorithm's state stays plain data: ``uniform(seed,
+    rank, "exchange", step)``.
 
     >>> 0 <= uniform(0, 3, "exchange", 17) < 1
     True

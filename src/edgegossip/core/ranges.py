@@ -1,4 +1,4 @@
-"""Ranges of numbers, stated once: the check reads the same words that the error shows."""
+"""Ranges of numbers: the check reads the same words that the error shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORDS = re.compile(
 
 
 def check_ranges(owner: object, **words: str) -> None:
-    """Check attributes of `owner`, each against its words; see `check_range`.
+    """Check attributes of `owner` against their ranges; see `check_range`.
 
     Raises:
         ValueError: If one is out of its range.
@@ -22,10 +22,10 @@ def check_ranges(owner: object, **words: str) -> None:
 
 
 def check_counts(owner: object, *names: str) -> None:
-    """Check that attributes of `owner` are whole numbers, or None.
+    """Check that these attributes of `owner` are whole numbers or None.
 
     Raises:
-        ValueError: If one is something else, such as 1e6 or True.
+        ValueError: If one is anything else, such as 1e6 or True.
     """
     for name in names:
         value = getattr(owner, name)
@@ -34,7 +34,7 @@ def check_counts(owner: object, *names: str) -> None:
 
 
 def check_range(name: str, value: float | None, words: str) -> None:
-    """Check that `value` is in the range that `words` state.
+    """Check that `value` is in the range that `words` describe.
 
     >>> check_range("momentum", 0.9, "in [0, 1)")
     >>> check_range("timeout", None, "above 0 or None")
@@ -46,11 +46,11 @@ def check_range(name: str, value: float | None, words: str) -> None:
     Args:
         name: Name of the argument.
         value: Any number.
-        words: "at least 1", "above 0" or "in [0, 1)", and behind it a unit, "and finite" and
-            "or None" where they apply.
+        words: "at least 1", "above 0" or "in [0, 1)", optionally followed by a unit, "and
+            finite" and "or None".
 
     Raises:
-        ValueError: If it is not.
+        ValueError: If it is out of range.
     """
     low, high = _limits(words)
     is_within = words.endswith(" or None") if value is None else low <= value <= high

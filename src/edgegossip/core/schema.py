@@ -1,4 +1,4 @@
-"""Descriptions of an algorithm's messages, so that a network can refuse all others."""
+"""Descriptions of an algorithm's messages, so that a network can reject all others."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class TensorSpec:
     Attributes:
         dtype: Data type; floats must be finite.
         shape: Lengths by dimension; None allows any length.
-        max_numel: Most entries; needed if, and only if, a length is None.
+        max_numel: Maximum number of entries; required if, and only if, a length is None.
         minimum: Lower limit of all entries.
         maximum: Upper limit of all entries.
-        measure: Computes the largest absolute value that a tensor stands for, where it is no
-            plain list of floats but packed by a compressor. None measures the entries.
+        measure: Computes the largest absolute value in a tensor that a compressor has packed.
+            None measures the entries.
 
     Raises:
         ValueError: If `max_numel` is missing, or given beside a fixed shape.
@@ -67,13 +67,13 @@ class TensorSpec:
 
     @property
     def max_num_bytes(self) -> int:
-        """Size of the largest such tensor in bytes."""
+        """Maximum size of such a tensor in bytes."""
         fixed = math.prod(length for length in self.shape if length is not None)
         numel = fixed if self.max_numel is None else self.max_numel
         return numel * self.dtype.itemsize
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether dtype, shape and size are right."""
+        """Whether dtype, shape and size match."""
         if tensor.dtype != self.dtype:
             return False
         if self.max_numel is None:
@@ -85,13 +85,13 @@ class TensorSpec:
         )
 
     def allows(self, tensor: Tensor) -> bool:
-        """Whether all entries of a `tensor` that fits are finite and within the limits."""
+        """Whether all entries of a matching `tensor` are finite and within the limits."""
         return self.inspect(tensor)[0]
 
     def magnitude(self, tensor: Tensor) -> float | None:
-        """The largest absolute value that a `tensor` that is allowed stands for.
+        """The largest absolute value that an allowed `tensor` represents.
 
-        None where there is nothing to compare: it has limits of its own, or is no float.
+        None if there is nothing to compare: the tensor has its own limits, or no floats.
 
         >>> TensorSpec(torch.float32, (2,)).magnitude(torch.tensor([1.0, -3.0]))
         3.0
@@ -99,7 +99,7 @@ class TensorSpec:
         return self.inspect(tensor)[1]
 
     def inspect(self, tensor: Tensor) -> tuple[bool, float | None]:
-        """Both `allows` and `magnitude`, which is meaningless without the first, in one pass.
+        """Compute `allows` and `magnitude` in one pass.
 
         >>> TensorSpec(torch.float32, (2,)).inspect(torch.tensor([1.0, -3.0]))
         (True, 3.0)
@@ -124,16 +124,17 @@ class MessageSpec:
     """Description of the messages of one kind.
 
     Args:
-        tensors: Required tensors of the payload, by name; a tensor stands for one like it.
+        tensors: Required tensors of the payload, by name; an example tensor describes one like
+            it.
         optional: Optional tensors of the payload, by name.
         numbers: Limits of the required numbers, by name: a `range` of whole numbers, or the
-            least and the largest number. Numbers are always finite.
+            smallest and the largest number. Numbers are always finite.
         optional_numbers: Limits of the optional numbers, by name.
-        max_ahead: Most rounds that the message may be ahead of its receiver; None for any
-            number. Rounds are never negative.
-        is_passed_on: Tensors are named ``RANK.name``: what the worker RANK has written in the
-            message's round, passed on by others as it is. A network may add ``RANK.seal``,
-            which is passed on with the rest.
+        max_ahead: Maximum number of rounds that the message may be ahead of its receiver; None
+            for any. Rounds are never negative.
+        is_passed_on: Tensors are named ``RANK.name``. The worker RANK has written them in the
+            message's round, and others relay them unchanged. A network may add ``RANK.seal``,
+            which is relayed with the rest.
 
     >>> spec = MessageSpec({"x": torch.zeros(2)}, numbers={"weight": (0, 1)})
     >>> spec.mismatch({"x": torch.zeros(3)}, {"weight": 0.5})
@@ -149,7 +150,7 @@ class MessageSpec:
     max_ahead: int | None = None
     is_passed_on: bool = False
     specs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
-    """Each tensor that there may be, by name."""
+    """Each allowed tensor, by name."""
     _limits: Mapping[str, Limits] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +165,7 @@ class MessageSpec:
 
     @property
     def max_num_bytes(self) -> int:
-        """Size of the tensors of the largest such message in bytes."""
+        """Maximum size of the tensors of such a message in bytes."""
         return sum(spec.max_num_bytes for spec in self.specs.values())
 
     def mismatch(
@@ -190,13 +191,13 @@ class MessageSpec:
     def bad_values(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> str | None:
-        """Describe a forbidden value of a message without mismatch; None if there is none."""
+        """Describe a forbidden value of a matching message; None if there is none."""
         return self.inspect(payload, numbers)[0]
 
     def inspect(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> tuple[str | None, dict[str, float | None]]:
-        """Also give the `TensorSpec.magnitude` of each tensor, if no value is forbidden."""
+        """Also return the `TensorSpec.magnitude` of each tensor, if no value is forbidden."""
         sizes: dict[str, float | None] = {}
         for name, tensor in payload.items():
             spec = self.specs[name]
@@ -218,7 +219,7 @@ def _is_within(number: float, limits: Limits) -> bool:
 
 
 def by_origin(payload: Payload) -> dict[Rank, Payload]:
-    """Split the payload of a message that is passed on by its authors, in the order of ranks.
+    """Split the payload of a relayed message by its authors, in the order of ranks.
 
     >>> by_origin({"10.x": torch.zeros(1), "2.x": torch.ones(1)})
     {2: {'x': tensor([1.])}, 10: {'x': tensor([0.])}}
@@ -231,7 +232,7 @@ def by_origin(payload: Payload) -> dict[Rank, Payload]:
 
 
 def lacks(algorithm: object, method: str) -> LocalProtocolError:
-    """The error of an algorithm that runs in the simulator only."""
+    """The error of an algorithm without a schema."""
     return LocalProtocolError(
         f"{type(algorithm).__name__} does not say what its messages look like; give it a "
         f"`{method}` method (docs/contract.md) to run it on a network"

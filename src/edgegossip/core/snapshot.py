@@ -1,7 +1,7 @@
-"""Any tree of dataclasses, containers, numbers and tensors as JSON plus tensors, and back.
+"""Snapshots: trees of dataclasses, containers, numbers and tensors as JSON plus tensors.
 
-Checkpoints are made of this instead of pickles: reading one can build dataclasses of modules
-that are already imported, and nothing else.
+Checkpoints use this instead of pickles: reading one can only build dataclasses of modules that
+are already imported.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     """Split `tree` into plain JSON and the tensors in it.
 
-    A tensor or dataclass that is in it at several places is kept once, and is one again after
+    A tensor or dataclass that occurs at several places is stored once, and shared again after
     `assemble`. Keys of dicts are numbers, strings or tuples of them.
 
     Raises:
-        TypeError: If something in it is neither a dataclass, list, tuple, dict, str, number,
-            bool, None nor a tensor.
+        TypeError: If an item is neither a dataclass, list, tuple, dict, str, number, bool, None
+            nor a tensor.
 
     >>> import torch
     >>> plain, tensors = dismantle({"x": (torch.ones(2), 3)})
@@ -42,16 +42,16 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     """Undo `dismantle`.
 
     Raises:
-        ValueError: If `plain` names a dataclass that is not there, not one, or has other
-            fields by now, or a dict has other keys than numbers, strings and tuples of them.
-        Exception: If it was not made by `dismantle`: `LookupError`, `TypeError`,
+        ValueError: If `plain` names a missing dataclass, one with other fields, or something
+            else, or a dict has keys other than numbers, strings and tuples of them.
+        Exception: If `plain` is not from `dismantle`: `LookupError`, `TypeError`,
             `RecursionError`.
     """
     return _Assembling(tensors).give(plain)
 
 
-# Objects, not functions that call themselves: each of those is part of a reference cycle, with
-# all the tensors that it has seen, which a long run's garbage collector hardly ever comes to.
+# These are objects and not nested recursive functions. Such a function is part of a reference
+# cycle with all tensors that it has seen, and a long run's garbage collector rarely frees it.
 
 
 class _Dismantling:
@@ -61,7 +61,7 @@ class _Dismantling:
         self._instances: dict[int, int] = {}
 
     def take(self, item: object) -> Json:
-        if type(item) in _PLAIN:  # mostly; and nothing is asked more often
+        if type(item) in _PLAIN:  # the most frequent case
             return item
         match item:
             case None | bool() | int() | float() | str():
@@ -82,7 +82,7 @@ class _Dismantling:
     def _name(self, item: Tensor) -> str:
         if id(item) not in self._names:
             self._names[id(item)] = f"t{len(self._names)}"
-            # A view of a larger tensor is cut out; files hold no shared memory.
+            # A view of a larger tensor is copied, because files hold no shared memory.
             self.tensors[self._names[id(item)]] = item.detach().clone().contiguous()
         return self._names[id(item)]
 
@@ -123,7 +123,7 @@ class _Assembling:
     def _give_key(self, plain: Json) -> Any:  # noqa: ANN401
         """A key: a number, text or a tuple of them.
 
-        Dataclasses that hold each other would take for ever to hash.
+        Dataclasses that contain each other would take forever to hash.
         """
         match plain:
             case None | bool() | int() | float() | str():

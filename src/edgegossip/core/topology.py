@@ -1,9 +1,8 @@
-"""Topologies: the workers that a worker sends to and hears from, in each round.
+"""Topologies: the workers that a worker sends to and receives from, in each round.
 
 Every topology is made by one of the functions below, such as `ring(8)`. Undirected and
-directed graphs, static ones and those that change from round to round all answer the same
-two questions, `out_neighbors(rank, round)` and `in_neighbors(rank, round)`. The weights with
-which a worker mixes what it hears are the business of `edgegossip.core.mixing`.
+directed, static and varying graphs all have the same two methods, `out_neighbors(rank, round)`
+and `in_neighbors(rank, round)`. `edgegossip.core.mixing` has the weights of mixing.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ NeighborLists: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Topology(ABC):
-    """A communication graph over workers ``0 .. num_workers - 1``, the same each `period`.
+    """A communication graph over workers ``0 .. num_workers - 1``, repeated each `period`.
 
     Attributes:
-        name: The call that makes it, such as ``ring(8)``; equal names mean equal graphs.
-            Comparing and hashing use nothing else, so a topology is a cheap dictionary key.
+        name: The call that makes it, such as ``ring(8)``; equal names mean equal graphs. Only
+            the name is compared and hashed, so a topology is a cheap dictionary key.
         num_workers: Number of workers, at least 1. A worker alone has no neighbors.
-        is_directed: Whether an edge may lack its way back. An undirected topology has
+        is_directed: Whether an edge may lack its reverse. An undirected topology has
             ``in_neighbors == out_neighbors`` in every round.
         period: Rounds after which the graph repeats; 1 if it never changes.
     """
@@ -54,7 +53,7 @@ class Topology(ABC):
 
     @abstractmethod
     def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
-        """Workers that `rank` hears from in `round`: ascending, never itself."""
+        """Workers that `rank` receives from in `round`: ascending, never itself."""
 
     def out_degree(self, rank: int, round: int) -> int:
         """Number of workers that `rank` sends to in `round`."""
@@ -66,7 +65,7 @@ class Topology(ABC):
         return tuple(sorted({j for k in rounds for j in self.out_neighbors(rank, k)}))
 
     def all_in_neighbors(self, rank: int) -> tuple[int, ...]:
-        """Workers that `rank` hears from in any round of the period."""
+        """Workers that `rank` receives from in any round of the period."""
         rounds = range(self.period)
         return tuple(sorted({j for k in rounds for j in self.in_neighbors(rank, k)}))
 
@@ -76,7 +75,7 @@ class Topology(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ListedTopology(Topology):
-    """Neighbors written out once: `outgoing[round % period][rank]`, ascending."""
+    """Stored neighbors: `outgoing[round % period][rank]`, ascending."""
 
     outgoing: tuple[NeighborLists, ...] = field(compare=False)
     incoming: tuple[NeighborLists, ...] = field(compare=False)
@@ -90,9 +89,9 @@ class ListedTopology(Topology):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompleteTopology(Topology):
-    """Everybody but oneself, cut out of `ranks` when asked for.
+    """All ranks except one's own, computed on request.
 
-    Written out, the edges of 10,000 workers would take 800 MB.
+    Stored edges of 10,000 workers would take 800 MB.
     """
 
     ranks: tuple[int, ...] = field(compare=False)
@@ -108,7 +107,7 @@ class CompleteTopology(Topology):
 
 
 def ring(num_workers: int) -> Topology:
-    """Each worker talks to the one before and the one after it.
+    """Each worker exchanges with its predecessor and its successor.
 
     Two workers share one edge; a worker alone has none.
 
@@ -120,9 +119,9 @@ def ring(num_workers: int) -> Topology:
 
 
 def torus(rows: int, columns: int) -> Topology:
-    """A grid whose ends meet: up, down, left and right; rank = row * columns + column.
+    """A grid that wraps around: up, down, left and right; rank = row * columns + column.
 
-    A side of two has single edges, a side of one has none: ``torus(1, n)`` is a ring.
+    A side of two has single edges, and a side of one has none: ``torus(1, n)`` is a ring.
 
     >>> torus(3, 4).out_neighbors(0, round=0)
     (1, 3, 4, 8)
@@ -138,7 +137,7 @@ def torus(rows: int, columns: int) -> Topology:
 
 
 def star(num_workers: int) -> Topology:
-    """Worker 0 talks to all others, and they only to it.
+    """Worker 0 exchanges with all others, and they only with it.
 
     >>> star(4).out_neighbors(0, round=0), star(4).out_neighbors(3, round=0)
     ((1, 2, 3), (0,))
@@ -148,9 +147,9 @@ def star(num_workers: int) -> Topology:
 
 
 def complete(num_workers: int) -> Topology:
-    """Everybody talks to everybody.
+    """Every worker exchanges with every other.
 
-    Neighbors are listed only when asked for, in time proportional to their number.
+    Neighbors are listed on request, in time proportional to their number.
 
     >>> complete(4).out_neighbors(1, round=0)
     (0, 2, 3)
@@ -167,10 +166,10 @@ def complete(num_workers: int) -> Topology:
 def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
     """A random connected graph in which every worker has `degree` neighbors.
 
-    The pairing model: every worker holds out `degree` stubs, which are joined two by two at
-    random. Pairs that would make a loop or a double edge are drawn again among the stubs left
-    over; a draw that gets stuck or falls apart is thrown away. For degrees small against
-    `num_workers` all such graphs come out about equally likely.
+    The pairing model gives every worker `degree` stubs, and joins stubs in random pairs. Pairs
+    that would make a loop or a double edge are drawn again among the remaining stubs. A draw
+    that gets stuck or is not connected is discarded. For degrees small against `num_workers`
+    all such graphs are about equally likely.
 
     Args:
         num_workers: Number of workers; ``num_workers * degree`` must be even.
@@ -183,8 +182,8 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
 
     References:
         Steger & Wormald, "Generating random regular graphs quickly", Combinatorics,
-        Probability and Computing 1999. Here stubs are joined in batches, as in NetworkX, and
-        of more than half of all edges the others are drawn.
+        Probability and Computing 1999. Here stubs are joined in batches, as in NetworkX. For
+        more than half of all edges, the missing ones are drawn.
 
     >>> random_regular(6, degree=3, seed=0).out_neighbors(0, round=0)
     (1, 4, 5)
@@ -204,7 +203,7 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
 
 
 def directed_ring(num_workers: int) -> Topology:
-    """Each worker sends to the one after it.
+    """Each worker sends to its successor.
 
     >>> directed_ring(4).out_neighbors(3, round=0), directed_ring(4).in_neighbors(3, round=0)
     ((0,), (2,))
@@ -213,7 +212,7 @@ def directed_ring(num_workers: int) -> Topology:
 
 
 def directed_exponential(num_workers: int) -> Topology:
-    """Each worker sends 1, 2, 4, ... ranks ahead: few edges, and nobody is far.
+    """Each worker sends 1, 2, 4, ... ranks ahead: few edges and short paths.
 
     References:
         Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep
@@ -226,7 +225,7 @@ def directed_exponential(num_workers: int) -> Topology:
 
 
 def one_peer_exponential(num_workers: int) -> Topology:
-    """In round k each worker sends to one other, ``2 ** (k % period)`` ranks ahead.
+    """Each worker sends to one other in round k, ``2 ** (k % period)`` ranks ahead.
 
     The period is ``ceil(log2(num_workers))``. For a power of two, weights 1/2 average
     exactly within one period, at the price of one message per worker and round.
@@ -243,7 +242,7 @@ def one_peer_exponential(num_workers: int) -> Topology:
 
 
 def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) -> Topology:
-    """The topology of these edges, each given once.
+    """Make the topology of these edges, each given once.
 
     Args:
         num_workers: Number of workers.
@@ -251,8 +250,8 @@ def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) 
         directed: Whether an edge leads from i to j only.
 
     Raises:
-        ValueError: If an edge leaves the graph, loops or comes twice, or if not every worker
-            can reach every other one.
+        ValueError: If an edge leaves the graph, is a loop or a duplicate, or if not every
+            worker can reach every other one.
 
     >>> path = from_edges(3, [(0, 1), (1, 2)])
     >>> path.out_neighbors(1, round=0)
@@ -264,7 +263,7 @@ def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) 
 def from_edges_by_round(
     num_workers: int, edges_by_round: Iterable[Iterable[Edge]], directed: bool = False
 ) -> Topology:
-    """The topology whose edges in round k are ``edges_by_round[k % period]``.
+    """Make the topology with edges ``edges_by_round[k % period]`` in round k.
 
     Arguments and errors are those of `from_edges`; every worker must reach every other one
     over the rounds of a period, not in each of them.
@@ -288,13 +287,13 @@ def from_edges_by_round(
 
 
 def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
-    """Join each pair both ways, once; small sizes make factories repeat pairs, or loop."""
+    """Join each pair both ways, without the duplicates and loops of small sizes."""
     edges = {edge for i, j in pairs if i != j for edge in ((i, j), (j, i))}
     return _listed(name, num_workers, [edges], is_directed=False)
 
 
 def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]) -> Topology:
-    """Let everybody send `hops` ranks ahead."""
+    """Let every worker send `hops` ranks ahead."""
     phases = [
         [(rank, (rank + hop) % num_workers) for rank in range(num_workers) for hop in hops]
         for hops in hops_by_round
@@ -332,8 +331,8 @@ def _powers(num_workers: int) -> list[int]:
 
 
 def _draw_regular(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge]:
-    """Draw pairs (i, j), i < j, such that every worker is in `degree` of them."""
-    if degree > num_workers / 2:  # the few edges to leave out are easier to find
+    """Draw pairs (i, j), i < j, with every worker in `degree` of them."""
+    if degree > num_workers / 2:  # sampling the few missing edges is faster
         left_out = _draw_regular(num_workers, num_workers - 1 - degree, draws)
         return set(itertools.combinations(range(num_workers), 2)) - left_out
     while (pairs := _join_stubs(num_workers, degree, draws)) is None:
@@ -342,7 +341,7 @@ def _draw_regular(num_workers: int, degree: int, draws: torch.Generator) -> set[
 
 
 def _join_stubs(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge] | None:
-    """Join stubs two by two at random; None if those left over cannot be joined."""
+    """Join stubs in random pairs; None if the remaining ones cannot be joined."""
     pairs: set[Edge] = set()
     stubs = [rank for rank in range(num_workers) for _ in range(degree)]
     while stubs:

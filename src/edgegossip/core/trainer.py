@@ -25,16 +25,16 @@ from edgegossip.core.protocol import (
 class Trainer(Protocol):
     """Trainer of one worker, as a driver needs it; `learning.Learner` trains PyTorch models.
 
-    A subclass may leave out the methods that it has no use for.
+    A subclass may omit methods that it does not need.
     """
 
     @property
     def num_samples(self) -> int:
-        """Training samples in all."""
+        """Total number of training samples."""
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over all of them, in samples' worth; known before `set_up`."""
+        """Cost of a pass over all samples, in training samples; known before `set_up`."""
         return self.cost(Train(torch.empty(0), Epochs()))
 
     @property
@@ -44,11 +44,11 @@ class Trainer(Protocol):
 
     @property
     def setup_cost(self) -> float:
-        """Cost of `set_up`, in training samples' worth."""
+        """Cost of `set_up`, in training samples."""
         return 0.0
 
     def set_up(self) -> None:
-        """Get ready with the data it has, unless that was done; `train` does if nobody did."""
+        """Prepare the current data, unless already done."""
         return
 
     def assign(self, ranks: tuple[Rank, ...]) -> None:
@@ -56,14 +56,14 @@ class Trainer(Protocol):
         raise LocalProtocolError(f"{type(self).__name__} cannot take over data of others")
 
     def cost(self, request: Train) -> float:
-        """Cost of `train` if called next, in training samples' worth of time."""
+        """Cost of `train` if called next, in training samples."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Train from `request.params`, which are not written to; see `Train`.
+        """Train from `request.params`, which stay unchanged; see `Train`.
 
         Args:
             request: Training to do.
-            progress: Share of the run that is over, in [0, 1]; learning rates go by it.
+            progress: Completed share of the run, in [0, 1], for the learning rate.
         """
 
     def prepare(self, request: Train, progress: float) -> Prepared | None:
@@ -71,14 +71,14 @@ class Trainer(Protocol):
         return None
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
-        """Give a request by which it can be timed, of at most `num_steps` steps.
+        """Request of at most `num_steps` steps, for timing this trainer.
 
-        None for one that cannot train without what other workers send.
+        None if it cannot train without other workers' messages.
         """
         return Train(params, Steps(num_steps))
 
     def start_over(self) -> None:
-        """Forget momentum: training failed, and goes on from quite other parameters."""
+        """Forget momentum, because failed training continues from other parameters."""
         return
 
     def rest(self) -> None:
@@ -86,17 +86,17 @@ class Trainer(Protocol):
         return
 
     def cancel(self) -> None:
-        """Leave off, from another thread: nobody waits for the work under way any more.
+        """Cancel the current work, from another thread.
 
         `set_up` and `train` then raise `TrainingError`, within about a second.
         """
         return
 
     def state_dict(self) -> Mapping[str, Any]:
-        """All that changes while it trains, so that a checkpoint resumes to the last bit."""
+        """All state that training changes, so that a checkpoint resumes to the last bit."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict`."""
+        """Restore a `state_dict`."""
 
 
 class Prepared(Protocol):
@@ -115,7 +115,7 @@ class Prepared(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TrainingResult:
-    """Result of `Trainer.train`: see `Trained`. `cost` None stands for `Trainer.cost`'s."""
+    """Result of `Trainer.train`: see `Trained`. `cost` None means `Trainer.cost`."""
 
     params: Tensor
     num_samples: int
@@ -126,7 +126,7 @@ class TrainingResult:
     cost: float | None = None
 
     def event(self, before: Tensor, seconds: Seconds, cost: float) -> Trained:
-        """Tell the worker of it; `cost` is what `Trainer.cost` had said."""
+        """Make the event for the worker; `cost` is the result of `Trainer.cost`."""
         return Trained(
             params=self.params,
             before=before,

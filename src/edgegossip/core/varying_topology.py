@@ -1,7 +1,7 @@
-"""Graphs that change from round to round, drawn at random once and for all.
+"""Varying graphs, drawn at random once.
 
-A draw is repeated after its period, so that every worker knows the graph of each round without
-asking anybody, and that all workers can reach each other is checked when it is made.
+A draw repeats after its period, so every worker knows the graph of each round by itself. The
+constructor checks that all workers can reach each other.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from edgegossip.core.topology import Edge, Topology, from_edges_by_round
 
 
 def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
-    """In each round every worker sends to one other, and hears from one, at random.
+    """Every worker sends to one random other in each round, and receives from one.
 
-    A round's edges are a permutation without fixed points, all of which are equally likely.
+    A round's edges are a permutation without fixed points; all are equally likely.
 
     Args:
         num_workers: Number of workers; one alone has no neighbors.
-        period: Rounds drawn, at least 1; with few of them the graph may be in parts.
+        period: Rounds drawn, at least 1; with few rounds the graph may not be connected.
         seed: Equal seeds give equal graphs.
 
     Raises:
-        ValueError: If a number is out of range, or the graph drawn is in parts.
+        ValueError: If a number is out of range, or the drawn graph is not connected.
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -51,18 +51,18 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
 
 
 def intermittent(base: Topology, availability: float, period: int, seed: int) -> Topology:
-    """A graph whose links appear and vanish: each is there in a round or is not, by chance.
+    """A graph with random links: each is present or absent in a round by chance.
 
-    Both directions of an undirected link come and go together.
+    Both directions of an undirected link appear together.
 
     Args:
-        base: Has all links; one that varies itself is taken round by round.
-        availability: The chance of each link to be there in a round, in (0, 1].
+        base: Graph with all links; it may vary itself.
+        availability: Probability of each link in a round, in (0, 1].
         period: Rounds drawn, at least 1; a multiple of the base's own.
         seed: Equal seeds give equal graphs.
 
     Raises:
-        ValueError: If a number is out of range, or the graph drawn is in parts.
+        ValueError: If a number is out of range, or the drawn graph is not connected.
 
     >>> from edgegossip.core.topology import directed_ring
     >>> ring = intermittent(directed_ring(3), availability=0.5, period=4, seed=0)
@@ -96,7 +96,7 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
 
 
 def _draw_receivers(num_workers: int, draws: torch.Generator) -> list[Edge]:
-    """Edges of a permutation without fixed points: of random ones, every third has none."""
+    """Draw a permutation without fixed points; about every third random one has none."""
     if num_workers == 1:
         return []
     ranks = torch.arange(num_workers)

@@ -1,4 +1,4 @@
-"""The log of a worker on a real machine: it may end, training does not."""
+"""The log of a worker on a real machine; its failure does not end training."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from edgegossip.core.protocol import Note, Rank, Seconds
 from edgegossip.experiments.event_log import EventLog, whole_lines
 
 NOTES_A_SECOND, NOTES_AT_ONCE = 10, 100
-"""Notes of the algorithm that are kept: on average since the run began, and in addition."""
+"""Limits of stored notes: per second on average, and in addition."""
 _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class Diary(EventLog):
-    """An `EventLog` whose end is no reason to stop: a full disk is no reason to lose a model.
+    """An `EventLog` that tolerates a full disk, which must not cost a model.
 
     Args:
-        path: Path of the log; an existing log goes on after its last whole line.
+        path: Path of the log; an existing log continues after its last complete line.
 
     Attributes:
-        incarnation: How often this worker was started before.
+        incarnation: Number of earlier starts of this worker.
 
     Raises:
         RunFolderError: If the file cannot be written at all.
@@ -40,7 +40,7 @@ class Diary(EventLog):
         self._try(super().show)
 
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
-        """Keep a note, unless there are so many that they would fill the disk."""
+        """Keep a note, unless the rate of notes is too high for the disk."""
         if self._num_notes >= NOTES_AT_ONCE + NOTES_A_SECOND * now:
             if not self._has_dropped:
                 _LOG.warning("more than %d notes a second - most are dropped", NOTES_A_SECOND)
@@ -68,7 +68,7 @@ class Diary(EventLog):
 
 
 def _previous(path: Path) -> tuple[int, int]:
-    """How often this worker was started before, and where the last whole line ends."""
+    """Number of earlier starts of this worker, and end of the last complete line."""
     if not path.exists():
         return 0, 0
     incarnation = size = 0

@@ -1,4 +1,4 @@
-"""One exchange behind any algorithm's last: all end with the mean of the models that count."""
+"""A final exchange after any algorithm: all end with the mean of the models that count."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class FinalState(WorkerState):
     """State of one worker.
 
     Attributes:
-        inner: The inner algorithm's state.
-        is_ending: The inner algorithm has finished, or its time is over.
-        models: The final models by rank, the own one included.
-        lost: Workers that cannot be reached, as keys.
-        average: The mean of those that count once all have come.
+        inner: State of the inner algorithm.
+        is_ending: Whether the inner algorithm has finished, or its time is over.
+        models: The final models by rank, including this worker's.
+        lost: Unreachable workers, as keys.
+        average: Mean of the models that count, once all have arrived.
         num_params: Entries of a whole model.
     """
 
@@ -58,13 +58,15 @@ class FinalState(WorkerState):
 
     @property
     def estimate(self) -> Tensor:
-        """The average, or until it is there the inner algorithm's estimate."""
+        """The average, or before it the inner algorithm's estimate."""
         inner: Tensor = self.inner.estimate
         return inner if self.average is None else self.average
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether it counts: the average does, and before it what the inner one says."""
+        """Whether the estimate counts: the average does; before it, the inner algorithm
+        decides.
+        """
         return self.average is not None or bool(self.inner.is_evaluated)
 
 
@@ -78,17 +80,16 @@ class _LimitedTraits(Traits):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalAverage(Algorithm[FinalState]):
-    """Let an algorithm come to its end, then average what the workers have.
+    """Run an algorithm to its end, then average the workers' models.
 
-    Each worker whose role is evaluated (see `Role`) sends its estimate to all others; all wait
-    for these, but not for workers that are lost. All who are there end with the same
-    parameters, to the last bit: with a server, its own. One whom nothing reaches keeps what it
-    has.
+    Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All wait
+    for these, except for lost workers. All present workers end with the same parameters, to the
+    last bit: with a server, its own. A worker that nothing reaches keeps its own.
 
     Args:
         inner: The algorithm.
         num_workers: Size of the run.
-        ends_at: When the inner algorithm is to end if it has not finished by then.
+        ends_at: Latest end of the inner algorithm.
     """
 
     inner: Algorithm[Any]
@@ -145,14 +146,14 @@ class FinalAverage(Algorithm[FinalState]):
         return [*effects, *self._end(state)] if state.is_ending else effects
 
     def _pass_on(self, state: FinalState, event: Event, now: Seconds) -> list[Effect]:
-        """Let the inner algorithm handle what happened, without finishing yet."""
+        """Let the inner algorithm handle the event, without finishing yet."""
         effects = self.inner.handle(state.inner, event, now)
         state.is_ending |= any(isinstance(effect, Finish) for effect in effects)
         dropped = Train | Finish if state.is_ending else Finish
         return [effect for effect in effects if not isinstance(effect, dropped)]
 
     def _end(self, state: FinalState) -> list[Effect]:
-        """Send the own model, once; take the mean when all models are there, once."""
+        """Send this worker's model once; take the mean once when all models have arrived."""
         effects: list[Effect] = []
         if state.rank not in state.models:
             state.models[state.rank] = state.inner.estimate.clone()
@@ -164,7 +165,7 @@ class FinalAverage(Algorithm[FinalState]):
         return effects
 
     def _average(self, state: FinalState, counted: list[Rank]) -> Tensor:
-        """Average what has come; where servers share the model, join their slices."""
+        """Average the arrived models; if servers share the model, join their slices."""
         slices: dict[int, list[Tensor]] = {}
         for rank in counted:
             if rank in state.models:
@@ -189,5 +190,5 @@ class FinalAverage(Algorithm[FinalState]):
 
 
 def _fields(traits: Traits) -> dict[str, Any]:
-    """The fields of `traits` as they are."""
+    """Fields of `traits` as they are."""
     return {name: getattr(traits, name) for name in Traits.__dataclass_fields__}

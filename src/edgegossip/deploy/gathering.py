@@ -1,4 +1,4 @@
-"""The folders of a run's workers -> one run folder, in the form that the simulator writes."""
+"""Gathering: one run folder, in the simulator's form, from the folders of workers."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ WORKERS = "workers"
 def gather(
     experiment: Experiment, out: Path, recipe: str | None = None
 ) -> tuple[Results, list[str]]:
-    """Make one run folder of what workers have left in `out`: `edgegossip gather`.
+    """Make one run folder from the workers' folders in `out`: `edgegossip gather`.
 
     Returns:
-        The results, and what is not in them (`Gathering.left_out`).
+        The results, and everything missing in them (`Gathering.left_out`).
 
     Raises:
-        RunFolderError: If no worker left a model there, one was in another experiment, or `out`
+        RunFolderError: If no worker left a model, a worker was in another experiment, or `out`
             cannot be written or is in use.
     """
     if not (out / WORKERS).is_dir():
@@ -65,7 +65,7 @@ class Gathering:
         experiment: The workers' experiment.
         out: Run folder; its subfolder `workers` holds the workers' own.
         recipe: Name of the recipe, for the record.
-        command: Command that would run it again, for the record.
+        command: Command that repeats the run, for the record.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Gathering:
 
     @property
     def history(self) -> list[Evaluation]:
-        """Evaluations so far, also from before the run was resumed."""
+        """Evaluations so far, including those from before a resume."""
         return self._evaluations.history
 
     # While the run goes on.
 
     def go_on_at(self, time: Seconds) -> None:
-        """Forget how the model was later than `time`, where the run goes on."""
+        """Forget evaluations later than `time`, where the run continues."""
         later = sum(1 for _ in takewhile(lambda each: each <= time, schedule()))
         self._evaluations.drop_from(later)
         for worker in self.workers:
@@ -108,12 +108,12 @@ class Gathering:
                     worker.snapshot(index).unlink()
 
     def read(self) -> None:
-        """Read what the workers have written since."""
+        """Read the workers' new lines."""
         for worker in self.workers:
             worker.read()
 
     def measure_next(self) -> bool:
-        """Evaluate the newest moment that all have snapshots of; False if none is left."""
+        """Evaluate the newest moment with snapshots of all workers; False if none is left."""
         ranks = self._evaluated_ranks()
         there = {rank: self.workers[rank].snapshots for rank in ranks}
         self._drop_measured(there)
@@ -141,7 +141,7 @@ class Gathering:
         return True  # damaged ones are not looked at again
 
     def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
-        """Delete the snapshots whose evaluations are kept."""
+        """Delete the snapshots with stored evaluations."""
         for rank, found in there.items():
             for index in self._evaluations.kept.intersection(found):
                 with suppress(OSError):  # it takes space, that is all
@@ -189,11 +189,11 @@ class Gathering:
     # When it is over.
 
     def finish(self) -> Results:
-        """Measure what is left, and write the run folder.
+        """Evaluate the remaining snapshots, and write the run folder.
 
         Raises:
-            RunFolderError: If no worker left a model, one was in another experiment, or the
-                folder cannot be written.
+            RunFolderError: If no worker left a model, a worker was in another experiment, or
+                the folder cannot be written.
         """
         for worker in self.workers:
             require_worker_of(self._experiment, worker.path)
@@ -229,7 +229,7 @@ class Gathering:
 
     @property
     def left_out(self) -> list[str]:
-        """Say which workers' models or numbers are not in the results, and why."""
+        """List the workers with missing models or numbers, with the reason."""
         lines = []
         for worker in self.workers:
             summary = worker.summary
@@ -255,7 +255,7 @@ class Gathering:
     def _last_estimates(
         self, summaries: Mapping[Rank, Mapping[str, Any]]
     ) -> dict[Rank, Tensor]:
-        """The estimates of those who have come to their ends."""
+        """The estimates of finished workers."""
         # The last parameters of a failed worker may be no model.
         ends = [
             rank
@@ -275,7 +275,7 @@ class Gathering:
         return estimates
 
     def _write(self, results: Results) -> None:
-        """The files of a run folder, as `docs/run-folder.md` has them."""
+        """Write the files of a run folder, see `docs/run-folder.md`."""
         content = {**header(self._measured(), self._recipe), "driver": "network"}
         folder = RunFolder(self._out, content, resume=False)
         first = {
@@ -297,7 +297,7 @@ class Gathering:
         folder.write_results(results)
 
     def _measured(self) -> Experiment:
-        """The experiment on platforms as fast as they were found to be."""
+        """The experiment on platforms with their measured speeds."""
         platforms = tuple(
             Platform(
                 name=rank_name(self.roles, worker.rank), throughput=worker.throughput or 1.0
@@ -316,5 +316,5 @@ class Gathering:
 
 
 def _worst(reasons: Iterable[str]) -> str:
-    """One word for how all of them ended."""
+    """Common reason for the workers' ends."""
     return max(reasons, key=REASONS.index)

@@ -33,7 +33,7 @@ _FREQUENCIES = (0.7390851332, 1.2020569032, 1.7724538509, 2.6651441427)
 
 
 def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
-    """The run's name in the network, by which its workers find each other.
+    """The run's name in the network, which identifies its workers.
 
     >>> from edgegossip.recipes.quickstart import quickstart
     >>> run_key(quickstart().experiments["gosgd"], "my.py:cancer", "second try")
@@ -46,12 +46,12 @@ def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
 
 
 def run_id(key: str) -> bytes:
-    """The 8 bytes that stand for a run's name in every message."""
+    """The 8 bytes of a run's name in every message."""
     return hashlib.sha256(key.encode()).digest()[:8]
 
 
 def shared_settings(described: Mapping[str, object]) -> dict[str, Setting]:
-    """The settings by name that all workers of a run have in common, of a `header`."""
+    """The common settings of all workers of a run, by name, from a `header`."""
     return flatten({k: v for k, v in described.items() if k not in _SIMULATED})
 
 
@@ -61,9 +61,9 @@ def introduce(
     """Make a worker's introduction.
 
     Args:
-        experiment: The worker's.
-        workload: Made of `experiment`.
-        max_seconds: When the worker stops.
+        experiment: Experiment of the worker.
+        workload: Workload of `experiment`.
+        max_seconds: Time limit of the worker.
     """
     first_of_role = {
         experiment.algorithm.role(rank).name: rank
@@ -84,10 +84,10 @@ def introduce(
 
 
 def sketch(vector: Tensor) -> list[float]:
-    """The length of a vector and its part along fixed waves: other vectors have others.
+    """Norm of a vector and its projections on fixed waves, which identify it.
 
-    Unlike a hash, it is nearly the same where values differ by rounding, as they do between
-    kinds of processors.
+    Unlike a hash, it hardly changes if values differ by rounding, as between kinds of
+    processors.
 
     >>> sketch(torch.tensor([3.0, 4.0]))[0]
     5.0
@@ -101,7 +101,9 @@ def sketch(vector: Tensor) -> list[float]:
 
 
 def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
-    """Sketch labels and some samples; those that are read one by one may change at random."""
+    """Sketch labels and some samples; samples that are read individually may have random
+    transforms.
+    """
     train = dataset.train
     labels = hashlib.sha256(train.labels.contiguous().numpy().tobytes()).hexdigest()
     data: dict[str, Setting] = {"training labels": f"sha256:{labels[:16]}"}

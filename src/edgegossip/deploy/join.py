@@ -1,4 +1,4 @@
-"""Take part in a run over Zenoh, watched by a monitor: what `edgegossip worker` does."""
+"""Join a run over Zenoh with a monitor, as `edgegossip worker` does."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from edgegossip.net.zenoh_transport import ZenohTransport
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """How a worker meets the others.
+    """Connection of a worker to the others.
 
     Args:
-        address: Where it listens, and where the others do.
+        address: Endpoints of this worker and of the others.
         tls: Folder with ca.pem and this rank's certificate and key; None for none.
-        ban: Serial numbers, in hex, of certificates that are not accepted.
-        insecure: Do without TLS outside this machine.
+        ban: Serial numbers, in hex, of certificates to reject.
+        insecure: Allow plain links beyond this machine.
         lease: See `ZenohTransport`; slow links need a longer one.
 
     Raises:
-        ValueError: If `lease` is out of range, or something in `ban` is no serial number.
+        ValueError: If `lease` is out of range, or a serial number in `ban` is malformed.
     """
 
     address: Address
@@ -67,27 +67,27 @@ def join(
     recipe: str | None = None,
     command: str | None = None,
 ) -> str:
-    """Be worker `rank` of `experiment` on this machine, until the end of the run.
+    """Run worker `rank` of `experiment` on this machine, until the end of the run.
 
     Args:
-        experiment: The workers' common experiment, the same on all machines.
+        experiment: The workers' common experiment, equal on all machines.
         rank: Rank of this worker.
-        out: Folder of this worker; started again with the same one it goes on.
-        connection: How it meets the others.
-        settings: How it takes part.
-        profile: Profile by `edgegossip profile` on this machine; None to learn its speed on the
-            way.
-        telemetry: Where a sample of what the machine was busy with goes each minute: a .jsonl
-            file, a redis:// URL, or "memory".
+        out: Folder of this worker; restarting with the same folder resumes.
+        connection: Connection to the others.
+        settings: Settings of this worker.
+        profile: Profile of this machine from `edgegossip profile`; None to learn its speed
+            during the run.
+        telemetry: Store for a sample of the machine's load each minute: a .jsonl file, a
+            redis:// URL, or "memory".
         recipe: Name of the recipe, for the record.
-        command: Command that started this, for the record.
+        command: Command of this worker, for the record.
 
     Returns:
-        How it ended: "finished", "time limit" or "interrupted".
+        Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, or may not without TLS.
-        RunFolderError: If `out` cannot be written, holds something else, or is in use.
+        NetworkError: If this machine cannot take part, or must not without TLS.
+        RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
     """
     require_unlocked(Path(out))  # before seconds of measuring
@@ -127,11 +127,11 @@ def join(
 def seconds_per_sample(
     experiment: Experiment, rank: Rank, seconds: Seconds = 1.0, threads: int = 1
 ) -> Seconds | None:
-    """Train for about so long, to be forgotten, and say what a sample took.
+    """Train for about this time without effect, and return the time per sample.
 
-    None for one that has no data, or cannot train by itself. It is what the first forecast goes
-    by: later ones go by what training really took. A spare, which has no data until another
-    worker of its role fails, trains on the other's.
+    None for a worker without data, or one that cannot train alone. The first forecast uses it
+    and later ones use measurements. A spare, which has no data until another worker of its role
+    fails, trains on the other's.
     """
     role = experiment.algorithm.role
     alike = [r for r in experiment.data_ranks if role(r).name == role(rank).name]

@@ -1,4 +1,4 @@
-"""All workers of a run as processes of this machine, watched and gathered."""
+"""Launch: all workers of a run as processes of this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgegossip.experiments.signals import on_stop_signal
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
-"""Share of a core's time that measuring may take from the workers."""
+"""Maximum share of a core's time for evaluations."""
 # Workers run side by side; several intra-op threads each would get in their way.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -45,22 +45,22 @@ def launch(
     command: str | None = None,
     progress: Progress | None = None,
 ) -> Results:
-    """Start a process for each worker, watch them, and gather what they leave in `out`.
+    """Start a process for each worker, watch them, and gather their folders in `out`.
 
-    A worker that dies ends neither the run nor this. One that has come to its end before, as
-    its folder says, is not started again.
+    The death of a worker ends neither the run nor this function. A worker whose folder shows
+    that it has finished is not started again.
 
     Args:
         experiment: The workers' experiment.
-        make_command: Says how to start each.
-        out: Run folder, made if need be.
+        make_command: Makes the command of each worker.
+        out: Run folder, made if missing.
         recipe: Name of the recipe, for the record.
-        command: Command that would run it again, for the record.
+        command: Command that repeats the run, for the record.
         progress: A live view.
 
     Raises:
-        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have kept checkpoints.
-        TrainingError: If no worker has come to its end.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
+        TrainingError: If no worker has finished.
         RunFolderError: If `out` cannot be written, holds a run, or is in use.
     """
     with locked(out):
@@ -90,7 +90,7 @@ def _run_workers(
     ended: Sequence[Rank],
     progress: Progress,
 ) -> list[Rank] | None:
-    """Let all workers but those that have ended take part; who failed, or None if stopped."""
+    """Run all unfinished workers; return the failed ones, or None if stopped."""
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     asked: list[int] = []
@@ -118,7 +118,7 @@ def _run_workers(
 
 
 def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Results:
-    """Make one run of what the workers have left, and say which of them failed."""
+    """Make one run from the workers' folders, and report the failed workers."""
     if len(failures) == len(gathering.workers):
         # One that was killed said nothing of why.
         lines = [_last_line(out, rank) for rank in failures]
@@ -131,7 +131,7 @@ def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Result
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
+    """Find free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
@@ -176,7 +176,7 @@ def _watch(
     processes: Mapping[Rank, subprocess.Popen[bytes]],
     progress: Progress,
 ) -> None:
-    """Until all have ended: read what they write, and measure the averaged model."""
+    """Read the workers' files and evaluate the averaged model until all have ended."""
     started = due = time.monotonic()
     while any(process.poll() is None for process in processes.values()):
         gathering.read()

@@ -1,4 +1,4 @@
-"""Snapshots of a worker's model at times that all workers agree on, to be measured later."""
+"""Snapshots of a worker's model at common times of all workers, for later evaluation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edgegossip.net.runtime import BackgroundThread
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
 MAX_BYTES = 2**30
-"""Limit of one worker's snapshots; a model so large that few fit has to do with few."""
+"""Size limit of one worker's snapshots; large models get fewer."""
 
 
 def schedule() -> Iterator[Seconds]:
-    """When to take snapshots: every half second at first, then as often as a plot can show.
+    """Times of snapshots: every half second at first, then at the resolution of a plot.
 
     >>> times = schedule()
     >>> [next(times) for _ in range(3)]
@@ -36,12 +36,12 @@ def schedule() -> Iterator[Seconds]:
 
 
 class Snapshots:
-    """Writes snapshots beside training; `due` is a chore of the host.
+    """Writes snapshots during training; `due` is a chore of the host.
 
     Args:
-        folder: Made if need be.
-        estimate: The present parameters to evaluate, [num_params]; [0] where this worker's
-            do not count at present.
+        folder: Folder, made if missing.
+        estimate: Returns the current parameters to evaluate, [num_params]; [0] if this worker's
+            currently do not count.
     """
 
     def __init__(self, folder: Path, estimate: Callable[[], Tensor]) -> None:
@@ -54,7 +54,7 @@ class Snapshots:
         folder.mkdir(parents=True, exist_ok=True)
 
     def due(self, now: Seconds) -> Seconds:
-        """Take the snapshot of this time; returns when the next is due."""
+        """Take the snapshot of this time; return the time of the next."""
         index = self._next[0]
         while self._next[1] <= now:
             index = self._next[0]
@@ -83,7 +83,7 @@ def snapshot_path(folder: Path, index: int) -> Path:
 
 
 def indices(folder: Path) -> list[int]:
-    """Indices of the snapshots there are, in order."""
+    """Indices of the existing snapshots, in order."""
     found = (path.stem for path in folder.glob("*.safetensors"))
     return sorted(int(stem) for stem in found if stem.isdecimal())
 
@@ -93,10 +93,10 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
 
     Args:
         path: Path of the file.
-        num_params: How many there must be; None for any number.
+        num_params: Required number of parameters; None for any.
 
     Raises:
-        RunFolderError: If it is missing, damaged, or of another model.
+        RunFolderError: If the file is missing, damaged, or of another model.
     """
     try:
         params = safetensors.torch.load_file(path)["params"]

@@ -1,4 +1,4 @@
-"""Take part in a run from a training loop of one's own."""
+"""Taking part in a run from the caller's own training loop."""
 
 from __future__ import annotations
 
@@ -33,49 +33,49 @@ _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class TrainingLoop:
-    """Exchanges a model with other workers while the caller's own loop trains it.
+    """Exchanges a model with other workers while the caller's loop trains it.
 
-    Call `step` after each optimizer step. When the algorithm's present piece of work is done,
-    the model is exchanged: a synchronous algorithm makes `step` wait for the others, an
-    asynchronous one sends beside it. Afterwards the model has the parameters to go on from;
-    the optimizer keeps its state. Once `is_over` is true they are the final ones, and are
-    not to be trained on. Workers whose models start equal give the best start.
+    Call `step` after each optimizer step. When the algorithm's current piece of work is done,
+    the model is exchanged: a synchronous algorithm makes `step` wait for the others, and an
+    asynchronous one sends in the background. Afterwards the model has the parameters for
+    further training; the optimizer keeps its state. Once `is_over` is true they are the final
+    ones, and must not be trained. Start all workers from equal models for the best results.
 
-    The final parameters are those that the algorithm leaves this worker with. Synchronous
-    algorithms that average with everybody leave all with the same; after others, and under
-    GoSGD, each has its own. `final_average` gives all workers the mean of their models, or that
-    of the server where there is one.
+    The final parameters are those of this worker in the algorithm. After synchronous algorithms
+    that average with everybody, all workers have the same; after others, such as GoSGD, each
+    has its own. `final_average` gives all workers the mean of their models, or the server's
+    model.
 
-    A rank whose role has no data, as a server, trains nothing: it stays in the entrance of the
-    `with` block until the run is over.
+    A rank whose role has no data, such as a server, does not train: it stays in the entrance of
+    the `with` block until the run is over.
 
-    Workers that are waited for, lost or back are logged (``edgegossip.net``), the end too
-    (``edgegossip.deploy``, level INFO). An exception in the `with` block, Ctrl+C included,
-    leaves the run, tells the others, and is passed on.
+    Missing, lost and returned workers are logged (``edgegossip.net``), and so is the end
+    (``edgegossip.deploy``, level INFO). An exception in the `with` block, including Ctrl+C,
+    leaves the run, informs the others, and propagates.
 
     Args:
-        model: Trained by the caller; its parameters are laid into one vector, in place.
-        algorithm: The same for all workers, with equal settings: one that differs is refused,
-            and ends with an error that names the setting.
+        model: Model that the caller trains; its parameters are put into one vector, in place.
+        algorithm: Algorithm with equal settings on all workers; a worker with other settings is
+            rejected, and ends with an error that names the setting.
         rank: Rank of this worker.
         num_workers: Number of all workers.
-        transport: Carries the messages.
-        num_samples: Number of samples of this worker, which `step` counts through; 0 for a rank
+        transport: Transport of the messages.
+        num_samples: Number of samples of this worker, for the count of epochs; 0 for a rank
             whose role has none.
-        name: Name of the run, the same for all workers.
-        forecaster: For `EdgeGossip`: a `Monitor` of this machine.
-        meet_seconds: How long to wait for all workers before beginning without some.
-        min_workers: With fewer, this one included, the run neither begins nor goes on, and
-            `step` raises `NetworkError`; None to begin with at least one other, and go on with
-            however few are left.
-        max_seconds: When to stop, counted from the beginning.
-        final_average: At the end, average the models of all workers whose role counts; each of
-            them sends its own to all others once.
-        evaluate: Gives mean loss and accuracy of a model on validation data, for algorithms
-            that ask (`ADSP`, `ADACOMM`): called on another thread, with a copy of `model` in
-            evaluation mode.
+        name: Name of the run, equal for all workers.
+        forecaster: A `Monitor` of this machine, for `EdgeGossip`.
+        meet_seconds: Seconds to wait for all workers before beginning without some.
+        min_workers: Minimum number of workers, including this one, to begin and to continue;
+            with fewer, `step` raises `NetworkError`. None needs one other worker to begin, and
+            none to continue.
+        max_seconds: Time limit, counted from the beginning.
+        final_average: Average the models of all evaluated workers at the end; each sends its
+            own to all others once.
+        evaluate: Returns mean loss and accuracy of a model on validation data, for `ADSP` and
+            `ADACOMM`. It is called on another thread, with a copy of `model` in evaluation
+            mode.
         has_buffers: Exchange floating-point buffers (running means) too.
-        torch_device: Where the model lives.
+        torch_device: Device of the model.
 
     >>> import edgegossip as eg
     >>> model = torch.nn.Linear(2, 1)
@@ -173,49 +173,49 @@ class TrainingLoop:
 
     @property
     def rounds(self) -> int:
-        """Rounds that the algorithm has completed."""
+        """Completed rounds of the algorithm."""
         return int(self._host.state.round)
 
     @property
     def progress(self) -> float:
-        """How much of the run is over, in [0, 1]; set the learning rate by it.
+        """Completed share of the run, in [0, 1], for the learning rate.
 
-        All workers of a synchronous algorithm are at one value in one round.
+        All workers of a synchronous algorithm have one value in one round.
         """
         return self._work.progress
 
     @property
     def batch_ratio(self) -> float:
-        """Size that the next batch is to have over the usual one; `BatchTune` goes by speed.
+        """Size of the next batch relative to the usual one; `BatchTune` sets it by speed.
 
-        A loop that ignores it trains with batches as they are.
+        A loop may ignore it and keep its batches.
         """
         return self._work.request.batch_ratio
 
     @property
     def rate_ratio(self) -> float:
-        """Learning rate of the next step over the usual one; 1 unless the algorithm asks."""
+        """Learning rate of the next step relative to the usual one; 1 by default."""
         return self._work.request.rate_ratio
 
     @property
     def momentum(self) -> float | None:
-        """Momentum of the next step, if the algorithm asks for one."""
+        """Momentum of the next step, if the algorithm sets one."""
         return self._work.request.momentum
 
     def step(self, loss: float, num_samples: int) -> None:
-        """The optimizer has made a step; exchange the model if it is time to.
+        """Account for an optimizer step; exchange the model if it is due.
 
-        If the loss is not finite because of what another worker has sent, the model goes back
-        to the last parameters that were sound; then call ``optimizer.state.clear()``, whose
-        momentum is not finite either.
+        If another worker's message makes the loss not finite, the model goes back to the last
+        sound parameters. Call ``optimizer.state.clear()`` in that case, because momentum is not
+        finite either.
 
         Args:
             loss: Loss of the batch.
-            num_samples: In the batch.
+            num_samples: Samples in the batch.
 
         Raises:
-            TrainingError: If the loss is not finite and no other worker can be blamed for it,
-                or the run has failed.
+            TrainingError: If the loss is not finite and no other worker can be blamed, or the
+                run has failed.
         """
         if self.is_over:
             return
@@ -235,7 +235,7 @@ class TrainingLoop:
             self._take_next()
 
     def _take_next(self) -> None:
-        """Wait for what to train next, and load the parameters to start from."""
+        """Wait for the next training request, and load its initial parameters."""
         piece = self._work.pieces.get()
         if piece is None:
             self.is_over = True
@@ -274,7 +274,7 @@ class TrainingLoop:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the run, in the midst of it if it is not over."""
+        """Leave the run, even before its end."""
         self._host.stop()
         self._work.cancel()
         self._thread.join()
@@ -291,7 +291,7 @@ def _judge(
 
 
 class _Piece:
-    """Some work that the algorithm has asked for."""
+    """Work requested by the algorithm."""
 
     def __init__(self, params: Tensor, num_steps: float, num_due: float) -> None:
         self.params = params
@@ -316,7 +316,7 @@ class _Piece:
 
 
 class _OwnWork(Trainer):
-    """A `Trainer` whose training is done by the caller's loop, on another thread."""
+    """A `Trainer` that leaves training to the caller's loop, on another thread."""
 
     def __init__(self, num_samples: int, layout: Layout) -> None:
         self.progress = 0.0
@@ -366,8 +366,8 @@ class _OwnWork(Trainer):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to go back to: optimizer and data are the caller's."""
+        """No effect, because optimizer and data are the caller's."""
 
 
 class _LoopLeftError(Exception):
-    """The caller has left its loop before the run was over."""
+    """The caller has left its loop before the end of the run."""

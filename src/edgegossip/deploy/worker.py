@@ -1,4 +1,4 @@
-"""One worker of an experiment on a real machine, and the folder that it leaves."""
+"""One worker of an experiment on a real machine, and its folder."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ from edgegossip.net.transport import Transport
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
 _ENDS = ("finished", "time limit")
-"""How a worker ends that does not go on later."""
+"""Reasons for a worker's final end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """How one worker takes part.
+    """Settings of one worker.
 
     Args:
-        name: Name of the run, if several of the same experiment are under way at once.
+        name: Name of the run, for several simultaneous runs of the same experiment.
         meet_seconds: See `HostSettings`.
-        min_workers: With fewer, this one included, the run neither begins nor goes on; None
-            to begin with at least one other, and go on with however few are left.
+        min_workers: Minimum number of workers, including this one, to begin and to continue;
+            None needs one other worker to begin, and none to continue.
         ended: See `HostSettings`.
-        max_seconds: When to stop, counted from the beginning; None for the experiment's.
+        max_seconds: Time limit, counted from the beginning; None for the experiment's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep what accuracy over time is measured on afterwards.
-        parent: Stop when the process of this number has ended; None to depend on nobody.
+        snapshots: Keep snapshots for measuring accuracy over time afterwards.
+        parent: Number of a process whose end stops this worker; None for none.
         threads: Number of threads of one training step, at least 1.
-        max_waiting_bytes: Limit of messages that are held in memory; see `HostSettings`.
+        max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
 
     Raises:
         ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1, or no whole
@@ -102,29 +102,29 @@ def take_part(
     recipe: str | None = None,
     command: str | None = None,
 ) -> str:
-    """Be worker `rank` of `experiment`, until the end of the run.
+    """Run worker `rank` of `experiment`, until the end of the run.
 
-    A worker that is started again with the same `out` goes on: from its checkpoint where all
-    others do so too, otherwise from what a neighbor gives it.
+    A restart with the same `out` resumes from the checkpoint if all others do so too, and
+    otherwise from a neighbor's parameters.
 
     Args:
         experiment: The workers' common experiment; its platforms, links and faults describe
-            simulated machines and are not looked at.
-        rank: In 0..num_workers - 1.
-        transport: Carries the messages.
-        out: Folder of this worker, made if need be.
+            simulated machines and are ignored.
+        rank: Rank of this worker, in 0..num_workers - 1.
+        transport: Transport of the messages.
+        out: Folder of this worker, made if missing.
         settings: How.
         forecaster: Forecasts the speed of this machine, for `EdgeGossip`.
         recipe: Name of the recipe, for the record.
-        command: Command that started this, for the record.
+        command: Command of this worker, for the record.
 
     Returns:
-        How it ended: "finished", "time limit" or "interrupted".
+        Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, too few others do, or they take part
-            in something else.
-        RunFolderError: If `out` cannot be written, holds something else, or is in use.
+        NetworkError: If this machine cannot take part, too few others do, or they have another
+            experiment.
+        RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
     """
     if not 0 <= rank < experiment.num_workers:
@@ -171,7 +171,7 @@ class _Worker:
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
-        """Take part, and leave a whole folder whatever happens."""
+        """Take part, and leave a complete folder in any case."""
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:
@@ -241,7 +241,7 @@ class _Worker:
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
-        """Say so, if it is what was loaded that does not work."""
+        """Raise an error if the loaded checkpoint does not work."""
         try:
             yield
         except LOADING_ERRORS as error:
@@ -269,7 +269,7 @@ class _Worker:
         return True
 
     def _end(self, host: Host[Any], reason: str) -> None:
-        """Write what came out; a worker that has finished needs no checkpoint."""
+        """Write the results; a finished worker needs no checkpoint."""
         wall_seconds = time.monotonic() - self._started
         self._diary.write("ended", time=host.now, reason=reason, wall_seconds=wall_seconds)
         self._diary.close()
@@ -308,7 +308,7 @@ class _Worker:
 
 
 def _is_running(process: int) -> bool:
-    """Whether a process is there: of any parent, so that the same command may be given anew."""
+    """Whether a process exists; its parent does not matter, so a command may be repeated."""
     try:
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -316,10 +316,10 @@ def _is_running(process: int) -> bool:
 
 
 def require_worker_of(experiment: Experiment, out: Path) -> None:
-    """Make sure that the worker whose folder is `out`, if there is one, took part in this.
+    """Check that the worker of folder `out`, if any, was in this experiment.
 
     Raises:
-        RunFolderError: If it was in another experiment.
+        RunFolderError: If it was in another one.
     """
     path = out / "experiment.json"
     if path.exists():
@@ -334,14 +334,14 @@ def require_worker_of(experiment: Experiment, out: Path) -> None:
 
 
 def has_ended(out: Path, header: dict[str, Any]) -> bool:
-    """Whether the worker of folder `out` has come to its end, and does not go on.
+    """Whether the worker of folder `out` has finished for good.
 
     Args:
-        out: Need not be there.
-        header: Header of the experiment that the worker should belong to.
+        out: Folder, which may be missing.
+        header: Header of the worker's expected experiment.
 
     Raises:
-        RunFolderError: If it is a worker of another experiment.
+        RunFolderError: If the worker is of another experiment.
     """
     path, summary = out / "experiment.json", out / "summary.json"
     if not path.exists():
@@ -362,7 +362,7 @@ def _difference(kept: object, now: object) -> str:
 
 
 def goes_on_at(out: Path) -> Seconds:
-    """Where in the run the worker of folder `out` goes on, or came to its end."""
+    """Time in the run at which the worker of folder `out` continues, or ended."""
     path = out / "summary.json"
     if path.exists() and (summary := read_summary(path))["reason"] in _ENDS:
         return float(summary["seconds"])
@@ -388,17 +388,17 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def _require_like(state: WorkerState, fresh: WorkerState) -> None:
-    """Make sure that a state could have come of a fresh one.
+    """Check that a state has the structure of a fresh one.
 
     Raises:
-        TypeError: If not.
+        TypeError: If it does not.
     """
     if type(state) is not type(fresh) or state.estimate.shape != fresh.estimate.shape:
         raise TypeError(f"a state like {type(fresh).__name__} was expected, got {state!r:.60}")
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Say what the folder is of; in one that is there, an earlier end counts no more."""
+    """Write the header of the folder; an earlier end in an existing one no longer counts."""
     path = out / "experiment.json"
     for end in ("summary.json", "params.safetensors"):
         (out / end).unlink(missing_ok=True)

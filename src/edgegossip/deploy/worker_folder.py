@@ -1,4 +1,4 @@
-"""The folder of a worker on a real machine, read as it grows, and never held as a whole."""
+"""The folder of a worker on a real machine, read incrementally."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from edgegossip.experiments.event_log import SkippedLines, parse_event, to_line,
 from edgegossip.experiments.run_folder import read_json
 
 _BLOCK = 2**18
-"""Bytes of a log that are read at once to put it in order."""
+"""Bytes of a log to read at once for sorting."""
 _NUMBERS = {
     "worker": (),
     "ended": (),
     "trained": ("time", "start", "num_samples", "cost"),
     "sent": ("time", "num_bytes", "round"),
 }
-"""Fields that are read from an event, by type; from all other types only the time."""
+"""Fields to read from an event, by type; other types only provide the time."""
 _COUNTS = ("num_samples", "cost", "num_bytes", "round")
 _LARGEST = 2.0**63
 REASONS = ("finished", "time limit", "interrupted", "failed")
-"""How a worker can end, the best first."""
+"""Reasons for a worker's end, the best first."""
 _SUMMARY = ("seconds", "wall_seconds", "mean_staleness")
 _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class RunningTotal:
-    """A sum that grows with time, and that can be asked for at the moment of any snapshot.
+    """A sum over time with its value at any snapshot.
 
     Attributes:
         total: The sum so far.
@@ -57,7 +57,7 @@ class RunningTotal:
         self._next = next(self._times)
 
     def add(self, time: Seconds, amount: int) -> None:
-        """Add what happened at `time`."""
+        """Add an amount at `time`."""
         # A worker that goes on from a checkpoint may be a little earlier than it was before:
         # moments that are over stay as they are.
         while self._next < time:
@@ -66,25 +66,25 @@ class RunningTotal:
         self.total += amount
 
     def at(self, index: int) -> int:
-        """The sum of what happened up to the snapshot of this index."""
+        """The sum up to the snapshot of this index."""
         return self._sums[index] if index < len(self._sums) else self.total
 
 
 @dataclass(slots=True)
 class WorkerFolder:
-    """Reads what a worker writes, as it grows; holds totals alone.
+    """Reads the growing files of a worker, and keeps only totals.
 
-    Nothing that is damaged in it raises: it is passed over with a warning, once.
+    Damaged contents raise nothing: they are skipped with one warning.
 
     Attributes:
         path: Path of the folder.
         rank: Rank of the worker.
         samples: Samples that the worker has trained on.
         bytes_sent: Bytes that the worker has sent.
-        num_rounds: Rounds after which the worker sent its parameters.
+        num_rounds: Rounds with sent parameters.
         num_commits: Commits to a server.
         time: Time of the worker's last event.
-        has_ended: There will be no more events, no matter who says so.
+        has_ended: Whether no more events will follow.
     """
 
     path: Path
@@ -114,7 +114,7 @@ class WorkerFolder:
 
     @property
     def snapshots(self) -> list[int]:
-        """Numbers of the snapshots there are, but for those that were found damaged."""
+        """Indices of the existing snapshots, without damaged ones."""
         found = indices(self.path / "snapshots")
         return [index for index in found if index not in self._unreadable]
 
@@ -122,7 +122,7 @@ class WorkerFolder:
         return snapshot_path(self.path / "snapshots", index)
 
     def read_snapshot(self, index: int, num_params: int) -> Tensor | None:
-        """The parameters of a snapshot, [num_params]; None if it is damaged, or has none."""
+        """The parameters of a snapshot, [num_params]; None if it is damaged or empty."""
         params = self._read_params(self.snapshot(index), num_params, may_lack=True)
         if params is None:
             self._unreadable.add(index)
@@ -134,7 +134,7 @@ class WorkerFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Summary that the worker wrote at its end; None if there is none, or it is damaged."""
+        """Final summary of the worker; None if it is missing or damaged."""
         path = self.path / "summary.json"
         try:
             return read_summary(path) if path.exists() else None
@@ -144,9 +144,10 @@ class WorkerFolder:
 
     @property
     def throughput(self) -> float:
-        """Samples per second while it trained; 0 if it never did.
+        """Samples per second during training; 0 without training.
 
-        Getting ready is part of what a process trains first: that counts if there is no more.
+        The first training of a process includes its preparation, so it counts only if there is
+        no more.
         """
         cost, seconds = (
             (self._cost, self._training) if self._training else self._first or (0, 0)
@@ -155,7 +156,7 @@ class WorkerFolder:
         return throughput if throughput < math.inf else 0.0
 
     def read(self) -> None:
-        """Read the lines that have been written since."""
+        """Read the new lines."""
         try:
             if not self._log.exists():
                 return
@@ -170,10 +171,10 @@ class WorkerFolder:
             self._complain(error)
 
     def timeline(self) -> Iterator[tuple[Seconds, bytes]]:
-        """Time and line of each event read, in order of time, ties in that of the log.
+        """Time and line of each event, in order of time, with ties in the order of the log.
 
-        Where it has "recovered", it has "crashed" before. A message is logged when it has left
-        and has the time at which it was handed over; what may still be preceded is held.
+        A "crashed" event is added before "recovered". A message is logged when it has left,
+        with the time of its handover, so events that may still get a predecessor are held.
         """
         starts = [start for start, _ in self._blocks]
         earliest = [time for _, time in self._blocks]
@@ -223,7 +224,7 @@ class WorkerFolder:
         self._note(line["time"])
 
     def _note(self, time: Seconds) -> None:
-        """Take down that the line at hand has an event of this time."""
+        """Record that the current line has an event of this time."""
         self.time = time
         self._latest = max(self._latest, time)
         if not self._blocks or self._offset - self._blocks[-1][0] >= _BLOCK:
@@ -233,7 +234,7 @@ class WorkerFolder:
             self._blocks[-1] = (start, min(earliest, time))
 
     def _events(self, start: int, end: int) -> Iterator[dict[str, Any]]:
-        """The events between two places of the log."""
+        """The events between two positions of the log."""
         for line in whole_lines(self._log, start, end):
             if start in self._crashes:
                 yield self._crashes[start]
@@ -262,7 +263,7 @@ class WorkerFolder:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """The event of a line, with all the numbers that are read of it.
+    """Parse the event of a line, with all used numbers.
 
     Raises:
         ValueError: If it is something else.
@@ -278,10 +279,10 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def require_numbers(content: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Make sure that `content` has finite numbers of these names.
+    """Check that `content` has finite numbers of these names.
 
     Raises:
-        ValueError: If not.
+        ValueError: If one is missing.
     """
     for name in names:
         value = content.get(name)

@@ -1,7 +1,7 @@
-"""Several pieces of work at once, each in a process of its own.
+"""Parallel pieces of work, each in its own process.
 
-A run of small models keeps one core busy and no more: much of its time is spent between two
-kernels, where threads wait for each other. As many processes as cores do as many runs.
+A run of small models keeps only one core busy: it spends much of its time between kernels,
+where threads wait for each other. One process per core does as many runs as there are cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _statuses: Any = None  # of a child: what it tells its parent
 
 
 class _Told:
-    """A live view of a child, which tells its parent."""
+    """A live view of a child process, which reports to its parent."""
 
     def update(self, status: Status) -> None:
         _statuses.put(status)
@@ -42,17 +42,16 @@ def do_at_once(
     num_processes: int,
     progress: Progress,
 ) -> Generator[tuple[str, Future[T]]]:
-    """Do all jobs, as many at a time as there are processes; gives each as it is done.
+    """Do all jobs, as many at a time as there are processes; yield each finished one.
 
     Close it to stop all processes before the end.
 
     Args:
-        jobs: By name; each makes the work when it can begin. Work is pickled, and gets a live
-            view. Tensors in it are put into memory that all processes share.
-        after: Names of the jobs that have to be done before, for each job; those that are no
-            jobs do not count.
-        num_processes: At least 1.
-        progress: Where live views of all processes come together.
+        jobs: Jobs by name; each makes the work when it can begin. Work is pickled, and gets a
+            live view. Its tensors are put into shared memory.
+        after: Names of the prerequisites of each job; unknown names are ignored.
+        num_processes: Number of processes, at least 1.
+        progress: Live view of all processes.
 
     Raises:
         KeyboardInterrupt: After Ctrl+C, SIGTERM or SIGHUP, once all processes have stopped.
@@ -78,7 +77,7 @@ def do_at_once(
 
 @contextmanager
 def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]:
-    """Start processes, show what they tell, and stop them when this one is stopped."""
+    """Start processes, show their reports, and stop them with this one."""
     context = multiprocessing.get_context("spawn")
     statuses = context.SimpleQueue()
     told = threading.Thread(target=_show, args=(statuses, progress), daemon=True)
@@ -111,7 +110,7 @@ def _show(statuses: Any, progress: Progress) -> None:  # noqa: ANN401
 
 
 def _begin(statuses: Any) -> None:  # noqa: ANN401
-    """Get a child ready: its parent alone is told of Ctrl+C, and takes it along at its end."""
+    """Prepare a child: only its parent handles Ctrl+C, and stops it at the end."""
     global _statuses
     _statuses = statuses
     os.setsid()

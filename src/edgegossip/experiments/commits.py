@@ -1,4 +1,4 @@
-"""How often each worker has committed to a server, by the messages that are on record."""
+"""Commits of each worker to a server, counted from the logged messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from edgegossip.core.protocol import Rank
 
 COMMIT = "commit"
-"""The kind of message by which a worker hands a server what it has learnt."""
+"""The kind of a worker's commit to a server."""
 
 
 @dataclass(slots=True)
 class Commits:
-    """Counts messages of the kind `COMMIT`; one that is sent again counts once.
+    """Counts messages of the kind `COMMIT`; a resent one counts once.
 
     Attributes:
         by_rank: Commits of each worker so far.
@@ -28,7 +28,7 @@ class Commits:
     _last_round: dict[Rank, int] = field(default_factory=dict)
 
     def add(self, rank: Rank, kind: str, round: int) -> bool:
-        """Account for a message of `rank`; say whether it is a new commit."""
+        """Account for a message of `rank`; return whether it is a new commit."""
         if kind != COMMIT or round <= self._last_round.get(rank, -1):
             return False
         self._last_round[rank] = round

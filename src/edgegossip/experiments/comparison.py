@@ -1,4 +1,4 @@
-"""Carry out several runs of one task and set them side by side."""
+"""Comparisons: several runs of one task."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def compare(
     num_processes: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Results]:
-    """Run every experiment of `comparison`, each in a folder of its own within `out`.
+    """Run every experiment of `comparison`, each in its own folder within `out`.
 
-    ``out/summary.json`` is written after each run, with what there is by then.
+    ``out/summary.json`` is updated after each run.
 
     Args:
         comparison: Experiments to run.
-        out: Made if need be.
-        resume: Read the runs in `out` that are over, go on with the one that is not.
+        out: Folder, made if missing.
+        resume: Read the finished runs in `out`, and resume the unfinished one.
         recipe: Name of the recipe, for the record.
-        command: Command line that would run it again, for the record.
+        command: Command line that repeats it, for the record.
         num_threads: Threads of the compute pool of each process; None for one per core.
-        num_processes: With more than one, so many runs go on at once, each with one thread;
-            the experiments have to be picklable. No effect on results.
+        num_processes: Number of parallel runs. With more than one, each has one thread, and the
+            experiments must be picklable. No effect on results.
         progress: A live view.
 
     Raises:
@@ -107,7 +107,7 @@ def _alone(work: Callable[..., Results], progress: Progress) -> Results:
 def summarize(
     comparison: Comparison, results: dict[str, Results], recipe: str | None
 ) -> dict[str, Any]:
-    """Contents of a comparison's `summary.json`; runs that do not exist yet are left out."""
+    """Contents of a comparison's `summary.json`, without runs that do not exist yet."""
     baseline = results.get(comparison.baseline)
     target = comparison.target_accuracy
     if target is None and baseline is not None:

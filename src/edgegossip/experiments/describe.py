@@ -1,4 +1,4 @@
-"""An experiment as JSON that a person can read: every setting, and what it resolved to."""
+"""Readable JSON of an experiment, with every resolved setting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("edgegossip", "torch", "numpy", "scikit-learn", "safetensors")
 
 
 def describe(value: object) -> Any:  # noqa: ANN401
-    """Say `value` in JSON: dataclasses by name and fields, functions by name.
+    """Describe `value` in JSON: dataclasses by name and fields, functions by name.
 
     >>> from edgegossip.sim.link import Link
     >>> describe(Link(latency=0.01))
@@ -64,13 +64,13 @@ def _describe_dataset(dataset: Dataset) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Versions of the packages that affect numbers."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **found}
 
 
 def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Name each plain value of a description by its path; a type stands for what has it.
+    """Map the path of each plain value of a description to the value.
 
     >>> flatten({"task": {"type": "Task", "sizes": [1, {"lr": 0.1}]}, "seed": 0})
     {'task': 'Task', 'task.sizes.0': 1, 'task.sizes.1.lr': 0.1, 'seed': 0}
@@ -85,7 +85,7 @@ def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
-    """Contents of `experiment.json`, with which `events.jsonl` begins."""
+    """Contents of `experiment.json`, which are also the first line of `events.jsonl`."""
     return {
         "schema": 1,
         "recipe": recipe,

@@ -1,4 +1,4 @@
-"""Evaluations made during a run on real machines, kept in case it is resumed."""
+"""Evaluations of a run on real machines, stored for resuming."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Evaluations:
     """Evaluations by the index of their snapshots.
 
     Args:
-        path: Where they are kept; those that are there already count.
+        path: File of the evaluations; existing ones count.
 
     Attributes:
-        kept: Indices of the snapshots that are needed no more.
+        kept: Indices of snapshots that are no longer needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,12 +39,12 @@ class Evaluations:
         return [self._by_index[index] for index in sorted(self._by_index)]
 
     def add(self, index: int, evaluation: Evaluation) -> None:
-        """Keep the evaluation of a snapshot; a full disk is no reason to end a run."""
+        """Store the evaluation of a snapshot; a full disk does not end the run."""
         self._by_index[index] = evaluation
         self._keep()
 
     def drop_from(self, index: int) -> None:
-        """Forget those of the snapshots from this index on."""
+        """Forget the evaluations of snapshots from this index on."""
         later = [each for each in self._by_index if each >= index]
         for each in later:
             del self._by_index[each]

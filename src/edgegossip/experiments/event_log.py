@@ -1,4 +1,4 @@
-"""`events.jsonl`: what happened in a run, one JSON object a line, in order of virtual time.
+"""`events.jsonl`: the events of a run, one JSON object per line, in order of virtual time.
 
 `docs/run-folder.md` is the schema. Fields of wall-clock origin begin with ``wall_``; all
 others are the same bytes whenever the same experiment runs.
@@ -37,12 +37,12 @@ _LOG = logging.getLogger("edgegossip.experiments")
 
 
 def to_line(event: Mapping[str, Any]) -> bytes:
-    """An event as it stands in the file."""
+    """An event of the file."""
     return to_json(event, separators=(",", ":")).encode() + b"\n"
 
 
 def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[bytes]:
-    """The lines between two places of a file, but for a last one that has not ended.
+    """The complete lines between two positions of a file.
 
     Raises:
         OSError: If it cannot be read.
@@ -77,7 +77,7 @@ def _some_lines(file: BinaryIO) -> list[bytes]:
 
 
 def parse_event(line: bytes) -> dict[str, Any]:
-    """The event of a line.
+    """Parse the event of a line.
 
     Raises:
         ValueError: If it is something else.
@@ -93,7 +93,7 @@ def parse_event(line: bytes) -> dict[str, Any]:
 
 
 class SkippedLines:
-    """Warns of the skipped lines of a log, one by one except in a flood of them.
+    """Warns of skipped lines of a log, individually up to a limit.
 
     Args:
         path: Path of the log.
@@ -104,7 +104,7 @@ class SkippedLines:
         self._num_skipped = 0
 
     def add(self, number: int, error: Exception) -> None:
-        """Pass over a line, counted from 1."""
+        """Record a skipped line, counted from 1."""
         self._num_skipped += 1
         if self._num_skipped <= _MAX_WARNINGS:
             is_last = self._num_skipped == _MAX_WARNINGS
@@ -121,10 +121,10 @@ class SkippedLines:
 def read_events(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, dict[str, Any]]]:
     """The events of a run with the numbers of their lines, from 1, the experiment first.
 
-    Damaged lines are passed over, and so is a last one that a killed process tore.
+    Damaged lines are skipped, and so is an incomplete last one.
 
     Raises:
-        RunFolderError: If the file cannot be read, or no event is in it.
+        RunFolderError: If the file cannot be read, or has no event.
     """
     is_empty = True
     try:
@@ -152,7 +152,7 @@ def read_notes(path: Path, kind: str) -> Iterator[dict[str, float]]:
 
     Args:
         path: The events of a run.
-        kind: As `Note.kind`.
+        kind: Kind of the notes; see `Note.kind`.
 
     Raises:
         RunFolderError: See `read_events`.
@@ -165,19 +165,19 @@ def read_notes(path: Path, kind: str) -> Iterator[dict[str, float]]:
 class EventLog:
     """Writes the events of a run; a `sim.Observer`.
 
-    Sends of one message to several receivers at once are one line.
+    Simultaneous sends of one message to several receivers share a line.
 
     Args:
-        path: The file, emptied unless `offset` is given.
-        offset: Go on after this many bytes; what stands behind them is cut off.
+        path: File, emptied unless `offset` is given.
+        offset: Continue after this many bytes; the rest is removed.
 
     Attributes:
-        bytes_sent: By all workers so far.
-        samples_processed: By all workers so far.
-        total_staleness: Over all messages received so far, in rounds.
+        bytes_sent: Bytes sent by all workers so far.
+        samples_processed: Samples processed by all workers so far.
+        total_staleness: Total staleness of all messages received so far, in rounds.
         num_received: Messages received so far.
         num_lost: Messages lost so far.
-        commits: Sent or received so far.
+        commits: Counter of the commits so far.
 
     Raises:
         RunFolderError: If the file cannot be written.
@@ -273,7 +273,7 @@ class EventLog:
         self.write("noted", time=now, rank=rank, kind=note.kind, numbers=dict(note.numbers))
 
     def show(self) -> None:
-        """Let readers of the file see what there is."""
+        """Flush the file for readers."""
         try:
             self._flush_sends()
             self._file.flush()
@@ -281,7 +281,7 @@ class EventLog:
             raise _unwritable(self._path, error) from error
 
     def flush(self) -> int:
-        """Bring all whole lines to the disk; returns the file's size in bytes."""
+        """Sync all complete lines to the disk; return the file's size in bytes."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())  # a checkpoint must not outlive what it counts on
@@ -297,7 +297,7 @@ class EventLog:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file even if not everything can be written; once closed, do nothing."""
+        """Close the file even if writing fails; no effect if it is closed."""
         with suppress(OSError):
             self._file.close()
 

@@ -1,6 +1,6 @@
 """Figures and tables of a study, as plain values that a report draws.
 
-They are stored in `study.json`, so that a page is made from that file alone.
+They are stored in `study.json`, so a page needs only that file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Unit: TypeAlias = Literal["text", "number", "seconds", "bytes", "percent", "points", "times"]
-"""How a number is written: "percent" and "points" (percentage points) are shares in [0, 1]."""
+"""Format of a number; "percent" and "points" (percentage points) are shares in [0, 1]."""
 
 Value: TypeAlias = str | float | None
 
@@ -19,13 +19,13 @@ class Series:
     """One curve, or one bar in each category.
 
     Args:
-        name: Name in the legend; for a row of a map, its height as text.
+        name: Name in the legend; in a map, the height of the row as text.
         x: Values along a curve or a row of a map; for bars, the names of the categories.
-        y: One for each x; None for a bar that is missing or a cell without a number.
+        y: Value for each x; None for a missing bar or a cell without a number.
         low: Lower end of the range of each y over the seeds; empty for none.
-        high: Upper end.
-        is_mark: A line across each category of bars, such as a bound, one over a map, or a
-            dashed one among curves.
+        high: Upper end of this range.
+        is_mark: Whether it is a mark: a line across each category of bars, such as a bound, a
+            line over a map, or a dashed curve.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Panel:
 
     Args:
         title: Title above it.
-        kind: "lines", "bars" (side by side), "stacked" bars, or a "map": a series for each row
-            of cells, colored by y on a logarithmic scale, both axes logarithmic.
+        kind: "lines", "bars" (side by side), "stacked" bars, or a "map" with a series for each
+            row of cells, colored by y, and logarithmic axes and colors.
         x_label: Label below it.
         y_label: Label beside it.
         y_unit: Unit of the numbers on the vertical axis; in a map, of the colors.
         x_unit: Unit of the numbers on the horizontal axis of curves.
-        series: In order of the legend.
-        is_log: The vertical axis is logarithmic.
-        is_x_log: The horizontal axis of curves is.
+        series: Series in the order of the legend.
+        is_log: Whether the vertical axis is logarithmic.
+        is_x_log: Whether the horizontal axis of curves is logarithmic.
     """
 
     title: str
@@ -66,13 +66,13 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Panels side by side, as the paper has them.
+    """Panels side by side, as in the paper.
 
     Args:
         name: File name without suffix.
-        heading: Says in a few words what it shows.
-        caption: How to read it.
-        panels: At least one.
+        heading: Short description.
+        caption: Explanation.
+        panels: Panels, at least one.
     """
 
     name: str
@@ -86,10 +86,10 @@ class Table:
     """Numbers in rows.
 
     Args:
-        heading: Says what the numbers are.
+        heading: Meaning of the numbers.
         columns: Title and unit of each column.
-        rows: As many values as columns in each.
-        note: How to read it.
+        rows: Rows with a value for each column.
+        note: Explanation.
     """
 
     heading: str
@@ -100,7 +100,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibits:
-    """All that a study shows of what it has found so far."""
+    """Figures and tables of a study's findings so far."""
 
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()

@@ -1,4 +1,4 @@
-"""One run, or several to compare, as plain values."""
+"""Experiments and comparisons, as plain values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from edgegossip.sim.platform import Platform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTarget:
-    """A loss with which a run is done; for measuring the time to it.
+    """A target loss that ends a run, for measuring the time to it.
 
     Args:
-        loss: The mean of the last `num_looks` evaluations is to be at most this; above 0.
-        num_looks: One alone may be lucky; at least 1.
+        loss: Upper limit for the mean of the last `num_looks` evaluations, above 0.
+        num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
     """
 
     loss: float
@@ -35,7 +35,7 @@ class LossTarget:
         check_ranges(self, loss="above 0 and finite", num_looks="at least 1")
 
     def is_reached(self, losses: Sequence[float]) -> bool:
-        """Say whether a run with these losses, in order of time, is done.
+        """Whether a run with these losses, in order of time, is done.
 
         >>> LossTarget(loss=1.0, num_looks=2).is_reached([3.0, 1.5, 0.5])
         True
@@ -50,27 +50,27 @@ class Experiment:
 
     Args:
         task: Task to learn.
-        algorithm: Algorithm by which the workers learn it together.
-        platforms: The hardware of each worker; their number is the number of workers.
+        algorithm: Algorithm of the workers.
+        platforms: Hardware of each worker; their number is the number of workers.
         links: Links between the workers.
         faults: Script of the faults.
-        profiles: Profiles of the platforms of some workers, for the forecasts of EdgeGossip:
-            made by `sim.profile`, or measured. A worker without one learns the effect of loads
-            during the run. For the simulator; real workers have ``--profile``.
-        seed: Seeds everything random in the run but faults and algorithms, which have their
-            own.
+        profiles: Profiles of some workers' platforms, for the forecasts of EdgeGossip, made by
+            `sim.profile` or measured. A worker without one learns the effect of loads during
+            the run. Only the simulator uses them; real workers have ``--profile``.
+        seed: Seed of everything random in the run, except faults and algorithms, which have
+            their own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
-        until: Ends the simulated run sooner: when the averaged model's loss has come so far.
+        until: Target loss of the averaged model that ends the simulated run earlier.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model;
             None for a quarter of the slowest worker's epoch.
-        evaluation_epochs: Instead: epochs of all workers together between two evaluations. Fair
-            to runs that take very different times for a round.
+        evaluation_epochs: Epochs of all workers together between two evaluations, as an
+            alternative. This is fair to runs with very different durations of a round.
         name: Name of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
 
     Raises:
         ValueError: If a number or rank is out of range, there is no worker, or the task's
-            models are for other roles than the algorithm's.
+            models do not match the algorithm's roles.
     """
 
     task: Task
@@ -139,7 +139,7 @@ class Experiment:
         return self.name or algorithm_name(self.algorithm)
 
     def workload(self) -> Workload:
-        """The task made ready for this run."""
+        """The task prepared for this run."""
         return Workload(self.task, self.data_ranks, self.seed, self.algorithm.role)
 
     @property
@@ -165,16 +165,17 @@ class Comparison:
     """Several runs of one task, side by side.
 
     Args:
-        experiments: By the name of the run.
-        baseline: The run that speed-ups refer to.
-        target_accuracy: In [0, 1]; None for the baseline's best accuracy less `target_gap`.
-        target_gap: In [0, 1], in accuracy.
-        bytes_reference: The run, dense and with one step a round, that says what uncompressed
-            push-sum sends; None for none, and no ratios of bytes. See `Traffic.ratios`.
+        experiments: Experiments by the name of the run.
+        baseline: Reference run of speed-ups.
+        target_accuracy: Target, in [0, 1]; None for the baseline's best accuracy less
+            `target_gap`.
+        target_gap: Distance of the target from the baseline's best accuracy, in [0, 1].
+        bytes_reference: Dense run with one step per round, which defines the bytes of
+            uncompressed push-sum; None for no ratios of bytes. See `Traffic.ratios`.
 
     Raises:
-        ValueError: If there is no run of the name `baseline` or `bytes_reference`, or a number
-            is out of range.
+        ValueError: If `baseline` or `bytes_reference` names no run, or a number is out of
+            range.
     """
 
     experiments: Mapping[str, Experiment]
@@ -210,10 +211,10 @@ _RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")
 
 
 def throughput_bound(platforms: tuple[Platform, ...]) -> float:
-    """How many times more samples per second are processed where nobody waits.
+    """Ratio of samples per second without waiting to those with a barrier.
 
-    ``sum(v_i) / (E * v_min)``: against a barrier after each epoch of equal shards, with speeds
-    alone and free communication.
+    It is ``sum(v_i) / (E * v_min)``, relative to a barrier after each epoch of equal shards,
+    with free communication.
 
     >>> from edgegossip.sim.platform import uneven
     >>> throughput_bound(uneven(4))

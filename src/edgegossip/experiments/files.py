@@ -1,4 +1,4 @@
-"""Files of a run folder: written whole or not at all; checkpoints without pickles."""
+"""Files of a run folder: atomic writing, and checkpoints without pickles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgegossip.core.snapshot import assemble, dismantle
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for results, unless it is there.
+    """Make a folder for results, unless it exists.
 
     Raises:
         RunFolderError: If it cannot be made.
@@ -48,7 +48,7 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file for people and programs, as a whole or not at all.
+    """Write a JSON file for people and programs, atomically.
 
     Raises:
         RunFolderError: If it cannot be written.
@@ -57,7 +57,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def to_json(content: object, **style: Any) -> str:  # noqa: ANN401
-    """Say `content` in JSON that every program reads: null for numbers that are not finite.
+    """Write `content` as standard JSON, with null for numbers that are not finite.
 
     >>> to_json({"loss": float("nan")})
     '{"loss": null}'
@@ -108,7 +108,7 @@ LOADING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""Errors of code that expects its own checkpoint and reads one of something else."""
+"""Errors of reading a foreign checkpoint."""
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -120,10 +120,10 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
-    """Read what `save_checkpoint` wrote.
+    """Read a file of `save_checkpoint`.
 
     Raises:
-        RunFolderError: If it is not there, or damaged.
+        RunFolderError: If it is missing or damaged.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""One process at a time writes a folder; the kernel forgets a lock when its holder is gone."""
+"""Folder locks: one writing process at a time; the kernel releases the lock of a dead one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.files import make_folder
 
 LOCK = ".lock"
-"""Holds the number of the process that writes the folder; gone when it has ended by itself."""
+"""Name of the lock file, with the number of the writing process."""
 _LOG = logging.getLogger("edgegossip.experiments")
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # No link: what it leads to would be overwritten.
@@ -24,13 +24,14 @@ _held: set[int] = set()  # descriptors
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other writer out of `folder`, made if need be, while the block runs.
+    """Keep other writers out of `folder`, made if missing, during the block.
 
-    A lock that a killed process has left hinders nobody. Children do not inherit it, however
-    they were started: a worker's process holds the lock of its own folder.
+    A lock file of a killed process is harmless. Children never inherit the lock: a worker's
+    process holds the lock of its own folder.
 
     Raises:
-        RunFolderError: If another process, or this one, holds it, or it cannot be written.
+        RunFolderError: If another process, or this one, holds the lock, or the folder cannot be
+            written.
     """
     make_folder(folder)
     descriptor = _take(folder)
@@ -46,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def require_unlocked(*folders: Path) -> None:
-    """Refuse folders that are being written, before anything is done for them.
+    """Reject folders that another process is writing, before any work.
 
     Raises:
         RunFolderError: If one is.
@@ -58,7 +59,7 @@ def require_unlocked(*folders: Path) -> None:
 
 
 def _take(folder: Path) -> int:
-    """Open the lock file and lock it; returns its descriptor."""
+    """Open and lock the lock file; return its descriptor."""
     path = folder / LOCK
     while True:
         try:
@@ -98,7 +99,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 
 def _is_there(descriptor: int, path: Path) -> bool:
-    """Whether `path` is still the file that was opened."""
+    """Whether `path` is still the opened file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -112,7 +113,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child would hold the lock for as long as it lives."""
+    """Close the descriptor in a forked child, which would otherwise hold the lock."""
     for descriptor in _held:
         with suppress(OSError):
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Machines that somebody has, as a TOML file lists them."""
+"""Lists of real machines in TOML files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Machine:
     """One machine.
 
     Args:
-        name: For people.
-        speed: Over this machine's, above 0; used where `samples_per_second` is not known.
-        samples_per_second: Training samples a second of the task's model, above 0; None for
-            `speed` times what this machine is measured to do.
-        mbits: Mbit/s that it sends, and receives, at most, above 0.
-        latency_ms: Milliseconds from it to the network, at least 0: a message between two
-            machines takes both of theirs.
+        name: Name for people.
+        speed: Speed relative to this machine, above 0; used without `samples_per_second`.
+        samples_per_second: Training samples per second of the task's model, above 0; None for
+            `speed` times the measured speed of this machine.
+        mbits: Maximum Mbit/s in each direction, above 0.
+        latency_ms: Milliseconds to the network, at least 0; a message between two machines
+            takes the sum of both.
 
     Raises:
         ValueError: If a number is out of range.
@@ -49,11 +49,13 @@ class Machine:
 
     @property
     def latency(self) -> Seconds:
-        """From it to the network."""
+        """Latency to the network."""
         return self.latency_ms / 1000
 
     def platform(self, measured: float) -> Platform:
-        """Make a virtual machine like it, where this one does `measured` samples a second."""
+        """Make a virtual machine like this one, if the local machine does `measured` samples
+        per second.
+        """
         throughput = self.samples_per_second or self.speed * measured
         bandwidth = self.mbits * _MEGABIT
         return Platform(
@@ -65,10 +67,10 @@ def read_machines(path: Path) -> tuple[Machine, ...]:
     """Read the machines of a TOML file, in order of their ranks.
 
     Each is a table ``[[machine]]`` with the arguments of `Machine`, and `count` for several
-    that are alike.
+    equal ones.
 
     Raises:
-        UsageError: If the file cannot be read, or lists something else.
+        UsageError: If the file cannot be read, or has other contents.
     """
     try:
         text = path.read_text()
@@ -109,7 +111,7 @@ def _machines(path: Path, table: Mapping[str, Any]) -> Sequence[Machine]:
 
 
 def links_between(machines: Sequence[Machine]) -> Links:
-    """Link each two machines, as late as both are together."""
+    """Link each pair of machines, with the sum of their latencies."""
     pairs: dict[tuple[Rank, Rank], Link] = {
         (i, j): Link(latency=one.latency + other.latency)
         for i, one in enumerate(machines)

@@ -1,4 +1,4 @@
-"""Status reports to a live view while a run goes on."""
+"""Status reports of a run to a live view."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from edgegossip.experiments.results import Evaluation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Where a run stands.
+    """Status of a run.
 
     Attributes:
         name: Name of the run.
         time: Virtual seconds.
-        share: Share of the run that is done, in [0, 1].
+        share: Completed share of the run, in [0, 1].
         evaluation: Newest evaluation; None before the first.
-        wall_seconds: Wall seconds since the run began.
-        samples_per_second: Samples processed per wall second, since this process began.
-        commits: Commits of all workers to a server so far; None where no worker commits.
-        roles: The ranks of each role, in words; empty where all are workers.
+        wall_seconds: Wall seconds since the start of the run.
+        samples_per_second: Samples processed per wall second, since the start of this process.
+        commits: Commits of all workers to a server so far; None without a server.
+        roles: The ranks of each role, in words; empty if all are workers.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Status:
 
     @property
     def seconds_left(self) -> float | None:
-        """Wall seconds until the end, if it goes on like this."""
+        """Estimated wall seconds until the end."""
         return self.wall_seconds * (1 / self.share - 1) if self.share > 0 else None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from edgegossip.core.protocol import Seconds
 
 ENDS = ("finished", "time limit", "target")
-"""Reasons for which a run ends by itself."""
+"""Reasons for a run's own end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,11 @@ class Evaluation:
     Attributes:
         time: Virtual seconds.
         epochs: Samples processed by all workers over training samples.
-        accuracy: In [0, 1], on the test split.
-        loss: Mean over the test split.
+        accuracy: Accuracy on the test split, in [0, 1].
+        loss: Mean loss on the test split.
         consensus_distance: Root mean square distance of the workers from their mean.
-        bytes_sent: By all workers so far.
-        samples_processed: By all workers so far.
+        bytes_sent: Bytes sent by all workers so far.
+        samples_processed: Samples processed by all workers so far.
     """
 
     time: Seconds
@@ -43,14 +43,14 @@ class Results:
 
     Attributes:
         name: Name of the run.
-        reason: Why it ended: one of `ENDS`, "interrupted" or "failed".
+        reason: Reason for the end: one of `ENDS`, "interrupted" or "failed".
         history: Evaluations of the averaged model, in order of time.
-        worker_accuracies: In [0, 1], of each evaluated worker at the end.
+        worker_accuracies: Accuracy of each evaluated worker at the end, in [0, 1].
         params: The averaged model's tensors by name, as in its `state_dict`.
-        virtual_seconds: When it ended.
-        wall_seconds: How long it took, resumed parts included; of workers only the last part.
+        virtual_seconds: Virtual time of the end.
+        wall_seconds: Duration, including resumed parts; for workers only the last part.
         mean_staleness: Mean staleness of received messages, in rounds.
-        folder: Where everything is kept.
+        folder: Folder of the run.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Results:
 
     @property
     def best_accuracy(self) -> float:
-        """Best accuracy that the averaged model had."""
+        """Best accuracy of the averaged model."""
         return max(evaluation.accuracy for evaluation in self.history)
 
     def time_to(self, accuracy: float) -> Seconds | None:
-        """Virtual seconds until the averaged model first had `accuracy`; None if never."""
+        """Virtual seconds until the averaged model first reached `accuracy`; None if never."""
         return next((e.time for e in self.history if e.accuracy >= accuracy), None)
 
     def summary(

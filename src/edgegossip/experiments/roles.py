@@ -1,4 +1,4 @@
-"""Roles of the ranks, in words and in the record of a run."""
+"""Roles of the ranks, in words and in the log of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.experiments.experiment import Experiment
 def described_roles(
     experiment: Experiment, shards: Mapping[Rank, Sized]
 ) -> dict[str, list[Any]]:
-    """Say by rank what each is and how much data it has, and who counts in the final model."""
+    """Describe roles and shard sizes by rank, and the ranks that count in the final model."""
     num_workers, role = experiment.num_workers, experiment.algorithm.role
     return {
         "roles": experiment.roles,
@@ -24,7 +24,7 @@ def described_roles(
 
 
 def stage_number(role: str) -> int | None:
-    """Say which stage of a model a role holds, from 0; None for other roles.
+    """Return the stage of a role, from 0; None for other roles.
 
     >>> stage_number("stage-2"), stage_number("server")
     (2, None)
@@ -34,7 +34,7 @@ def stage_number(role: str) -> int | None:
 
 
 def role_words(role: str) -> str:
-    """Write a role as people say it.
+    """Write a role in words.
 
     >>> role_words("stage-2"), role_words("server")
     ('stage 2', 'server')
@@ -44,7 +44,7 @@ def role_words(role: str) -> str:
 
 
 def rank_name(roles: Sequence[str], rank: Rank) -> str:
-    """Name a rank by its role, alone where no other rank has it.
+    """Name a rank by its role, without a number if the role is unique.
 
     >>> [rank_name(["server", "worker", "worker"], rank) for rank in range(3)]
     ['server', 'worker 1', 'worker 2']
@@ -72,7 +72,7 @@ def with_article(roles: Sequence[str], rank: Rank) -> str:
 
 
 def who_is_who(roles: Sequence[str]) -> str:
-    """Say the ranks of each role; empty where all are workers.
+    """List the ranks of each role; empty if all are workers.
 
     >>> who_is_who(["server", "worker", "worker", "worker"])
     'server: rank 0, worker: ranks 1 to 3'
@@ -93,7 +93,7 @@ def who_is_who(roles: Sequence[str]) -> str:
 
 
 def rank_spans(ranks: Sequence[Rank]) -> str:
-    """Write ranks with stretches of neighbors taken together.
+    """Write ranks, with ranges for consecutive ones.
 
     >>> rank_spans([0, 1, 2, 5])
     '0 to 2, 5'

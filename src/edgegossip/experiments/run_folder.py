@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind."""
+"""The folder of a run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from edgegossip.experiments.results import ENDS, Evaluation, Results
 
 
 class RunFolder:
-    """Paths and files of one run; `docs/run-folder.md` says what is in each.
+    """Paths and files of one run; `docs/run-folder.md` describes each.
 
     Args:
-        path: Is there, and `locked`.
-        header: The resolved experiment, as `describe.header` gives it.
-        resume: The folder must hold a run of the same experiment; otherwise it must hold none.
+        path: Existing folder, which is `locked`.
+        header: The resolved experiment, from `describe.header`.
+        resume: Whether the folder must hold a run of the same experiment; otherwise it must
+            hold none.
 
     Raises:
-        RunFolderError: If it cannot be made or written, or holds what it should not.
+        RunFolderError: If it cannot be made or written, or has unexpected contents.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
@@ -65,7 +66,7 @@ class RunFolder:
             )
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Write a JSON file, as a whole or not at all."""
+        """Write a JSON file atomically."""
         write_json(self.path / name, content)
 
     def write_params(self, tensors: dict[str, Tensor]) -> None:
@@ -74,7 +75,7 @@ class RunFolder:
         write_atomically(self.path / "params.safetensors", safetensors.torch.save(tensors))
 
     def write_results(self, results: Results, error: str | None = None) -> None:
-        """Write the averaged model, and then `summary.json`, with which a run is over."""
+        """Write the averaged model, and then `summary.json`, which completes a run."""
         self.write_params(results.params)
         self.write_json(
             "summary.json",
@@ -91,11 +92,11 @@ class RunFolder:
         save_checkpoint(self._checkpoint, tree)
 
     def drop_checkpoint(self) -> None:
-        """A run that is over needs none."""
+        """Delete the checkpoint of a completed run."""
         self._checkpoint.unlink(missing_ok=True)
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """Checkpoint to resume from, None if none was kept yet; drops the old summary."""
+        """Checkpoint to resume from, None without one; deletes the old summary."""
         if not self._resume:
             return None
         checkpoint: dict[str, Any] | None = None
@@ -112,7 +113,7 @@ class RunFolder:
         return checkpoint
 
     def finished_results(self) -> Results | None:
-        """The results, if this folder is resumed and its run was over."""
+        """The results, if this folder is resumed and its run is complete."""
         if not self._resume or not (self.path / "summary.json").exists():
             return None
         results = load_results(self.path)
@@ -160,7 +161,7 @@ def _load_results(path: Path) -> Results:
 
 
 def _read_history(path: Path) -> list[Evaluation]:
-    """All evaluations of a run, but for damaged lines."""
+    """All evaluations of a run, without damaged lines."""
     history = []
     skipped = SkippedLines(path)
     for number, event in read_events(path, skipped):
@@ -208,7 +209,7 @@ def read_evaluation(line: Mapping[str, Any]) -> Evaluation:
 
 
 def first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
-    """The first field in which two resolved experiments differ, and what it holds in each."""
+    """The first field in which two resolved experiments differ, and both values."""
     if isinstance(kept, dict) and isinstance(now, dict):
         for key in {**now, **kept}:
             if kept.get(key) != now.get(key):

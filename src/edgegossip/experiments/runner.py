@@ -1,4 +1,4 @@
-"""Carry out an experiment in the simulator and keep everything that comes of it."""
+"""Runner: carry out an experiment in the simulator and keep its results."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def run(
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> Results:
-    """Simulate `experiment` and keep everything in the folder `out`.
+    """Simulate `experiment` and keep all results in the folder `out`.
 
     Args:
         experiment: Experiment to run.
-        out: Made if need be; must not hold another run unless `resume`.
-        resume: Go on from the checkpoint in `out`, to the very result that an uninterrupted
-            run gives. A finished run is read, not run again.
+        out: Folder, made if missing; must not hold another run unless `resume`.
+        resume: Continue from the checkpoint in `out`, to exactly the result of an uninterrupted
+            run. A finished run is only read.
         recipe: Name of the recipe, for the record.
-        command: Command line that would run it again, for the record.
+        command: Command line that repeats it, for the record.
         num_threads: Threads of the compute pool; None for one per core. No effect on the
             result.
         checkpoint_seconds: Wall seconds between checkpoints.
@@ -56,7 +56,7 @@ def run(
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; `out` is valid and can be resumed.
-        TrainingError: If a loss is not finite; what was computed so far is in `out`.
+        TrainingError: If a loss is not finite; results so far are in `out`.
         RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
             use by another process.
     """
@@ -76,7 +76,7 @@ def run(
 
 
 class _Run:
-    """A run under way: simulate up to the next evaluation, evaluate, keep, repeat."""
+    """A running experiment: simulate up to the next evaluation, evaluate, store, repeat."""
 
     def __init__(
         self,
@@ -129,11 +129,11 @@ class _Run:
         self._samples_before = self._log.samples_processed
 
     def stop(self) -> None:
-        """Stop between two events, and keep where it stands."""
+        """Stop between two events, and write a checkpoint."""
         self.simulator.should_stop = True
 
     def execute(self) -> Results:
-        """Simulate to the end, or until asked to stop, and leave a whole folder either way."""
+        """Simulate to the end, or until stopped, and leave a complete folder either way."""
         try:
             if not self._simulate_or_keep():
                 self._end("interrupted")
@@ -147,7 +147,7 @@ class _Run:
         return results
 
     def _simulate_or_keep(self) -> bool:
-        """Say whether the run has come to its end; if it was stopped, keep where it stands."""
+        """Return whether the run has ended; write a checkpoint if it was stopped."""
         try:
             has_ended = self._simulate()
             if not has_ended:
@@ -172,12 +172,12 @@ class _Run:
         return "target" if self._is_done() else "time limit"
 
     def _is_done(self) -> bool:
-        """Say whether the loss has come to where the experiment ends."""
+        """Whether the loss has reached the experiment's target."""
         until = self._experiment.until
         return until is not None and until.is_reached([each.loss for each in self._history])
 
     def _simulate(self) -> bool:
-        """Say whether the run has come to its end, or was asked to stop before."""
+        """Whether the run has ended, or was stopped before."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
         while True:
             until = min(self._num_looks * self._interval, limit)
@@ -193,7 +193,7 @@ class _Run:
                 self._keep()
 
     def _is_due(self) -> bool:
-        """Say whether to evaluate now, or when more has been processed."""
+        """Whether to evaluate now."""
         epochs = self._experiment.evaluation_epochs
         if epochs is None:
             return True
@@ -202,7 +202,7 @@ class _Run:
 
     @property
     def _interval(self) -> Seconds:
-        """Virtual seconds after which to look whether an evaluation is due."""
+        """Virtual seconds between two checks for a due evaluation."""
         if self._experiment.evaluation_interval is not None:
             return self._experiment.evaluation_interval
         if self._experiment.evaluation_epochs is not None:
@@ -245,7 +245,7 @@ class _Run:
         self._progress.update(self._status(now))
 
     def _worker_accuracies(self) -> list[float]:
-        """Accuracies of all workers, or of 64 evenly spaced ones where there are more.
+        """Accuracies of all workers, or of 64 evenly spaced ones.
 
         A worker with a part of the model is measured with the average of the others.
         """
@@ -328,7 +328,7 @@ class _Run:
         )
 
     def _end(self, reason: str, error: Exception | None = None) -> Results:
-        """Write what there is: the last line of the log, the summary, the parameters."""
+        """Write the last line of the log, the summary and the parameters."""
         now = self.simulator.now
         if reason == "time limit" and self._experiment.max_seconds is not None:
             now = self._experiment.max_seconds
@@ -354,7 +354,7 @@ class _Run:
         return results
 
     def _params(self) -> Tensor:
-        """The averaged model as last evaluated; after a resume, as it is."""
+        """The averaged model of the last evaluation; after a resume, the current one."""
         if self._last_params is not None:
             return self._last_params
         return self._workload.average(self.simulator.estimates())[0]

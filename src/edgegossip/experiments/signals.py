@@ -1,4 +1,4 @@
-"""Ctrl+C, SIGTERM and SIGHUP: the first asks to stop, the second insists."""
+"""Signals: the first Ctrl+C, SIGTERM or SIGHUP asks to stop, the second insists."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def interrupt() -> None:
-    """As Ctrl+C does where nothing else is said."""
+    """Raise KeyboardInterrupt, the default of Ctrl+C."""
     raise KeyboardInterrupt
 
 
 def interrupted(out: Path, where: str = "") -> Interrupted:
-    """Say that several runs were interrupted, and how to go on.
+    """Make the error of interrupted runs, with the command to resume.
 
     Args:
-        out: Their folder.
-        where: In which of them, if that is known.
+        out: Folder of the runs.
+        where: The interrupted run, if known.
     """
     place = f" in {where}" if where else ""
     return Interrupted(
@@ -37,11 +37,11 @@ def interrupted(out: Path, where: str = "") -> Interrupted:
 def on_stop_signal(
     stop: Callable[[], None], insist: Callable[[], None] = interrupt
 ) -> Iterator[None]:
-    """Call `stop` at the first signal, and `insist` at each one after it.
+    """Call `stop` at the first signal, and `insist` at each later one.
 
-    A terminal that is closed hangs up more than once, so SIGHUP never insists; one that is
-    ignored, as under nohup, stays so. Only the main thread is told of signals; in others this
-    does nothing.
+    A closed terminal sends SIGHUP more than once, so SIGHUP never insists; an ignored SIGHUP,
+    as under nohup, stays ignored. Only the main thread receives signals; in others this has no
+    effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

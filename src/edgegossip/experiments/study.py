@@ -1,4 +1,4 @@
-"""Carry out a study: several runs or measurements that make a figure of a paper."""
+"""Studies: several runs or measurements that make a figure of a paper."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signa
 STUDY = "study.json"
 
 Row: TypeAlias = Mapping[str, Any]
-"""Findings of a cell, in JSON. Fields that a clock has measured begin with `wall_`."""
+"""Findings of a cell, in JSON. Fields measured with a clock begin with `wall_`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Resources that a cell may use while it works.
+    """Resources of a cell at work.
 
     Args:
-        folder: Folder of the cell, for runs; does not exist yet.
-        rows: Findings of the cells that it comes after, by name.
+        folder: Folder of the cell for runs; it does not exist yet.
+        rows: Rows of its prerequisite cells, by name.
         num_threads: Threads of the compute pool; None for one per core.
         progress: A live view.
     """
@@ -57,7 +57,7 @@ class Session:
     progress: Progress = Silent()
 
     def run(self, experiment: Experiment) -> Results:
-        """Run `experiment` in the cell's folder; one that was interrupted there goes on."""
+        """Run `experiment` in the cell's folder, or resume it there."""
         return run(
             experiment,
             out=self.folder,
@@ -71,14 +71,14 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A piece of a study's work that is done once and kept.
+    """A piece of a study's work with a stored result.
 
     Args:
-        name: Path of its folder within the study's; the last part says which run it is.
-        group: Group that it belongs to; `only` picks groups.
-        work: Does it; one simulator run or some measurements.
-        scaled_down: One sentence on what is smaller in it than in the paper; empty for nothing.
-        after: Names of the cells whose rows it reads.
+        name: Path of its folder within the study's; the last part names the run.
+        group: Group of the cell; `only` picks groups.
+        work: Function for the work: one simulator run or some measurements.
+        scaled_down: One sentence about everything smaller than in the paper; empty for nothing.
+        after: Names of prerequisite cells, whose rows it reads.
     """
 
     name: str
@@ -95,18 +95,17 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Several runs or measurements that make a figure, as a plain value.
+    """A study as a plain value.
 
     Args:
         name: E.g. "edgegossip/fig3".
         title: The question, in one line.
-        printed: Statements and printed figures of the paper about it, one sentence each.
-        scaled_down: Things that are smaller in all cells than there, and by how much, one
-            sentence each.
-        settings: Values that the rows depend on, in JSON.
-        cells: In the order in which they are done.
-        exhibit: Figures and tables of the rows that there are, by name of the cell.
-        is_timed: Its cells measure times of this machine, so none is done beside another.
+        printed: The paper's statements and printed figures about it, one sentence each.
+        scaled_down: Reductions in all cells relative to the paper, one sentence each.
+        settings: Dependencies of the rows, in JSON.
+        cells: Cells in the order of work.
+        exhibit: Makes figures and tables from the existing rows, by name of the cell.
+        is_timed: Whether its cells measure times of this machine and must not run in parallel.
 
     Raises:
         ValueError: If two cells have one name, or there are none.
@@ -145,7 +144,7 @@ class Study:
     def with_runs(self, runs: Sequence[str]) -> Study:
         """The study with the cells whose names end in one of `runs`, such as "edge-gossip".
 
-        It is the same study, of which less is done: `run_study` can do the rest later.
+        It is the same study with fewer cells; `run_study` can do the rest later.
 
         Raises:
             UsageError: If no cell ends in one of them.
@@ -166,19 +165,19 @@ def run_study(
     num_processes: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Row]:
-    """Do the cells of `study` that are not done yet; returns the rows by name of the cell.
+    """Do the unfinished cells of `study`; return the rows by name of the cell.
 
-    ``out/study.json`` is written whole after each cell, so an interrupted study leaves a valid
-    folder, and `resume` goes on with the cell that it was in. A cell whose training fails is
-    noted, and the others are done.
+    ``out/study.json`` is written atomically after each cell, so an interrupted study leaves a
+    valid folder, and `resume` continues with the interrupted cell. If the training of a cell
+    fails, the failure is noted and the others are done.
 
     Args:
-        study: Study whose cells to do.
-        out: Made if need be; must not hold a study unless `resume`.
-        resume: Keep the cells that `out` has of this study.
-        command: Command line that would do it again, for the record.
+        study: Study to run.
+        out: Folder, made if missing; must not hold a study unless `resume`.
+        resume: Keep the finished cells in `out`.
+        command: Command line that repeats it, for the record.
         num_threads: Threads of the compute pool; None for one per core. No effect on results.
-        num_processes: Processes that do a cell each, with one thread. No effect on results.
+        num_processes: Number of parallel cells, each with one thread. No effect on results.
         progress: A live view.
 
     Raises:
@@ -240,7 +239,7 @@ def _do_at_once(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Work of a cell, done in this process or in another; returns its row, and seconds."""
+    """Work of a cell, in this process or another; returns its row and its duration."""
 
     cell: Cell
     label: str
@@ -254,7 +253,7 @@ class _Work:
 
 
 class _Record:
-    """`study.json`, and what of it is kept when a study goes on."""
+    """The record in `study.json`, which a resumed study continues."""
 
     def __init__(self, study: Study, out: Path, command: str | None, *, resume: bool) -> None:
         self.rows: dict[str, Row] = {}
@@ -295,18 +294,18 @@ class _Record:
             ) from error
 
     def session(self, cell: Cell, out: Path) -> Session:
-        """Session of `cell`, with those of the existing rows that it declares to read."""
+        """Session of `cell`, with the existing rows of its prerequisites."""
         rows = {name: self.rows[name] for name in cell.after if name in self.rows}
         return Session(folder=out / "cells" / cell.name, rows=rows)
 
     def label(self, cell: Cell) -> str:
-        """Say in a live view which of the cells it is."""
+        """Show the cell in a live view."""
         cells = self._study.cells
         return f"{cells.index(cell) + 1}/{len(cells)} {cell.name}"
 
     @contextmanager
     def keeping(self, cell: Cell) -> Iterator[Callable[[tuple[Row, float]], None]]:
-        """Keep the row of `cell` and its seconds, or why there is none."""
+        """Store the row and duration of `cell`, or its error."""
 
         def keep(found: tuple[Row, float]) -> None:
             self.rows[cell.name], self._wall_seconds[cell.name] = found
@@ -360,7 +359,7 @@ def _plain(values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, object]:
-    """Properties of the machine that measured times depend on, in addition to versions."""
+    """Properties of the machine that affect measured times."""
     return {
         "num_cores": os.cpu_count(),
         "system": platform.system(),
@@ -369,14 +368,14 @@ def machine() -> dict[str, object]:
 
 
 class _Named:
-    """Tells a live view which cell it looks at, whatever a run within is called."""
+    """Shows the name of the cell in a live view, instead of the run's."""
 
     def __init__(self, progress: Progress, name: str) -> None:
         self._progress = progress
         self._name = name
 
     def begin(self) -> None:
-        """Measurements say nothing else until they are over."""
+        """Show the cell at its start, because measurements report nothing else."""
         self.update(
             Status(
                 name=self._name,

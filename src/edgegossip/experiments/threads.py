@@ -1,4 +1,4 @@
-"""How many threads PyTorch computes one operation with."""
+"""Intra-op threads of PyTorch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 def one_intra_op_thread() -> AbstractContextManager[None]:
-    """Workers run side by side instead; several intra-op threads would get in their way."""
+    """Workers run in parallel instead; several intra-op threads would slow them down."""
     return intra_op_threads(1)
 
 
 @contextmanager
 def intra_op_threads(number: int) -> Iterator[None]:
-    """Let this thread, and those that it starts, compute with so many at once."""
+    """Set the intra-op threads of this thread and of those that it starts."""
     earlier = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

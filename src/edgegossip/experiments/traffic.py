@@ -1,4 +1,4 @@
-"""How many times fewer bytes a run sent than uncompressed push-sum would have."""
+"""Traffic of a run relative to uncompressed push-sum."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from edgegossip.experiments.results import Results
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes that a run sent, and for how many samples.
+    """Bytes sent and samples processed by a run.
 
     Attributes:
         bytes_sent: Bytes sent by all workers.
         samples_processed: Samples processed by all workers.
         num_workers: Number of workers.
-        out_degree: Number of others to which a worker sends in a round, on average over workers
-            and rounds; None where the algorithm has no topology.
+        out_degree: Mean number of receivers of a worker in a round; None without a topology.
     """
 
     bytes_sent: int
@@ -28,15 +27,15 @@ class Traffic:
 
     @property
     def per_worker(self) -> float:
-        """Bytes that a worker sent, on average."""
+        """Mean bytes sent by a worker."""
         return self.bytes_sent / self.num_workers
 
     def ratios(self, dense: Traffic | None) -> dict[str, float | None]:
-        """The bytes of dense push-sum for as many samples, over those of this run.
+        """Ratios of the bytes of dense push-sum for as many samples to those of this run.
 
-        The bytes of one of its messages for each sample are measured in the run `dense`, which
-        sends one to each out-neighbor after each step. On the same graph as this run's it sends
-        `out_degree` of them, on the complete graph ``num_workers - 1``.
+        The run `dense` sends one message to each out-neighbor after each step, which gives the
+        bytes of a message per sample. Dense push-sum sends `out_degree` of these on this run's
+        graph, and ``num_workers - 1`` on the complete graph.
 
         >>> dense = Traffic(
         ...     bytes_sent=800, samples_processed=10, num_workers=8, out_degree=1.0
@@ -47,7 +46,7 @@ class Traffic:
         {'bytes_ratio_same_graph': 40.0, 'bytes_ratio_complete_graph': 280.0}
 
         Args:
-            dense: None where there is no such run, or not yet.
+            dense: Traffic of the dense run; None without one, or before it.
         """
         same = complete = None
         if dense is not None and dense.out_degree and dense.bytes_sent and self.bytes_sent:
@@ -71,7 +70,7 @@ def traffic(experiment: Experiment, results: Results) -> Traffic:
 
 
 def mean_out_degree(topology: Topology) -> float:
-    """To how many others a worker sends in a round, on average over workers and rounds.
+    """Mean number of receivers of a worker in a round.
 
     >>> from edgegossip.core.topology import ring, star
     >>> mean_out_degree(ring(8)), mean_out_degree(star(4))

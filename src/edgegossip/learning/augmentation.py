@@ -1,4 +1,4 @@
-"""Random changes to training pictures that leave their labels true."""
+"""Random changes to training pictures that keep their labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     mean color.
 
     Args:
-        x: Pictures [batch, channels, height, width], float or uint8; not written to.
+        x: Pictures [batch, channels, height, width], float or uint8; not changed.
         generator: Draws the mirrorings and shifts.
         padding: Width of the border in pixels, >= 0.
 

@@ -1,4 +1,4 @@
-"""Data sets in memory: splits of raw samples, and how to prepare them for a model."""
+"""Data sets in memory: splits of raw samples, and their preparation for a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset, default_collate
 from edgegossip.core.errors import DataError
 
 SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
-"""Pictures, features and tokens: what a sample may be made of."""
+"""Allowed types of samples: pictures, features and tokens."""
 
 
 class Split(Protocol):
@@ -33,7 +33,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArraySplit:
-    """Samples that lie in memory.
+    """Samples in memory.
 
     Args:
         x: Pictures, uint8 [num_samples, channels, height, width], or features, float32
@@ -59,13 +59,14 @@ class ArraySplit:
 class TorchSplit:
     """Samples of any map-style `torch.utils.data.Dataset` that yields pairs (x, y).
 
-    Its transforms run for each sample of each batch, in the training thread; those that draw
-    from a global generator make runs irreproducible (`augmentation.flip_and_crop` does not).
+    Its transforms run for each sample of each batch, in the training thread. Transforms that
+    draw from a global generator make runs irreproducible (`augmentation.flip_and_crop` does
+    not).
 
     Args:
         dataset: Yields tensors or NumPy arrays of one shape, with whole numbers as labels. With
-            an attribute `targets`, and no `target_transform`, labels are read from there and
-            not sample by sample.
+            an attribute `targets` and no `target_transform`, labels are read from that
+            attribute and not sample by sample.
     """
 
     def __init__(self, dataset: TorchDataset[Any]) -> None:
@@ -97,7 +98,7 @@ class TorchSplit:
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """The part of a `Dataset` that a worker may see: samples to train on, and how to read them.
+    """The part of a `Dataset` that a worker may see: training samples and their preparation.
 
     Args:
         train: Training samples.
@@ -139,28 +140,27 @@ class TrainingData:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification task: what to train on, what to test on, and how to read its samples.
+    """A classification data set: training, validation and test samples, and their preparation.
 
-    Reports measure on `test`; no algorithm and no learner is ever given it. An algorithm that
-    asks to `Evaluate` is answered from `validation`, which `hold_out` takes out of `train`.
+    Only reports use `test`; no algorithm and no learner gets it. `Evaluate` uses `validation`,
+    which `hold_out` takes out of `train`.
 
     Args:
-        name: For reports and messages.
+        name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, for reports alone.
+        test: Test samples, only for reports.
         num_classes: Labels are 0 .. num_classes - 1.
         input_shape: Shape of one sample, channels first.
-        mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 where x is
-            uint8; None subtracts nothing.
+        mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
+            None subtracts nothing.
         std: Standard deviation of each channel, like `mean`; None divides by nothing.
-        subjects: Subject that each training sample comes from, int64 [num_train]; None if
-            unknown.
-        validation: Samples that `Evaluate` measures on; None if no algorithm asks.
+        subjects: Subject of each training sample, int64 [num_train]; None if unknown.
+        validation: Samples for `Evaluate`; None if no algorithm needs it.
 
     Raises:
         DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
-            in length or shape; a float feature is not finite; `validation` is `test`. All of it
-            is checked at once.
+            in length or shape; a float feature is not finite; `validation` is `test`. All this
+            is checked at construction.
 
     >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
     >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
@@ -201,18 +201,18 @@ class Dataset:
 
     @cached_property
     def training(self) -> TrainingData:
-        """The training split and how to read it, with no way to the other splits."""
+        """The training split and its preparation, without access to the other splits."""
         return TrainingData(self.train, self.num_classes, self.input_shape, self.mean, self.std)
 
     def prepare(self, x: Tensor, *, is_picture: bool | None = None) -> Tensor:
-        """Turn raw samples into what a model takes: float32, standardized by `mean` and `std`.
+        """Turn raw samples into a model's input: float32, standardized by `mean` and `std`.
 
-        Pictures (uint8) come to [0, 1] first. Features that need neither `mean` nor `std` are
-        returned as they are, not copied.
+        Pictures (uint8) are first scaled to [0, 1]. Features without `mean` and `std` are
+        returned unchanged, not copied.
 
         Args:
-            x: Raw samples, [batch, *input_shape].
-            is_picture: Whether `x` is in units of uint8; None if its type says so.
+            x: Raw samples, ``[batch, *input_shape]``.
+            is_picture: Whether `x` is in units of uint8; None derives it from the type.
         """
         return self.training.prepare(x, is_picture=is_picture)
 
@@ -266,14 +266,14 @@ def from_torch(
 ) -> Dataset:
     """Wrap two map-style PyTorch data sets of (x, y) pairs, e.g. those of torchvision.
 
-    Float samples are taken as their own transforms leave them; uint8 ones come to [0, 1].
+    Float samples keep the result of their own transforms; uint8 samples are scaled to [0, 1].
 
     >>> pairs = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]))
     >>> from_torch("pairs", pairs, pairs, num_classes=2).input_shape
     (3,)
 
     Raises:
-        DataError: A sample is no tensor (a PIL picture, say), or anything that `Dataset` says.
+        DataError: A sample is no tensor (a PIL picture, say); also as in `Dataset`.
     """
     splits = TorchSplit(train), TorchSplit(test)
     x, _ = splits[0].batch(torch.zeros(1, dtype=torch.int64))
@@ -281,10 +281,10 @@ def from_torch(
 
 
 def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure the mean and standard deviation of each channel, float32 [channels] each.
+    """Compute the mean and standard deviation of each channel, float32 [channels] each.
 
-    In the units of `x`, or of x / 255 where it is uint8. A channel that never changes gets a
-    standard deviation of 1, so that it can be divided by.
+    They are in the units of `x`, or of x / 255 for uint8. A constant channel gets a standard
+    deviation of 1, which allows division.
 
     Args:
         x: Samples, [num_samples, channels, ...].

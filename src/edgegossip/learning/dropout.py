@@ -19,8 +19,7 @@ class Dropout(nn.Module):
         p: Probability in [0, 1] that an entry becomes 0.
 
     Attributes:
-        generator: Where masks come from; on the device of the inputs. Set by
-            `replace_dropout`.
+        generator: Source of the masks, on the device of the inputs. Set by `replace_dropout`.
 
     >>> layer = Dropout(0.5)
     >>> layer.generator = torch.Generator().manual_seed(0)
@@ -66,7 +65,7 @@ def replace_dropout(module: nn.Module, generator: torch.Generator) -> None:
         generator: On the device that the module computes on.
 
     Raises:
-        ValueError: A layer drops out in a way that has no counterpart here (`nn.Dropout2d`,
+        ValueError: A layer has a kind of dropout without a counterpart here (`nn.Dropout2d`,
             the `dropout` of `nn.LSTM` and `nn.MultiheadAttention`).
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))

@@ -17,32 +17,30 @@ from edgegossip.learning.loss import Loss, prepare_batch
 from edgegossip.learning.normalization import running_statistics
 
 _RECALIBRATION = 2000
-"""Training samples to measure running statistics on, or nearly so many."""
+"""Approximate number of training samples for measuring running statistics."""
 
 
 class Evaluator:
-    """Measures parameters on one split, and holds no way to the other of the two held out.
+    """Measures parameters on one held-out split, without access to the other.
 
-    A model whose running statistics are not part of its parameters has none that fit an
-    average of several models; they are measured anew on some training samples first
-    (batch-norm recalibration).
+    If running statistics are not part of the parameters, an average of several models has none
+    that fit. They are then measured again on some training samples (batch-norm recalibration).
 
     Args:
         model: Model to measure; copied.
         loss: Loss of outputs and targets.
-        dataset: Has the split to measure on.
+        dataset: Data set with the split.
         has_buffers: As in `Learner`.
-        torch_device: Where to compute.
-        batch_size: Samples at once.
+        torch_device: Device for the computation.
+        batch_size: Samples per batch.
         split: "test" for reports, "validation" for algorithms.
 
     Attributes:
-        cost: Cost of an evaluation, in training samples' worth of time: a third of the
-            samples that go through the model, as a backward pass takes twice as many operations
-            as a forward pass.
+        cost: Cost of an evaluation, in training samples: a third of the evaluated samples,
+            because a backward pass takes twice as many operations as a forward pass.
 
     Raises:
-        ValueError: If `dataset` has no validation split, but it should be measured on.
+        ValueError: If `split` is "validation" and `dataset` has none.
     """
 
     def __init__(
@@ -87,7 +85,7 @@ class Evaluator:
 
     @torch.no_grad()
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
-        """The model's tensors by name at `params`, as in its `state_dict`: what to deploy."""
+        """The model's tensors by name at `params`, as in its `state_dict`, for deployment."""
         with self._lock:
             tensors = self._load(params).state_dict()
             return {name: tensor.cpu().clone() for name, tensor in tensors.items()}

@@ -9,26 +9,28 @@ from torch import Tensor, nn
 
 
 class FlatModel:
-    """Lays a module's parameters, and by choice its buffers, into one vector and back.
+    """Puts a module's parameters, and optionally its buffers, into one vector.
 
-    Afterwards the module computes on views of `params`: loading new parameters is one copy,
-    averaging two models one addition. Weights of convolutions get the channels-last layout,
-    in which PyTorch's CPU kernels run up to twice as fast; the order of the entries within
-    the vector follows it. Frozen parameters (``requires_grad = False``) stay with the module.
+    Afterwards the module computes on views of `params`: loading new parameters is one copy, and
+    averaging two models is one addition. Weights of convolutions get the channels-last layout,
+    with which PyTorch's CPU kernels run up to twice as fast; it also determines the order of
+    the entries in the vector. Frozen parameters (``requires_grad = False``) stay with the
+    module.
 
     Args:
         module: Changed in place.
-        has_buffers: Take floating-point buffers (running means and variances) along, behind
-            the parameters, so that they are exchanged and averaged like them. Counters stay
-            with the module.
-        channels_last: Lay weights of convolutions out so: fast for inputs that are so too.
-        torch_device: Where the module lives.
+        has_buffers: Include floating-point buffers (running means and variances) after the
+            parameters, so that they are exchanged and averaged too. Counters stay with the
+            module.
+        channels_last: Use this layout for weights of convolutions; fast for inputs in the same
+            layout.
+        torch_device: Device of the module.
 
     Attributes:
         module: The module.
         params: [num_params] all values.
-        sizes: Entries of each tensor in it, in order.
-        trained: [num_trained] the parameters among them: a view of `params` whose ``grad`` the
+        sizes: Entries of each tensor in `params`, in order.
+        trained: [num_trained] the parameters only: a view of `params` whose ``grad`` the
             module's backward pass fills.
         moved_buffers: Buffers in the vector.
     """
@@ -78,7 +80,7 @@ class FlatModel:
 
 
 def laid_out(module: nn.Module, has_buffers: bool) -> list[Tensor]:
-    """The tensors of `module` that a `FlatModel` of it takes into its vector, in order."""
+    """The tensors of `module` in the vector of its `FlatModel`, in order."""
     buffers = _floating_buffers(module) if has_buffers else ()
     trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
     return [*trained, *(buffer for _, _, buffer in buffers)]

@@ -1,4 +1,4 @@
-"""How much arithmetic a model's training takes: the yardstick for everything else's cost."""
+"""Operations of a model's training: the unit of all other costs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 OVERHEAD = 4e5
-"""Cost of a training sample beyond its arithmetic (autograd, optimizer, loading it), in
-operations that take as long: about 14 microseconds of a core at 2.9e10 FLOP/s."""
+"""Overhead of a training sample (autograd, optimizer, loading), in operations of the same
+duration: about 14 microseconds of a core at 2.9e10 FLOP/s.
+"""
 
 
 def training_flops(module: nn.Module, x: Tensor) -> float:
-    """Floating-point operations of training `module` on one sample, or what takes as long.
+    """Floating-point operations of training `module` on one sample, including overhead.
 
-    A forward pass is counted; a backward pass takes twice as many, for the gradients of
-    activations and of weights. `OVERHEAD` comes to that, most of it for small models.
+    A forward pass is counted. A backward pass takes twice as many operations, for the gradients
+    of activations and of weights. `OVERHEAD` is added, which matters most for small models.
 
     Args:
-        module: A model; its mode and buffers stay as they are.
+        module: A model; its mode and buffers are not changed.
         x: [1, ...] one prepared sample.
 
     >>> training_flops(nn.Linear(10, 5), torch.zeros(1, 10)) - OVERHEAD

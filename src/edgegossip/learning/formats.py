@@ -1,4 +1,4 @@
-"""Public file formats of data sets as arrays, or a `DataError` that says what is wrong."""
+"""Readers of public data formats, with a `DataError` for every flaw."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from edgegossip.core.errors import DataError
 
 IDX_UNSIGNED_BYTE = 0x08
 MAX_RATIO = 1032
-"""Deflated data does not expand more than that."""
+"""Maximum expansion of deflated data."""
 CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
 
 
 def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, plain or with `.gz` behind its name.
+    """Read an IDX file of unsigned bytes, plain or with the suffix `.gz`.
 
     Four bytes of magic (0, 0, type, number of dimensions), each dimension as a big-endian
     uint32, then the values.
 
     Args:
-        path: The plain file's name; where it does not exist, the name with `.gz` is read.
-        num_dims: Dimensions expected: 3 for pictures, 1 for labels.
+        path: The plain file's name; if it does not exist, the name with `.gz` is read.
+        num_dims: Expected dimensions: 3 for pictures, 1 for labels.
 
     Raises:
-        DataError: The file is missing, no gzip, of another type or not as long as it says.
+        DataError: The file is missing, no gzip, of another type or of the wrong length.
 
     References:
         LeCun, Cortes and Burges, "The MNIST database", section "File formats".
@@ -53,7 +53,7 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
 def _read_idx(
     file: gzip.GzipFile | BufferedReader, path: Path, num_dims: int, *, is_packed: bool
 ) -> NDArray[np.uint8]:
-    """Read no more than the header says there is, and that only if it can be there."""
+    """Read the amount that the header states, if the file can contain it."""
     start = 4 + 4 * num_dims
     header = file.read(start)
     magic = bytes((0, 0, IDX_UNSIGNED_BYTE, num_dims))
@@ -87,7 +87,7 @@ def _wrong_length(path: Path, found: str, shape: tuple[int, ...]) -> DataError:
 
 
 def _require_room(path: Path, num_bytes: int) -> None:
-    """Refuse what would take so much memory that little is left to work with it."""
+    """Reject sizes that would leave too little memory for work."""
     room = psutil.virtual_memory().available // 2
     if num_bytes > room:
         raise DataError(
@@ -105,7 +105,7 @@ def read_cifar10(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         Pictures [num_samples, 3, 32, 32] and labels [num_samples].
 
     Raises:
-        DataError: The file is missing or does not consist of whole records.
+        DataError: The file is missing or has an incomplete record.
     """
     try:
         num_bytes = path.stat().st_size
@@ -127,7 +127,7 @@ def read_npz(
 ) -> dict[str, NDArray[np.generic]]:
     """Read the arrays `keys`, and those of `optional_keys` that exist, from an `.npz` file.
 
-    Pickled objects are refused, because unpickling runs whatever code the file holds.
+    Pickled objects are rejected, because unpickling runs any code in the file.
 
     Raises:
         DataError: The file is missing or damaged, lacks a key, or holds pickled objects.
@@ -171,7 +171,7 @@ def read_npz(
 
 
 def _require_plain_members(path: Path, archive: zipfile.ZipFile, keys: list[str]) -> None:
-    """Refuse members that cannot be as large as they say, or would not fit into memory."""
+    """Reject members whose stated size is impossible, or does not fit into memory."""
     names = {*keys, *(f"{key}.npy" for key in keys)}
     members = [each for each in archive.infolist() if each.filename in names]
     for member in members:

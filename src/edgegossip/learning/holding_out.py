@@ -1,4 +1,4 @@
-"""A validation split out of the training data, for algorithms that tune themselves."""
+"""Validation splits from the training data, for algorithms that tune themselves."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def hold_out(
 ) -> Dataset:
     """Move a share of the training samples to a validation split.
 
-    It is asked for by name, not done by itself: what is held out is not trained on, so a run
-    whose algorithm never evaluates should keep all of it. The same arguments always hold out
-    the same samples; all workers of a network must give the same. `mean` and `std` stay as they
-    were measured, with the samples that are held out now.
+    Holding out is explicit: nobody trains on these samples, so a run whose algorithm never
+    evaluates should keep all of them. The same arguments always hold out the same samples, and
+    all workers of a network must use the same. `mean` and `std` still include the held-out
+    samples.
 
     Args:
         dataset: Data set without a validation split.
-        share: Share of the training samples, in (0, 1). Each class is off its exact share by
-            less than one sample.
-        seed: Seeds the stream ``(seed, "validation")`` that draws them.
-        by_subject: Hold out whole subjects instead, `share` of them, at least one: to measure
-            on people that nobody trained on, as the test split of such a data set does.
+        share: Share of the training samples, in (0, 1). Each class deviates from its exact
+            share by less than one sample.
+        seed: Seed of the stream ``(seed, "validation")``.
+        by_subject: Hold out whole subjects instead, `share` of them, at least one. Validation
+            then measures on unknown people, like the test split of such a data set.
 
     Raises:
-        ValueError: `share` is out of range, or leaves one of the two splits empty; there is a
-            validation split; subjects are asked for but not known.
+        ValueError: `share` is out of range, or leaves a split empty; there already is a
+            validation split; subjects are required but unknown.
 
     >>> split = ArraySplit(torch.rand(20, 2), torch.tensor([0, 1]).repeat(10))
     >>> data = hold_out(Dataset("points", split, split, num_classes=2, input_shape=(2,)))
@@ -59,7 +59,9 @@ def hold_out(
 
 
 def _stratified(dataset: Dataset, share: float, seed: int) -> Tensor:
-    """Draw samples evenly along a list by class that is shuffled within: bool [num_train]."""
+    """Draw samples at equal distances from a list ordered by class and shuffled within: bool
+    [num_train].
+    """
     num_samples, labels = len(dataset.train), dataset.train.labels
     order = torch.randperm(num_samples, generator=generator(seed, "validation"))
     by_class = order[labels[order].argsort(stable=True)]
@@ -88,7 +90,7 @@ def _part(split: Split, indices: Tensor) -> Split:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some samples of a split that does not lie in memory."""
+    """Some samples of a split that is not in memory."""
 
     whole: Split
     indices: Tensor

@@ -26,35 +26,35 @@ from edgegossip.learning.sampling.sampler import Batch
 from edgegossip.learning.schedule import Constant, Schedule
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""Changes a batch, as the data set holds it, at random; draws from the generator only."""
+"""Changes a raw batch at random; draws only from the generator."""
 
 
 class Learner(Trainer):
     """Trains a model on one shard; a `core.Trainer` for PyTorch.
 
-    Everything random (order of the batches, dropout, augmentation) comes from streams keyed
-    by (seed, rank, incarnation), so learners can train in threads at once and still repeat to
-    the last bit.
+    All random numbers (order of the batches, dropout, augmentation) come from streams keyed by
+    (seed, rank, incarnation). Learners can therefore train in parallel threads and still repeat
+    to the last bit.
 
     Args:
-        model: Model to train; copied, so that the learner has its own. It keeps what changes
-            in parameters and buffers alone.
+        model: Model to train; the learner copies it. Nothing but parameters and buffers may
+            change in it.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
-        dataset: Its training split is trained on.
-        shard: [n] indices of this worker's samples in the training split; may be empty until
-            it is assigned some.
-        batch_size: Samples a step.
-        schedule: Sets the learning rate, by how much of the run is over.
+        dataset: Data set with the training split.
+        shard: [n] indices of this worker's samples in the training split; may be empty before
+            an assignment.
+        batch_size: Samples per step.
+        schedule: Learning rate as a function of progress.
         seed: Seed of the run.
         rank: Rank of the learner's worker.
-        incarnation: How often this worker has come back.
-        accuracy_aware: Chooses the samples of each pass.
-        shards: Shards of all workers whose data it can reach, by rank, for `assign`.
+        incarnation: Number of times that this worker has come back.
+        accuracy_aware: Choice of the samples of each pass.
+        shards: Shards of all workers whose data this worker can reach, by rank, for `assign`.
         augmentation: Applied to each training batch; None for none.
-        has_buffers: Exchange normalisation buffers too; see `FlatModel`.
-        torch_device: Where to compute.
-        copies: Copies of `model` for several learners; by default it has its own.
+        has_buffers: Exchange normalization buffers too; see `FlatModel`.
+        torch_device: Device for the computation.
+        copies: Copies of `model` for several learners; by default the learner has its own.
     """
 
     def __init__(
@@ -161,12 +161,12 @@ class Learner(Trainer):
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over the shard, in samples' worth, the look at points included."""
+        """Cost of a pass over the shard, in samples, including the look at points."""
         return self._accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
 
     @property
     def setup_cost(self) -> float:
-        """Cost of aggregating the shard, in training samples' worth."""
+        """Cost of aggregating the shard, in training samples."""
         if not self._accuracy_aware.selection.needs_losses:
             return 0.0
         sample = self._dataset.train.batch(self.shard[:1])
@@ -210,7 +210,9 @@ class Learner(Trainer):
 
     @property
     def batches(self) -> BatchStream:
-        """Cuts work into batches; made when first needed, as aggregating takes its time."""
+        """Stream that cuts work into batches; made on first use, because aggregating takes
+        time.
+        """
         if len(self.shard) == 0:
             raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
         if self._batches is None:
@@ -235,18 +237,18 @@ class Learner(Trainer):
         return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
-        """Samples that are processed, and a third of a sample per aggregated point."""
+        """Processed samples, plus a third of a sample per aggregated point."""
         self.batches.resize(request.batch_ratio)
         return self.batches.cost(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
         )
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Train from `request.params`, at the rate that the schedule has for `progress`.
+        """Train from `request.params`, at the schedule's rate for `progress`.
 
         Raises:
-            LocalProtocolError: If there are inputs: it draws its own batches; or a momentum,
-                and the optimizer has none.
+            LocalProtocolError: If there are inputs, because it draws its own batches; or a
+                momentum that the optimizer does not have.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         self._require_no_inputs(request)
@@ -285,9 +287,9 @@ class Learner(Trainer):
         return TrainingResult(params, num_samples, len(losses), loss, metrics=metrics)
 
     def start_over(self) -> None:
-        """Forget what the optimizer remembers: it may be as infinite as the loss was.
+        """Reset the optimizer's state, which may not be finite after such a loss.
 
-        So may be the running statistics of normalisation layers that are not exchanged.
+        The same holds for running statistics of normalization layers that are not exchanged.
         """
         self._at_work().start_over()
         for module in self.model.module.modules():
@@ -295,7 +297,7 @@ class Learner(Trainer):
                 module.reset_running_stats()  # type: ignore[operator]  # no others have any
 
     def cancel(self) -> None:
-        """Leave off after the present step of training or aggregating, for good."""
+        """Stop after the current step of training or aggregating, for good."""
         self._is_cancelled = True
 
     def _leave_off_if_cancelled(self) -> None:
@@ -303,7 +305,7 @@ class Learner(Trainer):
             raise TrainingError(f"worker {self.rank} was told to leave off")
 
     def _take(self, request: Train) -> Iterator[Batch]:
-        """Cut the work that is asked for into batches."""
+        """Cut the requested work into batches."""
         self.batches.resize(request.batch_ratio)
         return self.batches.take(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
@@ -326,7 +328,7 @@ class Learner(Trainer):
         return loss.detach()
 
     def _tune(self, request: Train, progress: float) -> None:
-        """Set learning rate and momentum for this request; the next one begins at our own."""
+        """Set learning rate and momentum for this request only."""
         factor = request.rate_ratio * self._schedule.factor(progress)
         for group, (rate, momentum) in zip(
             self._optimizer.param_groups, self._copies.settings, strict=True

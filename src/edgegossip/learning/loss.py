@@ -20,7 +20,7 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of each sample, [batch].
 
     Raises:
-        ValueError: If `loss` cannot say it.
+        ValueError: If `loss` cannot compute it.
     """
     problem = (
         f"ranking samples needs the loss of each one, but {loss!r} takes no "
@@ -39,11 +39,11 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 def prepare_batch(
     dataset: TrainingData, x: Tensor, y: Tensor, torch_device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Samples as the model takes them: on the device, normalised, pictures channels-last."""
+    """The model's input: on the device, normalized, pictures channels-last."""
     return to_model(dataset.prepare(x.to(torch_device)), torch_device), y.to(torch_device)
 
 
 def to_model(x: Tensor, torch_device: torch.device) -> Tensor:
-    """Prepared samples on the device, pictures in the layout that its kernels like best."""
+    """Prepared samples on the device, pictures in the fastest layout of its kernels."""
     x = x.to(torch_device)
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x

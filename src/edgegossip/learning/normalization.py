@@ -1,4 +1,4 @@
-"""Normalisation of pictures within a model, by name, together with the activation behind it."""
+"""Normalization of pictures within a model, by name, with the following activation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from edgegossip.core.errors import unknown_name
 
 Normalization: TypeAlias = Literal["none", "batch", "group", "evonorm"]
-"""Only "batch" has running statistics, which suffer where workers see different classes."""
+"""Kinds of normalization. Only "batch" has running statistics, which suffer from skewed data.
+"""
 
 
 def normalization_2d(
@@ -21,16 +22,15 @@ def normalization_2d(
     *,
     activation: type[nn.ReLU | nn.ReLU6] | None = nn.ReLU,
 ) -> nn.Sequential:
-    """Build the layers after a convolution: a normalisation and its activation.
+    """Build the layers after a convolution: a normalization and its activation.
 
-    They come together because EvoNorm is both in one. Where no activation is wanted, a
-    GroupNorm with as many groups stands in for EvoNorm (the authors' code only scales and
-    shifts there).
+    They are built together because EvoNorm is both in one. Without an activation, a GroupNorm
+    with the same groups replaces EvoNorm (the authors' code only scales and shifts there).
 
     Args:
-        kind: Kind of normalisation.
+        kind: Kind of normalization.
         num_channels: Channels of the input [batch, num_channels, height, width].
-        activation: Its class; None for none.
+        activation: Class of the activation; None for none.
 
     Raises:
         ValueError: `kind` is unknown.
@@ -58,9 +58,9 @@ def normalization_2d(
 
 
 def num_groups(num_channels: int) -> int:
-    """Choose the groups for group-wise statistics: 8, or fewer where 8 do not divide.
+    """Choose the number of groups for group-wise statistics: 8, or fewer if 8 does not divide.
 
-    The 32 of the papers would leave the 16 channels of a ResNet-20 with one or none a group.
+    The papers' 32 groups would be more than the 16 channels of a ResNet-20.
 
     >>> num_groups(64), num_groups(12)
     (8, 4)
@@ -69,17 +69,17 @@ def num_groups(num_channels: int) -> int:
 
 
 def running_statistics(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
-    """The layers of `module` that normalise by means and variances of earlier batches."""
+    """The layers of `module` with running means and variances."""
     kind = nn.modules.batchnorm._NormBase
     layers = [layer for layer in module.modules() if isinstance(layer, kind)]
     return [layer for layer in layers if layer.track_running_stats]
 
 
 def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
-    """Warn if `module` has running statistics: workers with different data do not share them.
+    """Warn if `module` has running statistics, which do not fit workers with different data.
 
     Args:
-        module: To be trained on skewed shards.
+        module: Model to train on skewed shards.
         has_buffers: The statistics are exchanged and averaged with the parameters.
     """
     if not (layers := running_statistics(module)):
@@ -100,13 +100,13 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
 
 
 class EvoNormS0(nn.Module):
-    r"""Normalisation and activation in one, without a look at the other samples of the batch.
+    r"""Normalization and activation in one, independent of the other samples of the batch.
 
     .. math:: y = \frac{x\,\sigma(v x)}{\sqrt{s^2_{h,w,c/g}(x) + \epsilon}} \gamma + \beta
 
     where :math:`s^2` is the variance within one sample and one group of channels, and
-    :math:`v`, :math:`\gamma`, :math:`\beta` are learned for each channel. No other activation
-    must follow.
+    :math:`v`, :math:`\gamma`, :math:`\beta` are learned for each channel. No activation must
+    follow.
 
     Args:
         num_channels: Channels of the input [batch, num_channels, height, width].

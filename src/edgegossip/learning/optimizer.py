@@ -1,4 +1,4 @@
-"""Optimizer factories that a resolved experiment can print."""
+"""Optimizer factories that a resolved experiment can show."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Opt
 class SGD:
     """Stochastic gradient descent; the defaults are those of the EdgeGossip paper.
 
-    Each entry of the vector is updated on its own, so the learner hands over all parameters
-    as one flat tensor, which saves a kernel launch for each layer.
+    The update is elementwise, so the learner passes all parameters as one flat tensor, which
+    saves a kernel launch for each layer.
 
     Args:
         lr: Learning rate, at least 0.
-        momentum: In [0, 1).
+        momentum: Momentum, in [0, 1).
         weight_decay: L2 penalty on all parameters, at least 0.
         nesterov: Use Nesterov's momentum.
 

@@ -1,8 +1,8 @@
-"""How the training samples are shared out among the workers.
+"""Partitions of the training samples among the workers.
 
 A partition is called with a data set, a number of workers and a seed. It returns, for each
 rank, the sorted indices of that worker's training samples, its *shard* (int64). Shards never
-overlap, together they cover every sample, and none is empty. The same arguments always give the
+overlap, cover all samples together, and are never empty. The same arguments always give the
 same shards.
 """
 
@@ -27,9 +27,9 @@ Partition: TypeAlias = Callable[[Dataset, int, int], list[Tensor]]
 
 
 def is_skewed(partition: Partition) -> bool:
-    """Whether workers see different mixes of classes or people, as far as can be told.
+    """Whether workers see different mixes of classes or people.
 
-    A partition of one's own says so by an attribute `is_skewed`; without it, it is not.
+    A custom partition can set an attribute `is_skewed`; the default is False.
 
     >>> is_skewed(IID()), is_skewed(LabelSkew(0.8)), is_skewed(LabelSkew(0.0))
     (False, True, False)
@@ -39,7 +39,7 @@ def is_skewed(partition: Partition) -> bool:
 
 @dataclass(frozen=True)
 class IID:
-    """Deal the shuffled samples out evenly: shard sizes differ by at most one."""
+    """Deal the shuffled samples evenly: shard sizes differ by at most one."""
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
         num_samples = _num_samples(dataset, num_workers)
@@ -49,13 +49,13 @@ class IID:
 
 @dataclass(frozen=True)
 class Proportional:
-    """Deal the shuffled samples out in given proportions, to give faster workers more.
+    """Deal the shuffled samples in given proportions, for example more to faster workers.
 
-    Each size is off its exact share by less than one sample, except that a worker whose share
-    rounds to nothing takes one sample from the largest shard.
+    Each size deviates from its exact share by less than one sample, except that a worker whose
+    share rounds to 0 takes one sample from the largest shard.
 
     Args:
-        proportions: One number > 0 for each worker; only their ratios matter.
+        proportions: One number above 0 for each worker; only their ratios matter.
     """
 
     proportions: tuple[float, ...]
@@ -78,23 +78,23 @@ class Proportional:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    r"""Share out each class in random proportions: few classes at each worker, uneven sizes.
+    r"""Deal each class in random proportions: few classes at each worker, uneven sizes.
 
     For each class :math:`c`, the workers' shares of it are
 
-    .. math:: q_c \sim \mathrm{Dir}(\alpha, \dots, \alpha)
+    .. math:: q_c \sim \mathrm{Dir}(\alpha, \ldots, \alpha)
 
-    rounded to whole samples. A worker left with nothing takes one sample (the first in the data
-    set) from the largest shard, so none is empty.
+    rounded to whole samples. A worker without samples takes one (the first in the data set)
+    from the largest shard, so no shard is empty.
 
     Args:
-        alpha: Concentration, > 0: near 0 each class goes to one worker, 0.1 is strongly skewed,
-            100 nearly even.
+        alpha: Concentration, above 0: near 0 each class goes to one worker, 0.1 is strongly
+            skewed, 100 nearly even.
 
     References:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
-        2019, arXiv:1905.12022. Hsu, Qi and Brown, arXiv:1909.06335, draw the other way round,
-        the mix of classes of each worker, with shards of one size.
+        2019, arXiv:1905.12022. Hsu, Qi and Brown, arXiv:1909.06335, instead draw the mix of
+        classes of each worker, with shards of equal size.
     """
 
     alpha: float
@@ -118,14 +118,14 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class LabelSkew:
-    """Sort a fraction of every class by label, share it out in blocks, deal the rest evenly.
+    """Deal a fraction of every class in blocks sorted by label, and the rest evenly.
 
-    Shard sizes differ by at most one. With 0 it is as good as `IID`; with 1 each worker sees a
-    block of the samples sorted by label, and one class only if there are as many workers as
-    classes of one size.
+    Shard sizes differ by at most one. With 0 it is like `IID`. With 1 each worker sees a block
+    of the samples sorted by label; with as many workers as classes of equal size, that is one
+    class.
 
     Args:
-        skew: The fraction, in [0, 1].
+        skew: Fraction to sort, in [0, 1].
 
     References:
         `skew_sort` in the code behind Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715,
@@ -162,10 +162,11 @@ class LabelSkew:
 
 @dataclass(frozen=True)
 class BySubject:
-    """Keep together what comes from one person or device: the natural shards of a data set.
+    """Keep the samples of each person or device together: the natural shards of a data set.
 
-    With as many workers as subjects each has one, in their order. With fewer, the subjects are
-    grouped, largest first, always into the smallest shard so far. Draws nothing at random.
+    With as many workers as subjects, each worker has one, in order. With fewer workers,
+    subjects are assigned, largest first, to the smallest shard so far. The result is
+    deterministic.
     """
 
     is_skewed: ClassVar[bool] = True
@@ -188,7 +189,7 @@ class BySubject:
 
 
 def _group(counts: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:
-    """Assign subjects to groups of nearly equal size; groups count from their first subject.
+    """Assign subjects to groups of nearly equal size, ordered by their first subject.
 
     >>> _group(np.array([1, 5, 2, 2]), 2).tolist()
     [0, 1, 0, 0]
@@ -216,7 +217,7 @@ def _num_samples(dataset: Dataset, num_workers: int) -> int:
 
 
 def _by_label(dataset: Dataset, order: Tensor) -> tuple[Tensor, ...]:
-    """The samples of each class in turn, those of one class in the given order."""
+    """The samples ordered by class, within a class in the given order."""
     labels = dataset.train.labels
     by_label = order[labels[order].argsort(stable=True)]
     return torch.split(by_label, labels.bincount(minlength=dataset.num_classes).tolist())
@@ -232,7 +233,7 @@ def _even_sizes(num_samples: int, num_workers: int) -> Tensor:
 
 
 def _deal(num_samples: int, weights: NDArray[np.float64]) -> Tensor:
-    """The owner of each of `num_samples`, in blocks as long as the owners' weights.
+    """The owner of each of `num_samples`, in blocks proportional to the owners' weights.
 
     >>> _deal(5, np.array([1.0, 3.0]))
     tensor([0, 1, 1, 1, 1])
@@ -245,7 +246,7 @@ def _deal(num_samples: int, weights: NDArray[np.float64]) -> Tensor:
 
 
 def _shards(owners: Tensor, num_workers: int) -> list[Tensor]:
-    """The samples of each owner, sorted; an owner of none takes one from the largest."""
+    """The samples of each owner, sorted; an owner without any takes one from the largest."""
     sizes = owners.bincount(minlength=num_workers)
     for rank in (sizes == 0).nonzero().flatten().tolist():
         largest = int(sizes.argmax())

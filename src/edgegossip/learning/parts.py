@@ -1,4 +1,4 @@
-"""The models of a run by role, and the whole model that they are the parts of."""
+"""The models of a run by role, and the whole model made of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edgegossip.core.metrics import consensus_distance
 from edgegossip.learning.flat import FlatModel, laid_out
 
 Join: TypeAlias = Callable[[Mapping[str, nn.Module]], nn.Module]
-"""Builds the whole model around the parts, by role name; takes each as it is, no copy."""
+"""Builds the whole model around the parts, by role name, without copies."""
 
 
 def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:
-    """Join parts one behind the other, in the order in which the task names their roles.
+    """Join parts in sequence, in the order of the task's roles.
 
     >>> whole = in_sequence({"device": nn.Linear(3, 2), "cloud": nn.Linear(2, 1)})
     >>> [name for name, _ in whole.named_parameters()]
@@ -31,19 +31,19 @@ def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:
 
 
 class Parts:
-    """Averages the parameters of each part over its workers, and joins them to whole vectors.
+    """Averages the parameters of each part over its workers, and joins whole vectors.
 
     Args:
-        models: One for each role, changed in place; one alone is the whole model.
-        join: Joins several.
+        models: One for each role, changed in place; a single one is the whole model.
+        join: Joins several models.
         has_buffers: As in `FlatModel`.
 
     Attributes:
-        models: Models that the workers of each role start from.
+        models: Initial models of the workers of each role.
         whole: The joined model.
 
     Raises:
-        ValueError: If the whole model is not made of the parts alone.
+        ValueError: If the whole model has tensors beyond the parts.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Parts:
             )
 
     def average(self, estimates: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-        """Average each part and join them: the whole vector, and how far workers disagree.
+        """Average each part and join them: the whole vector, and the consensus distance.
 
         Args:
             estimates: [num_workers, num_params] of each role.
 
         Returns:
             The joined means, and the root of the summed squares of the parts' consensus
-            distances: where each role has as many workers, that is the whole models' distance.
+            distances. If each role has equally many workers, it is the whole models' distance.
         """
         whole = torch.empty_like(self._joined.params)
         for role, stacked in estimates.items():
@@ -92,7 +92,7 @@ class Parts:
         return whole, math.hypot(*map(consensus_distance, estimates.values()))
 
     def replace(self, whole: Tensor, role: str, part: Tensor) -> Tensor:
-        """Give the vector `whole` with `part` ([num_params] of `role`) in its place."""
+        """Replace the part of `role` in the vector `whole` by `part`."""
         replaced = whole.clone()
         self._put(replaced, role, part)
         return replaced

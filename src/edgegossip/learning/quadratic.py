@@ -1,4 +1,4 @@
-"""The standard problem of theory: each worker pulls towards a target of its own."""
+"""Quadratics, the standard problem of theory: each worker pulls towards its own target."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from edgegossip.core.trainer import Trainer, TrainingResult
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuadraticTrainer(Trainer):
-    r"""Exact gradient steps on :math:`f_i(x) = \frac12 \|x - b_i\|^2`; microseconds each.
+    r"""Exact gradient steps on :math:`f_i(x) = \frac12 \|x - b_i\|^2`, a few microseconds each.
 
-    All workers together have their optimum at the mean of the targets. An epoch is one step,
-    and a step costs one sample.
+    The common optimum of all workers is the mean of the targets. An epoch is one step, and a
+    step costs one sample.
 
     Args:
         target: :math:`b_i`, [num_params].
-        lr: In (0, 1]; 0 keeps the parameters, to study mixing alone.
+        lr: Learning rate, in (0, 1]; 0 keeps the parameters, for studies of mixing alone.
     """
 
     target: Tensor

@@ -1,6 +1,6 @@
-"""The data sets that come by name, read from the layouts in which their authors publish them.
+"""Readers of well-known data sets in the layouts of their authors.
 
-Pictures stay uint8 in memory: a quarter of what floats take.
+Pictures stay uint8 in memory, a quarter of the size of floats.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from edgegossip.learning.formats import read_cifar10, read_idx, read_npz
 NUM_TEST_DIGITS = 360
 NUM_CIFAR10_BATCHES = 5
 MAX_CLASSES = 1000
-"""A data set with fewer samples may have so many; a model has an output for each."""
+"""Maximum number of classes; a model has an output for each."""
 
 
 def digits(seed: int = 0) -> Dataset:
     """Read scikit-learn's 1797 handwritten digits of 8x8 pixels; needs no file.
 
-    The 17 gray levels are spread over 0 .. 255. One fifth of each class is for testing.
+    The 17 gray levels are scaled to 0 .. 255. One fifth of each class is for testing.
 
     Args:
         seed: Seeds the split into 1437 samples for training and 360 for testing.
@@ -114,7 +114,7 @@ def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
     """Read downsampled ImageNet, all `train_data_batch_*.npz` and `val_data.npz`.
 
     Args:
-        data_dir: Holds the folder imagenet8x8 (or 16x16, 32x32, 64x64).
+        data_dir: Folder that contains imagenet8x8 (or 16x16, 32x32, 64x64).
         size: Pixels in a row, 8, 16, 32 or 64.
 
     Raises:
@@ -161,9 +161,9 @@ def npz(path: Path | str) -> Dataset:
 def har(data_dir: Path | str) -> Dataset:
     """Read UCI HAR, six activities of 30 people, from `data_dir`/uci_har.npz.
 
-    Phone accelerometer and gyroscope windows [9, 128], in g and rad/s; naturally skewed, since
-    nobody walks like anybody else. The file is one for `npz`, made from the "Inertial Signals"
-    of the official archive with labels from 0.
+    It has phone accelerometer and gyroscope windows [9, 128], in g and rad/s. They are
+    naturally skewed, because people walk differently. The file has the format of `npz`, made
+    from the "Inertial Signals" of the official archive with labels from 0.
 
     Raises:
         DataError: The file is missing, damaged or inconsistent.
@@ -189,15 +189,15 @@ def huggingface(
 
     Args:
         name: "ylecun/mnist", or the path of a folder.
-        configuration: Name of one of its configurations, where it has several.
+        configuration: Name of a configuration, if there are several.
         input_column: Pictures of one size, or lists of numbers of one length.
         label_column: Whole numbers from 0.
-        train_split: Its split to train on.
-        test_split: Its split to test on.
+        train_split: Name of the training split.
+        test_split: Name of the test split.
 
     Raises:
         UsageError: The package `datasets` is not installed.
-        DataError: It cannot be loaded, or its samples are not all of one shape.
+        DataError: It cannot be loaded, or its samples differ in shape.
     """
     try:
         from datasets import load_dataset
@@ -232,12 +232,12 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "imagenet8x8": downsampled_imagenet,
     "har": har,
 }
-"""Each data set by name: reads it from the data folder."""
+"""Readers of data sets from the data folder, by name."""
 
 
 @contextmanager
 def _obtainable(title: str, url: str) -> Iterator[None]:
-    """Add to any `DataError` where the data set comes from."""
+    """Add the source of the data set to any `DataError`."""
     try:
         yield
     except DataError as error:
@@ -275,7 +275,7 @@ def _imagenet_batch(path: Path, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _without_remote_code(load: Callable[..., Any]) -> dict[str, bool]:
-    """Arguments that forbid a data set to bring its own code; since version 4 none can."""
+    """Arguments that forbid a data set's own code; from version 4 on, none can run."""
     is_asked = "trust_remote_code" in inspect.signature(load).parameters
     return {"trust_remote_code": False} if is_asked else {}
 
@@ -287,7 +287,7 @@ def _column(table: Any, name: str) -> NDArray[Any]:  # noqa: ANN401 - `datasets`
 
 
 def _split(x: NDArray[Any], y: NDArray[Any], where: str = "") -> ArraySplit:
-    """Arrays as tensors: pictures stay uint8, all other samples become float32."""
+    """Convert arrays to tensors: pictures stay uint8, all other samples become float32."""
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, np.newaxis]  # gray pictures have one channel
     if x.ndim < 2 or 0 in x.shape[1:] or x.dtype.kind not in "iuf":
@@ -321,6 +321,6 @@ def _num_classes(train: ArraySplit, where: str) -> int:
 
 
 def _standardized(name: str, train: ArraySplit, test: ArraySplit, num_classes: int) -> Dataset:
-    """A data set whose channels are standardized by its own training samples."""
+    """Make a data set with channels standardized by its own training samples."""
     mean, std = channel_statistics(train.x)
     return Dataset(name, train, test, num_classes, tuple(train.x.shape[1:]), mean, std)

@@ -1,11 +1,11 @@
-"""Learning rates that change while a run goes on.
+"""Learning-rate schedules.
 
-A schedule says by what factor the optimizer's own rate is multiplied. It is a function of how
-much of the run is over (`Traits.progress`), not of a worker's own passes: under EdgeGossip the
-fastest worker makes many passes while the slowest makes one, and a worker that comes back would
-begin anew. In one round all workers of a synchronous algorithm train at one rate, so give such
-an algorithm the rounds that it will make: if a time limit ends it earlier, the rate has not
-fallen all the way. Only with `UNTIL_CUT_OFF` it goes by time.
+A schedule is a factor of the optimizer's own rate. It depends on the completed share of the run
+(`Traits.progress`), not on a worker's own passes: under EdgeGossip the fastest worker makes
+many passes while the slowest makes one, and a returning worker would start again. In one round
+all workers of a synchronous algorithm train at one rate. Give such an algorithm its real number
+of rounds: if a time limit ends it earlier, the rate does not reach its end. It
+depends on time only with `UNTIL_CUT_OFF`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Rise = Literal["constant", "linear"]
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """A small rate to begin with.
+    """A small initial rate.
 
     Args:
-        share: Share of the run that it lasts, in (0, 1]; an epoch of 20 is 0.05.
-        start: The factor at the beginning, in (0, 1].
-        rise: "constant" stays there and then jumps to 1, "linear" rises evenly up to 1.
+        share: Duration as a share of the run, in (0, 1]; an epoch of 20 is 0.05.
+        start: Factor at the beginning, in (0, 1].
+        rise: "constant" keeps this factor and then jumps to 1, "linear" rises evenly to 1.
 
     Raises:
         ValueError: If a number is out of range.
@@ -62,10 +62,10 @@ class WarmUp:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """How the learning rate changes over a run.
+    """Base of learning-rate schedules.
 
     Args:
-        warm_up: A small rate to begin with, times that of the schedule; None for none.
+        warm_up: A small initial rate, multiplied by the schedule's; None for none.
     """
 
     warm_up: WarmUp | None = None
@@ -82,7 +82,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The rate that the optimizer has.
+    """The optimizer's own rate.
 
     >>> Constant(warm_up=WarmUp()).factor(0.0), Constant().factor(0.0)
     (0.1, 1.0)
@@ -98,7 +98,7 @@ class StepDecay(Schedule):
 
     Args:
         milestones: Shares of the run, ascending, in (0, 1].
-        decay: Above 0, at most 1.
+        decay: Factor, above 0 and at most 1.
 
     Raises:
         ValueError: If a number is out of range.
@@ -123,9 +123,9 @@ class StepDecay(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    r"""Half a wave of the cosine: from the whole rate down to nothing.
+    r"""Half a cosine wave: from the full rate down to 0.
 
-    With the share :math:`p` of the run over, the factor is :math:`\frac12 (1 + \cos \pi p)`.
+    After the share :math:`p` of the run, the factor is :math:`\frac12 (1 + \cos \pi p)`.
 
     References:
         Loshchilov and Hutter, "SGDR", ICLR 2017, arXiv:1608.03983, without restarts.

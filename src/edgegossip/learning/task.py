@@ -1,4 +1,4 @@
-"""Tasks to learn: data, model, loss, optimizer, and the split of samples among workers."""
+"""Tasks: data, model, loss, optimizer, and the partition of samples among workers."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ MakeTrainer: TypeAlias = Callable[..., Trainer]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A classification task to learn together.
+    """A classification task for joint training.
 
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate.
-        model: Makes the model; called once, other workers get copies. For an algorithm whose
-            roles hold parts of one model: what makes each part, by the name of its role.
-        join: Joins the parts to the whole model that is evaluated and saved; by default one
-            behind the other, as they stand in `model`.
-        trainer: Makes a worker's trainer from the arguments of `Learner`, by keyword: for all,
-            or by role name, as parts of a model need.
+        model: Makes the model; called once, and other workers get copies. For an algorithm
+            whose roles hold parts of a model: the makers of the parts, by role name.
+        join: Joins the parts to the whole model for evaluation and saving; by default in
+            sequence, in the order of `model`.
+        trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one for all,
+            or by role name for parts of a model.
         loss: ``loss(outputs, targets)``, the mean over a batch.
         optimizer: Makes each worker's optimizer from its parameters.
-        schedule: How the optimizer's learning rate changes over the run.
-        batch_size: Samples a step, at least 1.
+        schedule: Learning rate of the optimizer over the run.
+        batch_size: Samples per step, at least 1.
         partition: Deals the training samples to the workers.
-        accuracy_aware: Chooses the samples of an epoch, for `EdgeGossip`; by default any.
-        augmentation: Changes training batches at random, e.g. `flip_and_crop`.
-        has_buffers: Exchange and average normalisation buffers with the parameters.
-        torch_device: Where models live: "cpu", "cuda".
+        accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
+        augmentation: Random changes to training batches, e.g. `flip_and_crop`.
+        has_buffers: Exchange and average normalization buffers with the parameters.
+        torch_device: Device of the models: "cpu", "cuda".
 
     Raises:
         ValueError: If `batch_size` is below 1, there is no such device, or no model.
@@ -89,14 +89,14 @@ class Task:
 
     @property
     def models(self) -> Mapping[str, MakeModel]:
-        """Factory of each part, by role name; one model that is for all has the name ""."""
+        """Factory of each part, by role name; a model for all roles has the name ""."""
         return self.model if isinstance(self.model, Mapping) else {"": self.model}
 
     def part(self, role: str) -> str:
-        """Say which of `models` the workers of a role hold.
+        """Return the key in `models` for the workers of a role.
 
         Raises:
-            ValueError: If there is none for it.
+            ValueError: If there is none.
         """
         if not isinstance(self.model, Mapping):
             return ""
@@ -106,13 +106,13 @@ class Task:
 
 
 class Workload:
-    """A task made ready for one run: shards dealt, initial parameters drawn.
+    """A task prepared for one run, with shards and initial parameters.
 
     Args:
         task: Task to learn.
         ranks: The workers that have data, in order.
         seed: Seed of the run.
-        role: Each worker's role, where they hold parts or slices of a model.
+        role: Each worker's role, if they hold parts or slices of a model.
 
     Attributes:
         shards: The training samples of each rank, [n] indices.
@@ -142,11 +142,11 @@ class Workload:
         return self.task.part(self._role(rank).name)
 
     def initial_params(self, rank: Rank = 0) -> Tensor:
-        """Give what worker `rank` starts from, [num_params] of its part."""
+        """Initial parameters of worker `rank`, [num_params] of its part."""
         return self._initial[self._part(rank)]
 
     def num_params(self, rank: Rank) -> int:
-        """Say how long the estimate of worker `rank` is."""
+        """Length of the estimate of worker `rank`."""
         return self._role(rank).num_held(len(self.initial_params(rank)))
 
     def make_trainer(self, rank: Rank, incarnation: int = 0) -> Trainer:
@@ -190,7 +190,7 @@ class Workload:
         return self._lent[part]
 
     def is_whole(self, ranks: Iterable[Rank]) -> bool:
-        """Say whether these workers hold all parts of a model, and all slices of them."""
+        """Whether these workers hold all parts and slices of a model."""
         there: dict[str, set[int]] = {}
         wanted: dict[str, int] = dict.fromkeys(self.task.models, 1)
         for rank in ranks:
@@ -200,7 +200,7 @@ class Workload:
         return all(len(there.get(part, ())) == number for part, number in wanted.items())
 
     def average(self, estimates: Mapping[Rank, Tensor]) -> tuple[Tensor, float]:
-        """Average what workers of one part have, and join the parts; see `Parts.average`."""
+        """Average the estimates of each part, and join the parts; see `Parts.average`."""
         by_part: dict[str, dict[int, list[Tensor]]] = {}
         for rank, estimate in estimates.items():
             slices = by_part.setdefault(self._part(rank), {})
@@ -208,16 +208,17 @@ class Workload:
         return self._parts.average({part: _stacked(each) for part, each in by_part.items()})
 
     def with_own(self, whole: Tensor, rank: Rank, estimate: Tensor) -> Tensor:
-        """Give the vector `whole` with what worker `rank` has in place of its part.
+        """Replace the part of worker `rank` in the vector `whole` by its estimate.
 
-        One with a slice has nothing else than the whole has: nobody shares its slice.
+        A worker with a slice has the same entries as the whole, because nobody shares its
+        slice.
         """
         if self._role(rank).num_slices > 1:
             return whole
         return self._parts.replace(whole, self._part(rank), estimate)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
-        """Mean loss and accuracy of `params` on the test split: for reports, not algorithms."""
+        """Mean loss and accuracy of `params` on the test split; for reports, not algorithms."""
         return self._reporter.evaluate(params)
 
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
@@ -245,7 +246,7 @@ class Workload:
 
 
 def _stacked(slices: Mapping[int, Sequence[Tensor]]) -> Tensor:
-    """Stack estimates, [num_workers, num_params]; of slices, one row of their means, joined."""
+    """Stack estimates, [num_workers, num_params]; slices give one row of their joined means."""
     if len(slices) == 1:
         return torch.stack([*slices[0]])
     return torch.cat([torch.stack([*slices[i]]).mean(0) for i in sorted(slices)])[None]

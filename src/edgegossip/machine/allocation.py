@@ -1,4 +1,4 @@
-"""Let the allocator keep what training frees, instead of giving it back to the kernel."""
+"""Allocation: keep freed memory instead of returning it to the kernel."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _MOST_OF_OLD_GLIBC = 32 << 20
 def keep_freed_memory(
     *, block_bytes: int = 1 << 30, total_bytes: int = 1 << 30, is_shared: bool = True
 ) -> None:
-    """Let malloc keep blocks up to `block_bytes` that are freed, `total_bytes` in all.
+    """Let malloc keep freed blocks up to `block_bytes`, `total_bytes` in total.
 
-    A step frees and takes megabytes of activations, an exchange its messages. By default glibc
-    maps and unmaps every large block, and the page faults take up to a quarter of the time
-    (docs/performance.md). Does nothing where there is no glibc.
+    A training step frees and allocates megabytes of activations, and an exchange its messages.
+    By default glibc maps and unmaps every large block, and the page faults take up to a quarter
+    of the time (benchmarks/results/simulator.md). This has no effect without glibc.
 
     Args:
-        block_bytes: Larger blocks go back at once.
-        total_bytes: Most bytes kept after they were in use.
-        is_shared: Whether threads get memory that others have freed, but wait for each other.
-            Applies to threads that begin later.
+        block_bytes: Limit of a block; larger blocks are returned at once.
+        total_bytes: Maximum number of kept bytes.
+        is_shared: Whether threads share freed memory, at the price of waiting for each other.
+            It applies to threads that start later.
     """
     if sys.platform != "linux":
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Resources of a machine that everything but the training task uses.
+    """Use of a machine's resources by everything except training.
 
     Args:
         cores: Share of the cores, in [0, 1].

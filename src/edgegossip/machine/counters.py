@@ -1,4 +1,4 @@
-"""System counters: use of this machine in all, and our own share of it."""
+"""System counters: total use of this machine, and our own share of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.machine.quota import find_quota
 
 _READINGS_PER_LOOK = 10
-"""Finding our descendants takes milliseconds, so new ones are not looked for each time."""
+"""Seconds between two searches for our descendants, which take milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Totals since some moment.
+    """Totals since an arbitrary moment.
 
     Attributes:
         cores: Core-seconds.
@@ -33,12 +33,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Everything that was read at once.
+    """A simultaneous reading of all counters.
 
     Attributes:
-        machine: Used by everybody, of the cores that we may use.
-        own: Used by us.
-        group: Core-seconds used by all that share our quota; None without one.
+        machine: Total use, on the cores that we may use.
+        own: Our own use.
+        group: Core-seconds used by all processes under our quota; None without one.
     """
 
     machine: Usage
@@ -47,19 +47,19 @@ class Reading:
 
 
 class Counters(Protocol):
-    """Counters that a monitor reads; `SystemCounters` is this machine's.
+    """Counters for a monitor; `SystemCounters` are this machine's.
 
     Attributes:
         num_cores: Cores that we may use.
-        quota: Core-seconds per second that we and what shares our quota may use, at most
-            `num_cores`, and that without a quota.
+        quota: Core-seconds per second allowed under our quota, at most `num_cores`; `num_cores`
+            without a quota.
     """
 
     num_cores: int
     quota: float
 
     def read(self) -> Reading:
-        """All totals as they stand now."""
+        """Current totals."""
 
 
 def _nothing() -> float:
@@ -67,15 +67,16 @@ def _nothing() -> float:
 
 
 class SystemCounters:
-    """The counters of this machine and of our own process tree, by psutil.
+    """The counters of this machine and of our own process tree, from psutil.
 
-    Only processors that this process may run on count. Time that a hypervisor gave to
-    other machines counts as used. Traffic that stays within the machine (loopback) is left out:
-    it takes processor time, which is counted, and no link.
+    Only cores that this process may run on count. Time that a hypervisor gave to other machines
+    counts as used. Traffic within the machine (loopback) is excluded, because it takes
+    processor time, which is counted, and no link.
 
     Args:
-        own_network_bytes: Bytes that we sent and received so far, loopback left out. Systems do
-            not count traffic by process, so the code that sends and receives must report it.
+        own_network_bytes: Returns the bytes that we have sent and received, without loopback.
+            Systems do not count traffic by process, so the sending and receiving code must
+            report it.
     """
 
     def __init__(self, own_network_bytes: Callable[[], float] = _nothing) -> None:

@@ -1,4 +1,4 @@
-"""Recent use of this machine by others, and the progress of training meanwhile."""
+"""Recent use of this machine by others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edgegossip.machine.counters import Counters, Reading
 from edgegossip.machine.watch import MEMORY
 
 _HALF_LIFE: Seconds = 10.0
-"""Half-life of use that is ours and that the machine has not counted yet."""
+"""Half-life of our use that the machine has not counted yet."""
 
 
 @dataclass(slots=True)
 class _Others:
-    """Use by others, computed from the counts of all use and of ours.
+    """Use by others, computed from the counts of total and own use.
 
-    The two never agree to the last bit: a file is written to disk long after we wrote it, and
-    processor time comes in ticks. Use of ours that is not yet in the count of all is taken off
-    later, and forgotten slowly, as it may never come.
+    The two counts never agree exactly: a file reaches the disk long after we wrote it, and
+    processor time comes in ticks. Our use that is missing in the total is subtracted later, and
+    forgotten slowly in case it never appears.
     """
 
     all: float
@@ -42,14 +42,14 @@ class _Others:
 
 
 class History:
-    """Use by others, as the mean between each two readings of the counters.
+    """Mean use by others between consecutive readings of the counters.
 
     Args:
         counters: Counters to read.
-        clock: Seconds, never going back.
+        clock: Monotonic clock in seconds.
 
     Attributes:
-        times: Times of the readings that are remembered, in order.
+        times: Times of the stored readings, in order.
     """
 
     def __init__(self, counters: Counters, clock: Callable[[], Seconds]) -> None:
@@ -66,7 +66,7 @@ class History:
         self._disk = _Others(first.machine.disk, first.own.disk)
 
     def read(self) -> None:
-        """Read the counters now; nothing happens if the clock stands still."""
+        """Read the counters now; no effect if the clock has not advanced."""
         reading, now = self._counters.read(), self._clock()
         seconds = now - self.times[-1]
         if seconds <= 0:
@@ -88,21 +88,21 @@ class History:
             del self.times[:kept], self._totals[:kept]
 
     def _share(self, outside: float, inside: float) -> float:
-        """The share of what we may use that is not left to us.
+        """The share of our allowed use that is not left to us.
 
-        Others who share our quota take from it; those outside only where they leave less of
-        the cores than the quota would allow.
+        Others under our quota use part of it. Others outside do so only if they leave less of
+        the cores than the quota allows.
         """
         quota = self._counters.quota
         left = min(quota, self._counters.num_cores - outside) - inside
         return min(1.0, max(0.0, 1 - left / quota))
 
     def readings(self, after: Seconds, until: Seconds) -> list[Seconds]:
-        """Times of the readings later than `after`, and not later than `until`."""
+        """Times of the readings after `after`, up to `until`."""
         return self.times[bisect_right(self.times, after) : bisect_right(self.times, until)]
 
     def mean_contention(self, *spans: Span) -> Contention:
-        """The mean over `spans`, each (start, end), of the parts that are remembered.
+        """The mean over the stored parts of `spans`, each (start, end).
 
         Without such parts, the mean between the last two readings.
         """
@@ -123,5 +123,5 @@ class History:
 
 
 def _group(reading: Reading) -> Seconds:
-    """Without a quota, nobody shares one with us."""
+    """Use under our quota; without a quota, only our own."""
     return reading.own.cores if reading.group is None else reading.group

@@ -1,8 +1,8 @@
-"""Jobs that keep a machine busy: processes that count the words of files, and sort them.
+"""Load generators: processes that count the words of files, and sort them.
 
-The paper runs the same two beside training, WordCount and Sort. The jobs belong to nobody's
-process tree, so that monitors see them as others. They end with the process that started them,
-even if that is killed: then the pipe between them closes. This file is also their program.
+The paper runs the same two beside training, WordCount and Sort. The jobs are outside our
+process tree, so monitors count them as others. They end with the process that started them,
+even if it is killed, because the pipe between them closes. This file is also their program.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
 
 MB = 1_000_000
 SIZES = tuple(MB * n for n in (1, 2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 1500, 2000))
-"""File sizes in bytes, as many as in the paper's Fig. 9, whose largest has 10 GB."""
+"""File sizes in bytes, as many as in the paper's Fig. 9, whose largest is 10 GB."""
 KINDS = ("wordcount", "sort")
 
 _BLOCK = MB
 """Bytes of distinct text, which a file repeats."""
 _RUN = 8 * MB
-"""Bytes that a sort holds in memory."""
+"""Memory of a sort in bytes."""
 _WORDS = 10
 """Words in a line."""
 _LINES = 10_000
-"""Lines between two looks at the clock."""
+"""Lines between two readings of the clock."""
 _START: Seconds = 120.0
 """Timeout of a start: long enough to write 2 GB to a slow disk."""
 _END: Seconds = 5.0
@@ -55,13 +55,13 @@ _ATTEMPTS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """A job that is done over and over again, each time on the same file.
+    """A job that repeats on the same file.
 
     Args:
         kind: "wordcount" or "sort".
         num_bytes: Size of the file, at least 1.
-        num_processes: Processes that do it at once, at least 1; each takes one core.
-        share: Share of the processor time that it could take, in (0, 1]; it pauses in between.
+        num_processes: Number of parallel processes, at least 1; each takes one core.
+        share: Share of the available processor time, in (0, 1]; the job pauses in between.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -81,15 +81,15 @@ class Load:
 
     @property
     def disk_bytes(self) -> int:
-        """Disk space of its files: the text and, for each sort, the text in sorted runs."""
+        """Disk space of the files: the text and, for each sort, the text in sorted runs."""
         return self.num_bytes * (1 + (self.kind == "sort") * self.num_processes)
 
     @contextmanager
     def running(self, parent: Path | None = None) -> Iterator[None]:
-        """Keep the machine busy while the context lasts; nothing is left behind.
+        """Keep the machine busy during the context, without leaving files behind.
 
         Args:
-            parent: Where a temporary folder is made; by default where the system has its own.
+            parent: Folder for a temporary folder; by default the system's.
 
         Raises:
             DataError: If there is not enough space, or a process ends early.
@@ -215,7 +215,7 @@ def _work(number: int, kind: str, num_bytes: int, share: float, folder: Path) ->
 
 
 class Pauses:
-    """Makes its caller take only a share of the processor time."""
+    """Limits its caller to a share of the processor time."""
 
     def __init__(self, share: float) -> None:
         self._rest = 1 / share - 1
@@ -228,7 +228,7 @@ class Pauses:
 
 
 def write_text(path: Path, num_bytes: int) -> None:
-    """Write lines of made-up words, a few of them frequent and most of them rare."""
+    """Write lines of random words, a few of them frequent and most of them rare."""
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 10))) for _ in range(5000)]
@@ -245,7 +245,7 @@ def write_text(path: Path, num_bytes: int) -> None:
 
 
 def count_words(text: Path, pause: Callable[[], object]) -> Counter[bytes]:
-    """How often each word occurs in the file `text`."""
+    """Count the occurrences of each word in the file `text`."""
     words: Counter[bytes] = Counter()
     with text.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -256,7 +256,7 @@ def count_words(text: Path, pause: Callable[[], object]) -> Counter[bytes]:
 
 
 def sort_lines(text: Path, runs: Path, pause: Callable[[], object]) -> None:
-    """Sort the lines of the file `text`; what does not fit into memory waits in `runs`."""
+    """Sort the lines of the file `text`, with `runs` for data beyond memory."""
     runs.mkdir(exist_ok=True)
     paths = []
     with text.open("rb") as file:

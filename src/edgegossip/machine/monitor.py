@@ -1,4 +1,4 @@
-"""Watches the machine that this process runs on, and forecasts how fast it will train."""
+"""Monitor of this machine, with forecasts of its training speed."""
 
 from __future__ import annotations
 
@@ -35,16 +35,15 @@ _log = logging.getLogger("edgegossip.machine")
 class Monitor:
     """Watches this machine, and forecasts its throughput.
 
-    A thread of its own reads the counters once a second: what everything but our own process
-    tree uses of cores, network and disk. They are also read when a forecast is asked for.
-    Once a minute the means go to `journal`. Neither reading nor storing ever raises.
+    A separate thread reads the counters once a second: the use of cores, network and disk by
+    everything except our own process tree. Each forecast also reads them. Once a minute the
+    means go to `journal`. Reading and storing never raise.
 
     Args:
-        predictor: Is fed with what is observed, and asked for forecasts.
+        predictor: Learns from observations and makes forecasts.
         counters: Counters to read; None for this machine's.
-        journal: Gets the means; None to keep none.
-        clock: Seconds, never going back; the times that `trained` and `forecast` are told are
-            its.
+        journal: Stores the means; None to store none.
+        clock: Monotonic clock in seconds, also for the times of `trained` and `forecast`.
         wall_clock: Seconds since 1970, for telemetry.
     """
 
@@ -76,10 +75,10 @@ class Monitor:
     # Called by the code that trains.
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
-        """Training ran from `start` to `end` and did `cost` samples' worth of work.
+        """Record training from `start` to `end` with work of `cost` samples.
 
-        Call it often: within a long stretch it is not known when training was slow. A stretch
-        without length or work is left out.
+        Call it often, because a long stretch does not show when training was slow. A stretch
+        without length or work is ignored.
         """
         if end > start and cost > 0:
             with self._lock:
@@ -92,8 +91,8 @@ class Monitor:
         """Forecast the throughput of the work that begins at `now`.
 
         Raises:
-            ValueError: If the predictor knows nothing yet: neither was it fitted, nor given
-                `seconds_alone`, nor did anything train.
+            ValueError: If the predictor has no data yet: no profile, no `seconds_alone` and no
+                training.
         """
         with self._lock:
             if now - self._history.times[-1] >= SHORTEST:
@@ -147,12 +146,12 @@ class Monitor:
     # The thread.
 
     def start(self) -> Self:
-        """Begin to read once a second."""
+        """Start reading once a second."""
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Stop, and store the means since the last whole minute; nothing if it has stopped."""
+        """Stop, and store the means since the last full minute; no effect if it has stopped."""
         if self._has_closed.is_set():
             return
         self._has_closed.set()
@@ -183,7 +182,7 @@ class Monitor:
 
 
 class _ThisMachine:
-    """As the monitor sees it: one executor, since a process trains one model."""
+    """The machine as one executor, because a process trains one model."""
 
     executors = 1
 
@@ -195,9 +194,8 @@ class _ThisMachine:
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
         """Use by others while training ran.
 
-        When training pauses, for instance to wait for neighbors, others also take the capacity
-        that it leaves. So more use by others in a pause than during the last training is no
-        news, unless it lasts.
+        When training pauses, for instance to wait for neighbors, others also use its capacity.
+        An increase in a pause is therefore ignored unless it lasts.
         """
         if spans := self._progress.spans(start, end):
             return self._history.mean_contention(*spans)

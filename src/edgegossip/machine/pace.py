@@ -1,4 +1,4 @@
-"""Times and progress of training, as far as the code that trains reports them."""
+"""Times and progress of training, as reported by the training code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _MAX_PIECES = 256
 
 
 class WorkHistory:
-    """Spans of training, and samples' worth of work over time.
+    """Spans of training, and work over time in samples.
 
-    The work of a stretch of training is reported only when the stretch is over. In a long one,
-    with loads that came and went, more was done while others used less. Its work is spread over
-    time so that :math:`t_0` is the same throughout: the one with which the stretch took as long
-    as it did.
+    The work of a stretch of training is reported at its end. During a long stretch with
+    changing loads, more work was done at times of low load. The work is spread over time with a
+    constant :math:`t_0` that fits the duration of the stretch.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class WorkHistory:
         self._totals = [0.0]
 
     def add(self, start: Seconds, end: Seconds, cost: float) -> None:
-        """Training ran from `start` to `end` and did `cost` samples' worth."""
+        """Record training from `start` to `end` with work of `cost` samples."""
         if self._num_new:
             first, last, done = self._pieces[-1]
             if last - first < _PIECE and 0 <= start - last < _PAUSE:
@@ -45,9 +44,9 @@ class WorkHistory:
         self._num_new = min(self._num_new + 1, _MAX_PIECES)
 
     def take(self, history: History, slow_down: Callable[[Contention], float]) -> list[Span]:
-        """Spans of training since the last call; `work` answers for these times from now on.
+        """Spans of training since the last call; `work` covers these times from now on.
 
-        It still answers for some earlier times: the last 256 ends of pieces and readings.
+        It still covers some earlier times: the last 256 ends of pieces and readings.
         """
         # Some of the spans taken before may not have been asked for.
         del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]
@@ -65,12 +64,12 @@ class WorkHistory:
         return [(start, end) for start, end, _ in new]
 
     def work(self, start: Seconds, end: Seconds) -> float:
-        """Samples' worth done from `start` to `end`."""
+        """Work from `start` to `end`, in samples."""
         before, after = np.interp((start, end), self._times, self._totals)
         return float(after - before)
 
     def spans(self, start: Seconds, end: Seconds) -> list[Span]:
-        """Spans of training from `start` to `end`, as far as they are remembered."""
+        """Stored spans of training from `start` to `end`."""
         overlaps = ((max(start, s), min(end, e)) for s, e, _ in self._pieces)
         return [span for span in overlaps if span[0] < span[1]]
 

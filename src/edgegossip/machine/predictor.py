@@ -1,4 +1,4 @@
-"""How fast a platform will train: a profiled slow-down times a base time followed online."""
+"""Prediction of a platform's speed: a profiled slow-down times an online base time."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from edgegossip.machine.slow_down import SlowDown
 
 UNKNOWN_ERROR = 0.1
-"""Relative error that is assumed of forecasts while nothing was fitted or measured."""
+"""Assumed relative error of forecasts without a profile or measurements."""
 
 _MEMORY = 8
 """Observations over which the base time is averaged."""
 _PATIENCE = 8
-"""Observations in a row that deviate before the average starts anew."""
+"""Consecutive deviating observations that restart the average."""
 _FADING = 32
 """Forecasts over which their errors are averaged."""
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Places between the forecast from the usual load (0) and that from the present one (1)."""
 _MIN_JUMP = 0.02
-"""Deviations below this share are never a jump: averaging follows them soon enough."""
+"""Deviations below this share are never a jump, because averaging follows them fast enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,15 @@ class Forecast:
 
 @dataclass(slots=True)
 class BaseTime:
-    """One executor's t0: an average over the last observations that starts anew at a jump.
+    """One executor's t0: an average over the last observations that restarts at a jump.
 
     Attributes:
-        average: Seconds per sample, contention taken out.
+        average: Seconds per sample, without the effect of contention.
         last: The last observation.
-        num_averaged: Observations in `average`; 0 while it is only assumed.
+        num_averaged: Observations in `average`; 0 for an assumed value.
         variance: Variance of the relative noise of an observation.
-        num_beyond: Last observations in a row that deviated too far, negative for below.
+        num_beyond: Consecutive recent observations with too large a deviation; negative for
+            below.
     """
 
     average: Seconds
@@ -74,10 +75,10 @@ class BaseTime:
 
     @property
     def seconds(self) -> Seconds:
-        """The best guess: the last observation if it deviates too far from the average.
+        """The best estimate: the last observation if it deviates too far from the average.
 
-        Then something has changed that U does not show, or not yet. The average is kept until
-        that has lasted: U may show it at the next observation.
+        In that case a change is not visible in U, or not yet. The average is kept until the
+        change lasts, because U may show it at the next observation.
         """
         return self.last if self.num_beyond else self.average
 
@@ -107,23 +108,23 @@ class BaseTime:
 
 @dataclass(slots=True)
 class Record:
-    """Errors of a platform's past forecasts, which decide the next one.
+    """Errors of a platform's past forecasts, which adjust the next one.
 
-    A forecast lies between the one from the present load and base time and the one from their
-    usual values, at the one of five places that would have been best lately. So it finds out
-    by itself how fast things change, how far ahead it is asked, and whether a base time that
-    jumps is news or noise. (Mean absolute errors decide: squared ones pull towards the usual
-    load, since it is never far off, and did worse within 5 s.)
+    A forecast is a blend of the one from the present load and base time and the one from their
+    usual values. Among five blends, it uses the one with the smallest recent error. It thus
+    adapts to the rate of change, to the time ahead, and to the noise of base times. (Mean
+    absolute errors decide. Squared ones favor the usual load, which is never far off, and did
+    worse within 5 s.)
 
     Attributes:
         speeds: Sums of measured throughputs since the last forecast, for each executor.
         counts: Number of throughputs in each sum.
         variance: Variance of the relative errors so far.
-        present: The last forecast from the present load and base time, samples/s; 0 once it
-            was judged.
+        present: The last forecast from the present load and base time, samples/s; 0 after its
+            evaluation.
         usual: The last forecast from the usual load and the average base time, samples/s.
-        errors: Mean relative error of each place.
-        num_judged: Forecasts so far.
+        errors: Mean relative error of each blend.
+        num_judged: Evaluated forecasts.
     """
 
     speeds: list[float]
@@ -145,7 +146,7 @@ class Record:
         return [self.usual + place * (self.present - self.usual) for place in _PLACES]
 
     def judge(self) -> None:
-        """Compare the last forecast with what was measured since."""
+        """Compare the last forecast with the measurements since then."""
         if self.present and all(self.counts):
             measured = sum(map(operator.truediv, self.speeds, self.counts))
             self.num_judged += 1
@@ -161,17 +162,17 @@ class Record:
 
 
 class PerformancePredictor:
-    r"""Forecast a platform's throughput from what its monitors see.
+    r"""Forecasts a platform's throughput from its monitors' data.
 
-    Each executor needs :math:`t = t_0\, RG(U)` seconds a sample: :math:`RG \ge 1` is learnt
-    from a profile, :math:`t_0` follows what is observed, so that a slow-down that U does not
-    show (heat, a slower clock) is caught at the next observation. The platform processes
-    :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`.
+    Each executor needs :math:`t = t_0\, RG(U)` seconds per sample. :math:`RG \ge 1` is learned
+    from a profile, and :math:`t_0` follows observations, so the next observation covers a
+    slow-down that U does not show (heat, a slower clock). The platform processes :math:`p =
+    \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`.
 
     Args:
-        num_executors: Nodes of the platform.
+        num_executors: Number of executors of the platform.
         regressor: Any scikit-learn regressor, unfitted; None for a Gaussian process.
-        seconds_alone: :math:`t_0` until something is fitted or observed.
+        seconds_alone: :math:`t_0` before the first profile or observation.
 
     Raises:
         ValueError: If a number is out of range.
@@ -210,7 +211,7 @@ class PerformancePredictor:
         self._record = Record([0.0] * n, [0] * n, error**2)
 
     def fit(self, profile: Profile) -> PerformancePredictor:
-        """Learn RG and t0 from `profile`; forget what was observed. Returns itself."""
+        """Learn RG and t0 from `profile`, and forget observations. Returns itself."""
         # It needs scikit-learn, which takes more than a second to import.
         from edgegossip.machine.slow_down import SlowDown
 
@@ -221,12 +222,12 @@ class PerformancePredictor:
     def observe(
         self, executor: int, contention: Contention, seconds_per_sample: Seconds
     ) -> None:
-        """Account for what `executor` needed for each sample while others used `contention`.
+        """Record the time per sample of `executor` under `contention`.
 
-        Observations should be about equally long: a batch, or a second.
+        Observations should have about equal length: a batch, or a second.
 
         Raises:
-            ValueError: If there is no such executor, or the time is not above 0.
+            ValueError: If the executor is unknown, or the time is not above 0.
         """
         if not 0 <= executor < self.num_executors:
             raise ValueError(f"executor must be in 0..{self.num_executors - 1}, got {executor}")
@@ -239,16 +240,16 @@ class PerformancePredictor:
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
     ) -> Forecast:
-        """Forecast the throughput of the work to come, from the contention on each executor.
+        """Forecast the throughput of the next work, from the contention on each executor.
 
-        The first call after an observation also judges the last forecast.
+        The first call after an observation also evaluates the last forecast.
 
         Args:
             present: Present use by others, one entry for each executor.
             usual: Mean use by others over about a minute; None for the same as `present`.
 
         Raises:
-            ValueError: If there is not one entry for each executor, or nothing is known yet.
+            ValueError: If there is not one entry for each executor, or there is no data yet.
         """
         present_speed = self._throughput(present, [base.seconds for base in self._base_times])
         averages = [base.average for base in self._base_times]
@@ -278,25 +279,27 @@ class PerformancePredictor:
         )
 
     def slow_down(self, contention: Contention) -> float:
-        """RG: time under `contention` over time alone, at least 1."""
+        """RG: time under `contention` over time without it, at least 1."""
         return 1.0 if self._slow_down is None else self._slow_down.of(contention)
 
     # Keeping.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes while it observes and forecasts, as plain numbers."""
+        """All mutable state, as plain numbers."""
         return {
             "base_times": [asdict(base) for base in self._base_times],
             "record": asdict(self._record),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict` of a predictor made and fitted alike."""
+        """Restore a `state_dict` of an equal predictor."""
         self._base_times = [BaseTime(**values) for values in state["base_times"]]
         self._record = Record(**state["record"])
 
     def save(self, path: Path | str) -> None:
-        """Write profile and state, without pickle; not the regressor, which is fitted anew."""
+        """Write profile and state, without pickle and without the regressor, which is fitted
+        again.
+        """
         path, profile = Path(path), self._profile
         tensors = {}
         if profile is not None:
@@ -310,10 +313,10 @@ class PerformancePredictor:
     def load(
         cls, path: Path | str, regressor: RegressorMixin | None = None
     ) -> PerformancePredictor:
-        """Read what `save` wrote and fit `regressor`, the one it had, again.
+        """Read a file of `save`, and fit the same kind of `regressor` again.
 
         Raises:
-            DataError: If the file is missing or not of this form.
+            DataError: If the file is missing or has another format.
         """
         try:
             with safetensors.safe_open(path, framework="pt") as file:

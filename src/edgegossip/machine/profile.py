@@ -16,9 +16,9 @@ from edgegossip.machine.contention import Contention
 COLUMNS = ("cores", "network", "disk", "seconds")
 _MAX_BYTES = 2**26
 _MAX_ROWS = 10**6
-"""Most rows of a profile; a session makes some hundreds."""
+"""Maximum rows of a profile; a session makes some hundreds."""
 MIN_ROWS = 10
-"""Fewest rows of a profile: fewer say nothing about a function of three variables."""
+"""Minimum rows of a profile, for a function of three variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Profile:
         Parquet (ending .parquet) needs pyarrow: ``pip install 'edgegossip[parquet]'``.
 
         Raises:
-            DataError: If the file is missing or not of this form, or a number out of range.
+            DataError: If the file is missing, has another format, or has a number out of range.
         """
         path = Path(path)
         is_parquet = path.suffix.lower() == ".parquet"
@@ -81,7 +81,7 @@ class Profile:
             raise DataError(f"{path}: {error}") from None
 
     def write(self, path: Path | str) -> None:
-        """Write a CSV file that `read` reads, whole or not at all."""
+        """Write a CSV file for `read`, atomically."""
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(COLUMNS)

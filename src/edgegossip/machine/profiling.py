@@ -1,4 +1,4 @@
-"""Profile that a predictor learns from: training alone and under loads on this machine."""
+"""Profiling: training alone and under loads on this machine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from edgegossip.machine.loads import KINDS, SIZES, Load
 from edgegossip.machine.profile import Profile
 
 _TURN: Seconds = 0.1
-"""Approximate length of training between two looks at the clock."""
+"""Approximate length of training between two readings of the clock."""
 _ROW: Seconds = 1.0
 """Time over which a row is the mean: the interval between two readings of a monitor."""
 _SETTLING: Seconds = 1.0
-"""Time after the start or end of a load that is not measured."""
+"""Time after the start or end of a load without measurement."""
 ROWS_PER_LOAD = 8
 """Rows per load by default."""
 _LOAD: Seconds = _SETTLING + ROWS_PER_LOAD * _ROW + 0.5
-"""Time that a load takes in all; the half second is for its processes to start."""
+"""Total time of a load; the half second is for starting its processes."""
 _MAX_SIZE = 100_000_000
-"""Largest file of a load in bytes: larger ones take long to write, and load no differently."""
+"""Largest file of a load in bytes; larger ones take long to write without another effect."""
 _MOST = 1.25
-"""Processor time that loads ask for, at most, as a share of what there is."""
+"""Maximum processor time requested by loads, relative to the cores."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Watching(Protocol):
-    """Source of this machine's load from others; `machine.monitor.Monitor` is one."""
+    """Source of the load by others; `machine.monitor.Monitor` is one."""
 
     def read(self) -> None:
         """Read the counters now."""
@@ -51,9 +51,9 @@ class Row:
     """Measurement of one second of training.
 
     Attributes:
-        load: Load that ran beside it; None for none.
-        contention: Contention that the monitor saw.
-        seconds: Seconds for each training sample's worth.
+        load: Load during the second; None for none.
+        contention: Contention measured by the monitor.
+        seconds: Seconds per training sample.
     """
 
     load: Load | None
@@ -62,12 +62,12 @@ class Row:
 
 
 class TimedTraining:
-    """Trains for as long as is wanted.
+    """Trains for a given time.
 
     Args:
-        trainer: Trainer of a worker that has data.
-        params: Parameters to start from, [num_params].
-        clock: Seconds, never going back.
+        trainer: Trainer of a worker with data.
+        params: Initial parameters, [num_params].
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TimedTraining:
         self._num_steps = 1
 
     def run(self, seconds: Seconds) -> tuple[Seconds, Seconds, float]:
-        """Train for `seconds` or a little longer; when that began and ended, and its cost."""
+        """Train for `seconds` or a little longer; return beginning, end and cost."""
         start = now = self._clock()
         cost = 0.0
         while now < start + seconds:
@@ -104,14 +104,14 @@ def measure(
     rows_per_load: int = ROWS_PER_LOAD,
     run: Callable[[Load], AbstractContextManager[None]] = Load.running,
 ) -> Iterator[Row]:
-    """Train beside one load after the other, and measure second by second.
+    """Train under one load after the other, and measure each second.
 
     Args:
         training: Training to measure.
-        watching: Tells what the loads use.
+        watching: Measures the use by the loads.
         loads: None for training alone.
-        rows_per_load: Seconds that each of them is measured.
-        run: Makes a load run while a context lasts.
+        rows_per_load: Measured seconds per load.
+        run: Runs a load during a context.
     """
     training.run(_SETTLING)  # the first steps of a process are slow
     for load in loads:
@@ -125,9 +125,9 @@ def measure(
 
 
 def choose_loads(seconds: Seconds, num_cores: int) -> list[Load | None]:
-    """The loads of a profile that takes `seconds`; every fourth, the first among them, is none.
+    """The loads of a profile of `seconds`; every fourth, including the first, is empty.
 
-    Together they ask for anything from nothing to a quarter more than there are cores.
+    They cover the range from nothing to a quarter more than the number of cores.
 
     >>> [load and load.num_processes for load in choose_loads(60, num_cores=2)]
     [None, 2, 1, 3, None, 1]
@@ -150,7 +150,7 @@ def choose_loads(seconds: Seconds, num_cores: int) -> list[Load | None]:
 
 
 def profile_of(rows: Sequence[Row]) -> Profile:
-    """Profile of these rows, to fit a predictor to.
+    """Profile of these rows for a predictor.
 
     Raises:
         ValueError: If there are fewer than 10 rows.

@@ -1,4 +1,4 @@
-"""Cores that Linux lets our control group use, and its use of them."""
+"""Quotas of Linux control groups, and their use."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edgegossip.core.protocol import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The tightest limit on processor time among our control group and those it is in.
+    """The tightest limit on processor time of our control group and its ancestors.
 
     Attributes:
         cores: Core-seconds per second that the group may use, above 0.
-        usage: File with the processor time that the group has used; None where there is none.
+        usage: File with the used processor time of the group; None without one.
     """
 
     cores: float
     usage: Path | None
 
     def used(self) -> Seconds | None:
-        """Core-seconds that the group has used so far; None where nothing says so."""
+        """Used core-seconds of the group; None if unknown."""
         if self.usage is None:
             return None
         with suppress(OSError, ValueError, LookupError):
@@ -35,10 +35,10 @@ class Quota:
 
 
 def find_quota(root: Path = Path("/")) -> Quota | None:
-    """The quota that binds this process; None without one, or where this is not Linux.
+    """The quota of this process; None without one, or outside Linux.
 
     Args:
-        root: Where /proc and /sys are.
+        root: Root folder of /proc and /sys.
     """
     quotas = [*_quotas_v1(root), *_quotas_v2(root)]
     return min(quotas, key=lambda quota: quota.cores, default=None)
@@ -63,7 +63,7 @@ def _quotas_v1(root: Path) -> Iterator[Quota]:
 
 
 def _folders(root: Path, kind: str, controller: str) -> dict[PurePosixPath, Path]:
-    """The folders of our control group and of all that it is in, by path."""
+    """The folders of our control group and its ancestors, by path."""
     group, mount = _group(root, controller), _mount(root, kind, controller)
     if group is None or mount is None:
         return {}

@@ -1,4 +1,4 @@
-"""RG of EdgeGossip's performance predictor: how much contention slows training down."""
+"""RG of EdgeGossip's performance predictor: the slow-down by contention."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 
 _MAX_ROWS = 300
-"""Most rows of a profile for the default regressor, whose fit takes their cube: here 0.7 s."""
+"""Maximum rows for the default regressor, whose fit takes cubic time: here 0.7 s."""
 
 
 class SlowDown:
-    r"""The paper's :math:`RG`: time under contention over time alone, as fitted to a profile.
+    r"""The paper's :math:`RG`: time under contention over time without it, fitted to a profile.
 
-    The logarithm of the time is regressed on U, each of whose parts is divided by its largest
-    value in the profile: relative errors count alike for all loads. Loads beyond the profile
-    count as the most, or the least, that it holds, since few regressors extrapolate well. In a
-    profile without an idle machine, the least load is taken for none.
+    The logarithm of the time is regressed on U, so relative errors count equally for all loads.
+    Each part of U is divided by its maximum in the profile. Loads beyond the profile are
+    clipped to its range, because few regressors extrapolate well. In a profile without an idle
+    machine, the smallest load counts as none.
 
     Attributes:
         seconds_alone: Seconds per sample without contention.
-        relative_error: Root mean square on every fifth row, when fitted to the others.
+        relative_error: Root mean square error on every fifth row, fitted to the others.
     """
 
     def __init__(self, profile: Profile, regressor: RegressorMixin | None) -> None:
@@ -64,11 +64,11 @@ class SlowDown:
 
 
 def gaussian_process() -> RegressorMixin:
-    """A Gaussian process: the smallest error on held-out loads of all that were measured.
+    """A Gaussian process, which had the smallest error on held-out loads.
 
     With 100 profiled loads and 2 % noise its mean error is 0.7 %, against 1.0 % for polynomials
     of degree 3 or 4, 1.4 % for splines, 1.8 % for support vectors and 3.3 % for boosted trees;
-    and it is among the fastest to ask (0.1 ms). `benchmarks/predictor.py` measures them.
+    and it is among the fastest to evaluate (0.1 ms). `benchmarks/predictor.py` measures them.
     """
     smooth = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([0.5] * 3, (0.05, 50.0))
     kernel = smooth + WhiteKernel(1e-3, (1e-8, 1.0))

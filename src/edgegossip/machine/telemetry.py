@@ -1,4 +1,4 @@
-"""Stores for the means that monitors measure: memory, a file of lines, or Redis."""
+"""Stores for the means of monitors: memory, a file of lines, or Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SAMPLES = 7 * 24 * 60
 PASSWORD = "EDGEGOSSIP_REDIS_PASSWORD"
 """Name of the environment variable that may hold the password of Redis."""
 _MAX_UNSTORED = 24 * 60
-"""Samples that wait for a store which does not take them: a day."""
+"""Samples that wait for a failed store: a day."""
 _PATIENCE: Seconds = 1.0
 """Timeout of each answer of Redis."""
 
@@ -38,7 +38,7 @@ class Sample:
         cores: Share of the cores that others used, in [0, 1].
         network: Bytes per second of others.
         disk: Bytes per second of others.
-        throughput: Training samples' worth of work per second.
+        throughput: Work per second, in training samples.
     """
 
     at: float
@@ -54,10 +54,10 @@ class Sample:
 
     @staticmethod
     def from_json(text: str | bytes) -> Sample:
-        """Read a line that `to_json` wrote.
+        """Read a line of `to_json`.
 
         Raises:
-            ValueError: If it is something else.
+            ValueError: If it is anything else.
         """
         try:
             values = {name: float(value) for name, value in json.loads(text).items()}
@@ -73,31 +73,31 @@ class TelemetryStore(Protocol):
         """Keep `sample`.
 
         Raises:
-            OSError: If that cannot be done at present.
-            NetworkError: The same.
+            OSError: If that is currently impossible.
+            NetworkError: If that is currently impossible.
         """
 
     def read(self, rank: Rank) -> list[Sample]:
         """The samples of `rank`, the oldest first.
 
         Raises:
-            OSError: If that cannot be done at present.
-            NetworkError: The same.
+            OSError: If that is currently impossible.
+            NetworkError: If that is currently impossible.
         """
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class Journal:
     """Stores the samples of one worker, and never raises.
 
-    Samples that the store does not take are kept for a day and retried with the next sample;
-    then the oldest are dropped. Such a failure is logged once, until the store works again.
+    Rejected samples are kept for a day and retried with the next sample; then the oldest are
+    dropped. Such a failure is logged once, until the store works again.
 
     Args:
-        store: Where samples go.
-        rank: Worker whose samples they are.
+        store: Store for the samples.
+        rank: Worker of the samples.
     """
 
     def __init__(self, store: TelemetryStore, rank: Rank) -> None:
@@ -107,7 +107,7 @@ class Journal:
         self._is_failing = False
 
     def append(self, sample: Sample) -> None:
-        """Store `sample`, and those that could not be stored before."""
+        """Store `sample` and earlier failed ones."""
         self._unstored.append(sample)
         try:
             while self._unstored:
@@ -124,7 +124,7 @@ class Journal:
 
 
 class MemoryTelemetry:
-    """Keeps the samples of a week, as long as the process lives.
+    """Keeps the samples of a week in memory.
 
     >>> store = MemoryTelemetry()
     >>> store.append(0, Sample(60.0, 60.0, cores=0.5, network=0.0, disk=0.0, throughput=90.0))
@@ -149,11 +149,11 @@ class MemoryTelemetry:
 class JsonLinesTelemetry:
     """Appends a line for each sample to a file; several workers may share it.
 
-    Each line is written by one call of the system, so lines of different processes never mix.
-    One that was cut short, by a full disk or a power cut, is skipped when reading.
+    Each line is written by one system call, so lines of different processes never mix. Reading
+    skips a line that a full disk or a power cut has truncated.
 
     Args:
-        path: The file; made if it is not there.
+        path: File, made if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -206,18 +206,18 @@ def _ends_within_a_line(path: Path) -> bool:
 class RedisTelemetry:
     """Keeps the samples of a week in Redis, as the paper's monitor does.
 
-    Those of a rank are a sorted set, by time: storing one again changes nothing, so nothing is
-    there twice after an answer was lost.
+    The samples of a rank are a sorted set by time. Storing one again changes nothing, so a lost
+    answer causes no duplicates.
 
     Args:
-        url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS. Where it has
-            no password, the environment variable EDGEGOSSIP_REDIS_PASSWORD may have one: other
-            users of a machine can see what is typed, but not that.
-        run: Tells runs apart that share a server.
+        url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS. Without a
+            password in the URL, the environment variable EDGEGOSSIP_REDIS_PASSWORD may provide
+            one: other users of a machine can see the command line, but not the environment.
+        run: Name that separates runs on one server.
         max_samples: Samples kept of each rank.
 
     Raises:
-        NetworkError: If the package redis is missing, or the URL is none.
+        NetworkError: If the package redis is missing, or the URL is malformed.
     """
 
     def __init__(self, url: str, run: str, max_samples: int = MAX_SAMPLES) -> None:
@@ -279,14 +279,14 @@ def _connect(url: str) -> tuple[Redis, type[Exception]]:
 
 
 def open_telemetry(where: str, run: str) -> TelemetryStore:
-    """Open a store by what a person types.
+    """Open a store from its description.
 
     Args:
         where: "memory", the URL of a Redis (``redis://host:6379/0``), or a file's path.
-        run: Tells runs apart that share a Redis.
+        run: Name that separates runs on one Redis server.
 
     Raises:
-        NetworkError: If the package redis is missing, or the URL is none.
+        NetworkError: If the package redis is missing, or the URL is malformed.
     """
     if where == "memory":
         return MemoryTelemetry()

@@ -1,4 +1,4 @@
-"""Observations for a predictor, from the times of training and the use by others meanwhile."""
+"""Observations for a predictor, from times of training and the use by others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import Forecast
 
 MEMORY: Seconds = 60.0
-"""How far back a monitor remembers."""
+"""Time span of a monitor's memory."""
 SHORTEST: Seconds = 0.1
-"""Least time between two readings: the system itself counts in hundredths of a second."""
+"""Minimum time between two readings; the system itself counts in hundredths of a second."""
 _STRETCH: Seconds = 0.25
 """Longest stretch of training: a few batches, over which their differences average out."""
 _MAX_SPANS = 256
@@ -22,12 +22,12 @@ _MAX_SPANS = 256
 
 
 class Predictor(Protocol):
-    """Predictor that a monitor feeds and asks; `PerformancePredictor` is one."""
+    """Predictor of a monitor; `PerformancePredictor` is one."""
 
     def observe(
         self, executor: int, contention: Contention, seconds_per_sample: Seconds
     ) -> None:
-        """Account for what `executor` needed for each sample under `contention`."""
+        """Record the time per sample of `executor` under `contention`."""
 
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
@@ -35,7 +35,7 @@ class Predictor(Protocol):
         """Forecast the throughput from the present and the mean contention of each executor."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes, as plain numbers."""
+        """All mutable state, as plain numbers."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a `state_dict`."""
@@ -46,13 +46,13 @@ class Watched(Protocol):
 
     @property
     def executors(self) -> int:
-        """Nodes that train side by side, each as fast as the others."""
+        """Number of equally fast executors."""
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
         """Mean use by others from `start` to `end`."""
 
     def work(self, start: Seconds, end: Seconds) -> float:
-        """Samples' worth of training from `start` to `end`, while it ran all the time."""
+        """Training work from `start` to `end`, in samples, during uninterrupted training."""
 
 
 Readings = Callable[[Seconds, Seconds], Iterable[Seconds]]
@@ -62,16 +62,16 @@ Readings = Callable[[Seconds, Seconds], Iterable[Seconds]]
 class Watch:
     """Watches one machine, and forecasts its throughput.
 
-    Counters are read once a second, and when a forecast is asked for, so it knows what others
-    used on average between two readings. For the training task it knows how long each stretch
-    of an eighth to a quarter of a second took, pauses left out. The present use by others is
-    that of the last reading, the usual use the mean of a minute.
+    Counters are read once a second, and for each forecast, which gives the mean use by others
+    between two readings. For the training task it knows the duration of each stretch of an
+    eighth to a quarter of a second, without pauses. The present use by others is that of the
+    last reading, and the usual use is the mean of a minute.
 
     Args:
         watched: The machine.
-        readings: Gives the times at which its counters are read.
-        make_predictor: Called when the first forecast is asked for.
-        start: Time at which it begins to watch.
+        readings: Returns the times of the readings of the counters.
+        make_predictor: Called for the first forecast.
+        start: Start time.
     """
 
     __slots__ = (
@@ -103,7 +103,7 @@ class Watch:
         self._spans: list[Span] = []
 
     def trained(self, start: Seconds, end: Seconds) -> None:
-        """The training task ran from `start` to `end`."""
+        """Record that training ran from `start` to `end`."""
         spans = self._spans
         if spans and spans[-1][1] == start:
             spans[-1] = (spans[-1][0], end)
@@ -126,15 +126,15 @@ class Watch:
         return Predicted(forecast.throughput, forecast.relative_error)
 
     def _readings_since(self, moment: Seconds, now: Seconds) -> list[Seconds]:
-        """Times of the readings since `moment`, and of the one before them."""
+        """Times of the readings since `moment`, with the one before them."""
         first = max(self._start, now - MEMORY, min(moment, now - SHORTEST))
         return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
 
     def _observe(self, predictor: Predictor, now: Seconds) -> None:
-        """Tell `predictor` of the training since the last call, stretch by stretch.
+        """Report the training since the last call to `predictor`, stretch by stretch.
 
-        Too little training is kept until there is more of it: a round that is done in blocks
-        may end with one of a single step.
+        Short training is kept until there is more of it, because a round in blocks may end with
+        a single step.
         """
         readings = self._readings_since(self._observed_until, now)
         trained = _length(self._trained_within(readings[0], now))
@@ -152,7 +152,7 @@ class Watch:
         self._spans.clear()
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
-        """Those of `readings` that have a stretch between them, the first, and the last."""
+        """The `readings` with at least a stretch between them, and the first and the last."""
         kept = readings[:1]
         for reading in readings[1:]:
             if _length(self._trained_within(kept[-1], reading)) > 0.5 * _STRETCH:
@@ -166,7 +166,7 @@ class Watch:
         return [(start, stop) for start, stop in overlaps if start < stop]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later forecast depends on."""
+        """All state of later forecasts."""
         return {
             "start": self._start,
             "last_reading": self._last_reading,
@@ -177,7 +177,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict` of a monitor made alike."""
+        """Restore a `state_dict` of an equal monitor."""
         self._start, self._last_reading = state["start"], state["last_reading"]
         self._observed_until = state["observed_until"]
         self._has_observed = state["has_observed"]
@@ -189,10 +189,10 @@ class Watch:
 
 
 def _equal_stretches(spans: list[Span]) -> Iterator[list[Span]]:
-    """Cut `spans`, without the pauses between them, to equally long stretches.
+    """Cut `spans`, without the pauses between them, into stretches of equal length.
 
-    A span may be as short as one step, which a process that its system lets run now and then
-    does in half or twice the usual time: it is not observed alone while there are others.
+    A span may be as short as one step. The scheduling of the system can halve or double its
+    duration, so it is not observed alone if there are others.
     """
     total = _length(spans)
     length = total / max(1, math.ceil(total / _STRETCH))

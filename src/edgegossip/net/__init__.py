@@ -1,1 +1,1 @@
-"""Real machines: transport, checks on what arrives, membership, monitor, security, host."""
+"""Real machines: transport, validation of input, membership, security, host."""

@@ -1,4 +1,4 @@
-"""Access control on each link: nothing passes but what belongs to the rank in a certificate."""
+"""Access control on each link: only messages of the rank in the certificate pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Rule: TypeAlias = dict[str, object]
 
 
 class _Keys(NamedTuple):
-    """The runs, as parts of keys, whose messages pass, and whose signs of life."""
+    """Key parts of the runs whose messages pass, and of those whose liveliness tokens pass."""
 
     data_runs: tuple[str, ...]
     alive_runs: tuple[str, ...]
@@ -27,7 +27,7 @@ class _Keys(NamedTuple):
 
 
 def bound_name(run: str) -> str:
-    """The name in the keys of a run that certificates can be bound to.
+    """The name, in a run's keys, that certificates can be bound to.
 
     >>> bound_name("night:0123456789abcdef"), bound_name("mine")
     ('night', 'mine')
@@ -36,11 +36,12 @@ def bound_name(run: str) -> str:
 
 
 def known_holders(num_workers: int, run_names: Sequence[str]) -> dict[str, Rank | None]:
-    """Common names of the certificates that take part, and whose they are; None is a router.
+    """Common names of the permitted certificates, with their ranks; None is a router.
 
     Args:
         num_workers: Number of workers in the run.
-        run_names: Names of runs whose bound certificates count, as do those for all runs.
+        run_names: Names of runs whose bound certificates are valid, in addition to unbound
+            ones.
     """
     return {
         holder_name(rank, name): rank
@@ -55,35 +56,35 @@ def zenoh_security(
     num_workers: int,
     run_names: Sequence[str] | None = None,
 ) -> dict[str, object]:
-    """Settings of a zenoh session by which a worker speaks for its own rank only.
+    """Settings of a zenoh session that let a worker speak only for its own rank.
 
-    Zenoh checks this on every link, at both of its ends, by the common name in the other's
-    certificate: worker R can send what comes from R, is told of the inbox of R, is sent what
-    goes to R, and is alive as R. Everything else is dropped. A router passes on what workers
-    say, so it may speak for all; to each worker it, too, holds to this.
+    Both ends of every link check this, by the common name in the other's certificate: worker R
+    can send messages from R, see the inbox of R, receive messages to R, and be alive as R.
+    Everything else is dropped. A router relays messages, so it may speak for all workers, but
+    it applies the same rules to each of them.
 
-    So names of machines are not compared, which certificates would otherwise have to list,
-    with all addresses that discovery may find: an impostor with another worker's certificate
-    gets nothing that is not for that other worker, wherever it sits.
+    Host names are therefore not compared; otherwise certificates would have to list them with
+    all addresses that discovery may find. An impostor with another worker's certificate gets
+    only the messages for that worker, wherever it is.
 
-    Certificates that are bound to a run have another common name, which is a stranger's in
-    all other runs. Files are handed over by their contents: those that were found good, though
-    they may be replaced meanwhile.
+    A certificate that is bound to a run has another common name, which is unknown in all other
+    runs. Files are passed by content, so that the validated contents are used even if a file is
+    replaced in the meantime.
 
     Args:
         credentials: Credentials of this worker or router.
         run: Name of the run in the keys, or "*" for all of a router: messages go to
             `edgegossip/RUN/data/RECEIVER/SENDER`, tokens are `edgegossip/RUN/alive/RANK/N`.
         num_workers: Number of workers in the run.
-        run_names: Names of runs whose bound certificates count, for a router. A worker has
+        run_names: Names of runs whose bound certificates are valid, for a router. A worker has
             one run only.
 
     Returns:
-        By the key in zenoh's configuration, what to insert there.
+        Values to insert into zenoh's configuration, by key.
     """
     identity = credentials.identity
     certificate, key = _base64(identity.certificate), _base64(identity.key)
-    # Tokens of other runs may be seen, so that somebody can say that they are there.
+    # Tokens of other runs are readable, so that a worker can report those runs.
     runs: dict[str | None, _Keys] = {None: _Keys((run,), ("*",))}
     for name in [bound_name(run)] if run_names is None else run_names:
         named = (name, f"{name}:$*")
@@ -91,9 +92,9 @@ def zenoh_security(
     return {
         # Discovery could otherwise lead to a plain link.
         "transport/link/protocols": ["tls"],
-        # A second link of a session has the rights of the first. With more than one allowed,
-        # zenoh makes sure that it is the same session, by a key of its own; with one,
-        # anybody who takes the id of a session that was called could join its link.
+        # A second link of a session has the rights of the first. With more than one link
+        # allowed, zenoh verifies by a key of its own that both belong to one session. With a
+        # single one, an attacker could take over the id of a called session and its link.
         "transport/unicast/max_links": 2,
         "transport/link/tls": {
             "root_ca_certificate_base64": _base64(credentials.anchors()),
@@ -134,7 +135,7 @@ def _access_control(runs: Mapping[str | None, _Keys], num_workers: int) -> dict[
 def _common_rules(run_name: str | None, keys: _Keys) -> list[_Rule]:
     both = ["ingress", "egress"]
     watch = ["declare_liveliness_subscriber", "liveliness_query"]
-    # Not the name of a holder, so that rules of the two are never taken for each other.
+    # This name differs from any holder's, so that the rules of the two cannot be confused.
     where = "any run" if run_name is None else f"run {run_name}"
     return [
         _allow(f"watch in {where}", both, watch, ["edgegossip/*/alive/**"]),

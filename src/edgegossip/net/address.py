@@ -1,4 +1,4 @@
-"""Where a worker listens, and whom it calls."""
+"""Addresses: where a worker listens, and which peers it calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-# IPv6 addresses stand in brackets, those of a link with its name: [fe80::1%eth0].
+# IPv6 addresses are in brackets, link-local ones with the link's name: [fe80::1%eth0].
 _ENDPOINT = re.compile(
     r"(?P<protocol>tcp|tls)/(?P<host>\[[0-9a-fA-F:.]+(%[\w.-]+)?\]|[\w.-]+):(?P<port>\d+)"
 )
@@ -14,19 +14,19 @@ _ENDPOINT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """How a worker is found, and finds the others.
+    """Endpoints at which a worker listens, and that it calls.
 
-    It is enough that each can be reached from one that others reach: they tell each other
-    about the rest. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
+    Each worker must be reachable from one that others reach; workers tell each other about the
+    rest. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
 
     Args:
-        listen: Endpoints of this machine to listen at. Port 0 takes a free one, for workers
+        listen: Endpoints of this machine to listen at. Port 0 takes a free port, for workers
             that nobody has to call.
         connect: Endpoints of other workers, or routers, to call until they answer.
         multicast: Whether to look for workers in the local network as well.
 
     Raises:
-        ValueError: If an endpoint is not one, or there is nothing at all.
+        ValueError: If an endpoint is malformed, or there is none and no multicast.
 
     >>> Address(listen=("tcp/127.0.0.1:7447",)).is_loopback
     True
@@ -54,12 +54,12 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """No endpoint leads beyond this machine; says nothing of `multicast`."""
+        """Whether no endpoint leads beyond this machine, regardless of `multicast`."""
         return all(is_loopback(endpoint) for endpoint in (*self.listen, *self.connect))
 
 
 def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int]:
-    """Protocol, host and port of an endpoint; `name` is the setting that it comes from.
+    """Split an endpoint into protocol, host and port; `name` is its setting, for errors.
 
     Raises:
         ValueError: If it is none.

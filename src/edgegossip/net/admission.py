@@ -1,4 +1,4 @@
-"""Checks all that arrives before an algorithm sees it."""
+"""Validation of all input before an algorithm sees it."""
 
 from __future__ import annotations
 
@@ -28,35 +28,34 @@ from edgegossip.net.strikes import (
 )
 
 _LOG = logging.getLogger("edgegossip.net")
-# A peer that invents ever new reasons shall fill neither memory nor log.
+# A peer that keeps inventing new reasons must fill neither memory nor log.
 _MAX_REASONS = 1000
 _Sizes: TypeAlias = Mapping[str, float | None]
 """The largest absolute value of each tensor, by name; see `TensorSpec.magnitude`."""
 
 
 class Admission:
-    """Lets in what the algorithm's schema describes, from workers of this run, and no more.
+    """Admits only messages of this run's workers that match the algorithm's schema.
 
-    Whatever else arrives is dropped and counted, and logged once for each worker and reason.
-    Nothing is raised. Not for use by several threads at once.
+    Everything else is dropped and counted, and logged once for each worker and reason. Nothing
+    is raised. Not for use by several threads at once.
 
     Args:
-        run: 8 bytes that tell this run from others.
+        run: 8 bytes that identify this run.
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
-        schema: Form of the messages, by kind.
-        max_bytes: Limit of a frame; None for what the largest message of the schema takes.
-        plausibility: Says which values are too large; None if any may be sent.
-        seals: Checks what others have written that the sender passes on; None where nothing
-            is sealed.
-        life_of: The life of a worker as far as it is known; 0 where it is not.
+        schema: Description of the messages, by kind.
+        max_bytes: Limit of a frame; None for the size of the schema's largest message.
+        plausibility: Finds values that are too large; None allows any.
+        seals: Verifies relayed parts; None if nothing is sealed.
+        life_of: Returns the known life of a worker; 0 if unknown.
 
     Attributes:
-        max_bytes: The same, for a transport that need not collect more.
-        offenders: Workers that sent what no honest worker sends, once each time; the owner
+        max_bytes: The limit of a frame, for the transport.
+        offenders: Senders of messages that no honest worker sends, once each time; the owner
             empties it.
-        dropped: How much was dropped, or is missing, which counts what was dropped again, by
-            sender and reason. The sender is None for what comes from no worker of this run.
+        dropped: Number of dropped or missing messages, by sender and reason; a dropped message
+            later also counts as missing. The sender is None for input from outside this run.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Admission:
     def admit(
         self, sender: Rank, frame: Buffer, own_round: int
     ) -> tuple[Envelope, Message] | None:
-        """Read a frame that the transport has from `sender`; None if it is dropped.
+        """Read a frame of the transport from `sender`; None if it is dropped.
 
         The tensors are views of `frame`, which nobody may write to afterwards.
         """
@@ -102,11 +101,11 @@ class Admission:
     def refused(
         self, rank: Rank | None, reason: str, detail: str = "", number: int = 1
     ) -> None:
-        """Count what was dropped, here or on the way; log it if it is new.
+        """Count dropped messages, here or in transit; log a new reason.
 
         Args:
             rank: Apparent sender, if any.
-            reason: One of a few.
+            reason: One of a few fixed texts.
             detail: For the log only.
             number: How often.
         """
@@ -137,7 +136,7 @@ class Admission:
         return envelope, self._check_values(sender, message, sizes)
 
     def _check_message(self, message: Message, own_round: int) -> _Sizes:
-        """Hold a message against the schema; returns how large its values are."""
+        """Validate a message against the schema; return the magnitudes of its values."""
         kind = repr(message.kind[:40])
         spec = self._schema.get(message.kind)
         if spec is None:
@@ -154,7 +153,7 @@ class Admission:
         return sizes
 
     def _check_values(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Hold values against what is usual; returns what may be passed to the algorithm."""
+        """Compare values with the usual ones; return the message for the algorithm."""
         if self._schema[message.kind].is_passed_on:
             return self._check_parts(sender, message, sizes)
         if excess := self._excess(sender, message.kind, sizes):
@@ -162,17 +161,17 @@ class Admission:
         return message
 
     def _check_parts(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """The same for what several workers have written, each held to what is its own.
+        """Do the same for a message of several authors, each judged by its own part.
 
-        One who passes on a part without a good seal has made it up, as honest workers do not
-        take it in; what else is wrong with a part is its origin's affair.
+        A worker that relays a part without a valid seal has forged it, because honest workers
+        do not accept such a part. Any other flaw of a part is blamed on its origin.
         """
         payload: dict[str, Tensor] = {}
         for origin, part in by_origin(message.payload).items():
             if origin == self._rank or not self._counts(message, origin, part):
-                continue  # it knows itself what it has written
+                continue  # a worker knows the parts that it has written
             is_own = origin == sender
-            # Without seals anybody could vote in another's name.
+            # Without seals any worker could vote in another's name.
             author = origin if is_own or self._seals is not None else None
             own_sizes = {name: sizes[f"{origin}.{name}"] for name in part}
             excess = self._excess(author, message.kind, own_sizes)
@@ -186,10 +185,10 @@ class Admission:
         return replace(message, payload=payload)
 
     def _counts(self, message: Message, origin: Rank, part: Payload) -> bool:
-        """Whether `origin` has written a part in its present life, with a good certificate.
+        """Whether `origin` has written a part in its current life, with a valid certificate.
 
-        A part whose certificate has expired, or is revoked, is nobody's lie: the worker that
-        passes it on may have taken it in before, or not know of it yet.
+        A part with an expired or revoked certificate is nobody's lie: the relaying worker may
+        have accepted it earlier, or may not know of the revocation yet.
         """
         if self._seals is None:
             return True
@@ -208,4 +207,4 @@ class Admission:
 
 
 class _AdmissionError(Exception):
-    """A reason, and a detail for the log; never leaves this module."""
+    """A reason, and a detail for the log; caught within this module."""

@@ -10,7 +10,7 @@ from edgegossip.net.host_settings import Chore
 
 
 class Chores:
-    """Chores that are done from time to time, whatever happens; the first time at once.
+    """Periodic chores; each runs at once for the first time.
 
     >>> chores = Chores([lambda now: now + 5.0])
     >>> chores.do_due(2.0)
@@ -26,14 +26,14 @@ class Chores:
         self.next_at = 0.0 if self._due else math.inf
 
     def do_due(self, now: Seconds) -> None:
-        """Do all that is due."""
+        """Do all due chores."""
         if now >= self.next_at:
             self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
             self.next_at = min(at for at, _ in self._due)
 
 
 class Alarms:
-    """Says which timers are due; setting a name again replaces the earlier one.
+    """Keeps timers by name; setting a name again replaces the earlier one.
 
     >>> alarms = Alarms()
     >>> alarms.set("round", 2.0)
@@ -57,7 +57,7 @@ class Alarms:
         self._look()
 
     def pop_due(self, now: Seconds) -> list[str]:
-        """Names that are due, the earliest first; they are set no more."""
+        """Remove and return the due names, the earliest first."""
         if now < self.next_at:
             return []
         due = sorted((at, name) for name, at in self._times.items() if at <= now)

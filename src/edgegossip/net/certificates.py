@@ -1,4 +1,4 @@
-"""Certificates of one's own: an authority, one for each worker that says its rank, routers."""
+"""The project's own certificates: an authority, one per worker with its rank, and routers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 
-# Certificates count from a day earlier: a machine without a battery comes up in the past.
+# Validity starts a day earlier: a machine without a battery starts with a clock behind.
 CLOCK_TOLERANCE = timedelta(days=1)
 
 # Every worker listens and connects.
@@ -48,22 +48,22 @@ Lifetime: TypeAlias = tuple[datetime, datetime]
 
 
 def holder_name(rank: Rank | None, run_name: str | None = None) -> str:
-    """The common name of a certificate, which access control goes by: a worker's or a router's.
+    """Common name of a worker's or a router's certificate, which access control uses.
 
     >>> holder_name(3), holder_name(None)
     ('worker-3', 'edgegossip-router')
-    >>> holder_name(3, "night")  # good only in runs of this name
+    >>> holder_name(3, "night")  # valid only in runs of this name
     'worker-3@night'
     """
-    # Not a name that an authority could have given to any machine.
+    # A name that an authority could not have given to any machine.
     holder = "edgegossip-router" if rank is None else f"worker-{rank}"
     return holder if run_name is None else f"{holder}@{run_name}"
 
 
 def serial_name(serial: int) -> str:
-    """The DNS name in a certificate that no other one of its authority has.
+    """The DNS name that is unique among the certificates of an authority.
 
-    TLS compares names with those that an authority may not vouch for; see `revocation`.
+    TLS compares it with the names that are excluded for the authority; see `revocation`.
 
     >>> serial_name(0xBEEF)
     'beef.edgegossip'
@@ -72,13 +72,13 @@ def serial_name(serial: int) -> str:
 
 
 def parse_serial(text: str) -> int:
-    """A serial number in hex, as `edgegossip certs list` and openssl write it.
+    """Read a serial number in hex, as `edgegossip certs list` and openssl write it.
 
     >>> parse_serial("BE:EF")
     48879
 
     Raises:
-        ValueError: If it is not one.
+        ValueError: If it is malformed.
     """
     digits = text.replace(":", "")
     if not re.fullmatch(r"[0-9A-Fa-f]{1,40}", digits):
@@ -90,12 +90,12 @@ def parse_serial(text: str) -> int:
 
 
 def authority_paths(folder: Path) -> tuple[Path, Path]:
-    """Where `folder` has the authority's certificate, which all need, and its key."""
+    """Paths in `folder` of the authority's certificate, which all need, and of its key."""
     return folder / "ca.pem", folder / "ca-key.pem"
 
 
 def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
-    """Where `folder` has the certificate of worker `rank`, or of routers, and its key."""
+    """Paths in `folder` of the certificate of worker `rank`, or of routers, and of its key."""
     name = "router" if rank is None else holder_name(rank)
     return folder / f"{name}.pem", folder / f"{name}-key.pem"
 
@@ -103,24 +103,24 @@ def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
 def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = None) -> Path:
     """Make the authority that signs the certificates of all workers.
 
-    Anyone who has its key can be any worker, so the key should not leave the machine.
+    The holder of its key can impersonate any worker, so the key should not leave the machine.
 
     Args:
-        folder: Where certificate and key go; made if need be.
-        days: How long it is valid, at least 1.
-        begin: From when on; by default now.
+        folder: Folder for certificate and key; made if missing.
+        days: Validity in days, at least 1.
+        begin: Start of the validity; by default now.
 
     Returns:
         The path of its certificate.
 
     Raises:
-        NetworkError: If `folder` has an authority, or cannot be written to.
+        NetworkError: If `folder` already has an authority, or cannot be written to.
     """
     lifetime = _lifetime(days, begin)
     paths = authority_paths(folder)
     _refuse_to_overwrite(paths)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own, so that an error can tell two authorities apart.
+    # Each authority has its own name, so that an error can tell two of them apart.
     name = _name(f"edgegossip authority {secrets.token_hex(4)}")
     certificate = (
         _builder(name, name, key, key, lifetime)
@@ -147,22 +147,21 @@ def issue(
 
     Args:
         folder: Folder of the authority; the new files go there too.
-        ranks: The workers, at least one; None for routers, who can speak for any worker.
-        hosts: Names and addresses of their machine, for programs that compare these; workers
+        ranks: The workers, at least one; None for routers, which can speak for any worker.
+        hosts: Names and addresses of their machine, for programs that compare them; workers
             compare ranks.
-        run_name: Only in runs of this name are they good; None for all runs.
-        replace: Take the place of earlier files, which stay valid until they expire or are
+        run_name: Name of the runs in which they are valid; None for all runs.
+        replace: Replace earlier files; the old certificates stay valid until they expire or are
             revoked.
-        days: How long a certificate is valid, at least 1; at most as long as the authority.
-        begin: From when on; by default now.
+        days: Validity of a certificate in days, at least 1; limited by the authority's.
+        begin: Start of the validity; by default now.
 
     Returns:
         The paths of the certificates.
 
     Raises:
-        NetworkError: If `folder` has no authority, has one of the files and they are not to be
-            replaced, or cannot be written to. All files are looked for before the first is
-            made.
+        NetworkError: If `folder` has no authority, already has one of the files without
+            `replace`, or cannot be written to. All files are checked before the first is made.
         ValueError: If an argument is out of range.
     """
     if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
@@ -192,7 +191,7 @@ def issue(
         for extension in (_PURPOSES, x509.SubjectAlternativeName([*own_names, *names])):
             builder = builder.add_extension(extension, critical=False)
         certificate = builder.sign(authority_key, hashes.SHA256())
-        # First, so that none is in use that the authority does not know of.
+        # Recorded first, so that the authority knows of every certificate in use.
         _remember(folder, certificate)
         _write_pair(pair, certificate, key)
     return [certificate for certificate, _ in paths]
@@ -202,7 +201,7 @@ def issued(folder: Path) -> list[x509.Certificate]:
     """All certificates that the authority in `folder` has issued, the oldest first.
 
     Raises:
-        NetworkError: If the file that lists them is damaged.
+        NetworkError: If the list file is damaged.
     """
     path = folder / _ISSUED
     return load_certificates(path) if path.exists() else []
@@ -220,16 +219,16 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def load_certificates(path: Path) -> list[x509.Certificate]:
-    """Read the certificates in PEM that a file has, at least one.
+    """Read the certificates in a PEM file, at least one.
 
     Raises:
-        NetworkError: If it is not there, or has none.
+        NetworkError: If the file is missing or has none.
     """
     return parse_certificates(read_file(path), path)
 
 
 def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
-    """The certificates in PEM that `content` of the file `path` has, at least one.
+    """Read the certificates in the PEM `content` of the file `path`, at least one.
 
     Raises:
         NetworkError: If it has none.
@@ -241,7 +240,7 @@ def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def common_name(name: x509.Name) -> str:
-    """The common name in a subject or an issuer; empty if there is none."""
+    """Common name in a subject or an issuer; empty if there is none."""
     names = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
@@ -250,16 +249,16 @@ def load_key(path: Path) -> PrivateKeyTypes:
     """Read a private key in PEM.
 
     Raises:
-        NetworkError: If it is not there, or is not one, or needs a password.
+        NetworkError: If the file is missing, is no key, or needs a password.
     """
     return parse_key(read_file(path), path)
 
 
 def parse_key(content: bytes, path: Path) -> PrivateKeyTypes:
-    """The private key in PEM that is the `content` of the file `path`.
+    """Read the private key in the PEM `content` of the file `path`.
 
     Raises:
-        NetworkError: If it is not one, or needs a password.
+        NetworkError: If it is no key, or needs a password.
     """
     try:
         return load_pem_private_key(content, password=None)
@@ -270,7 +269,7 @@ def parse_key(content: bytes, path: Path) -> PrivateKeyTypes:
 
 
 def is_pair(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
-    """Whether the private `key` is that of `certificate`."""
+    """Whether the private `key` belongs to `certificate`."""
     public, certified = (
         each.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         for each in (key.public_key(), certificate.public_key())
@@ -279,10 +278,10 @@ def is_pair(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
 
 
 def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The authority in `folder`, its certificate and its key.
+    """Read certificate and key of the authority in `folder`.
 
     Raises:
-        NetworkError: If `folder` has none, or one that has expired.
+        NetworkError: If `folder` has none, or an expired one.
     """
     certificate_path, key_path = authority_paths(folder)
     if not (certificate_path.exists() and key_path.exists()):
@@ -303,7 +302,7 @@ def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
 
 def _lifetime(days: int, begin: datetime | None) -> Lifetime:
     begin = datetime.now(UTC) if begin is None else begin
-    # X.509 wants whole seconds, and cannot write the year 10000.
+    # X.509 needs whole seconds, and cannot represent the year 10000.
     last = (datetime(9999, 12, 31, tzinfo=UTC) - begin).days
     if not 1 <= days <= last:
         raise ValueError(f"days must be in 1 .. {last}, got {days}")
@@ -320,7 +319,8 @@ def _alternative_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     with suppress(UnicodeError):
         name = host.encode("idna").decode()
-        # As TLS demands: it refuses a certificate that has any other, once one is revoked.
+        # TLS requires this: once a name is revoked, it rejects certificates with any other
+        # form.
         if _HOST.fullmatch(name):
             return x509.DNSName(name)
     raise ValueError(f"host must be a name or an IP address, without a port, got {host!r}")
@@ -374,13 +374,13 @@ def _write_pair(
 ) -> None:
     certificate_path, key_path = paths
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    # The key first: who finds a certificate finds its key too.
+    # The key comes first, so that a process that finds the certificate also finds its key.
     write_file(key_path, pem, mode=0o600)
     write_file(certificate_path, certificate.public_bytes(Encoding.PEM), mode=0o644)
 
 
 def write_file(path: Path, content: bytes, *, mode: int) -> None:
-    """Write `path` whole, or leave it as it was.
+    """Write `path` atomically.
 
     Raises:
         NetworkError: If that cannot be done.
@@ -393,7 +393,7 @@ def write_file(path: Path, content: bytes, *, mode: int) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """All of `path`.
+    """Read `path`.
 
     Raises:
         NetworkError: If it cannot be read.

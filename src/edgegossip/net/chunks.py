@@ -1,4 +1,4 @@
-"""Large frames travel in pieces, and are put together whole or not at all."""
+"""Large frames travel in pieces, and are reassembled completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 from edgegossip.core.codec import Buffer
 
 CHUNK_BYTES = 256 * 1024
-"""Smaller ones cost more calls; larger ones leave the caches (`benchmarks/exchange.py`)."""
+"""Smaller pieces cost more calls, and larger ones exceed the caches (`benchmarks/exchange.py`).
+"""
 
 # Serial number of the frame, its size, and where in it the piece belongs.
 _HEADER = struct.Struct("<QQQ")
 
 
 def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
-    """Cut a frame, given in parts, into pieces of at most `CHUNK_BYTES` and a header.
+    """Cut a frame, given in parts, into pieces of at most `CHUNK_BYTES` plus a header.
 
     Args:
         serial: Differs from that of the frame before.
@@ -44,14 +45,14 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
 
 
 class Assembler:
-    r"""Puts the pieces of one sender's frames together; not for several threads at once.
+    r"""Reassembles the frames of one sender; not thread-safe.
 
-    At most one frame is in the making. A piece that does not continue it ends it; pieces sent
-    at random do no more than that.
+    At most one frame is incomplete at a time. A piece that does not continue it discards it,
+    and random pieces have no further effect.
 
     Args:
-        max_bytes: Limit of a frame; larger ones are refused at their first piece.
-        refused: Told why something was discarded.
+        max_bytes: Limit of a frame; larger ones are rejected at their first piece.
+        refused: Called with the reason for each discarded frame.
 
     >>> assembler = Assembler(1_000_000, refused=print)
     >>> first, second = split(0, [bytes(262_144), b"end"])
@@ -67,10 +68,10 @@ class Assembler:
         self._refused = refused
         self._frame: memoryview | None = None
         self._serial = self._filled = 0
-        self._ignored: int | None = None  # serial of a frame that is refused already
+        self._ignored: int | None = None  # serial of a frame that is already rejected
 
     def add(self, piece: bytes) -> memoryview | None:
-        """Take the next piece; returns the frame that it completes, for the caller to keep."""
+        """Add the next piece; return the frame that it completes, owned by the caller."""
         if len(piece) < _HEADER.size:
             self._discard("no piece of a frame")
             return None
@@ -93,7 +94,7 @@ class Assembler:
         return None
 
     def reset(self) -> None:
-        """Forget the frame in the making: its sender is gone."""
+        """Discard the incomplete frame after the loss of its sender."""
         self._frame = self._ignored = None
 
     def _begin(self, serial: int, total: int) -> None:
@@ -103,8 +104,8 @@ class Assembler:
         if total > self._max_bytes:
             self._discard("a frame that is too large", serial)
             return
-        # NumPy asks for huge pages and, unlike bytearray, fills nothing with zeros: at 100 MB
-        # that is 22 ms instead of 95. No byte is read before all are written.
+        # NumPy requests huge pages and, unlike bytearray, does not write zeros: 22 ms instead
+        # of 95 at 100 MB. No byte is read before all are written.
         self._frame = np.empty(total, np.uint8).data
         self._serial, self._filled = serial, 0
 

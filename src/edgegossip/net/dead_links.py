@@ -1,4 +1,4 @@
-"""Links that lead to a session that is over: they stay up, and nobody ever speaks there."""
+"""Dead links: they lead to a closed session, stay up, and never carry a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_DOUBLINGS = 10
 
 
 def new_session_id(rank: Rank) -> str:
-    """Draw the id of a session of `rank`, which shows whose it is.
+    """Draw the id of a session of `rank`; the id contains the rank.
 
     >>> len(new_session_id(3)), new_session_id(3)[:5]
     (27, '10003')
@@ -26,19 +26,19 @@ def new_session_id(rank: Rank) -> str:
 
 
 class DeadLinks:
-    """Notices links with a worker that gives no sign of life.
+    """Detects links to a worker that shows no sign of life.
 
-    A zenoh session that closes while somebody calls it may let that link in after it has closed
-    all others. The link then lives as long as the process, the caller believes that it has
+    A zenoh session that closes during an incoming call may admit that link after it has closed
+    all others. The link then lives as long as the process. The caller believes that it has
     reached the worker, and never calls the worker's next session. Only the caller can end this,
-    by a session of its own that calls again.
+    with a new session that calls again.
 
-    A worker that links and gives no sign of life on purpose makes others do so in vain:
-    each time they wait twice as long.
+    A malicious worker could link without a sign of life to cause such renewals, so the wait
+    doubles each time.
 
     Args:
-        patience: Seconds for which a link may be without a sign of life. One that leaves takes
-            its own back, and then waits for a lease at most.
+        patience: Seconds that a link may be without a sign of life. A leaving worker withdraws
+            its token, and then waits for a lease at most.
     """
 
     def __init__(self, patience: Seconds) -> None:
@@ -48,12 +48,12 @@ class DeadLinks:
         self._mute_since: dict[Rank, Seconds] = {}
 
     def follow(self, session: zenoh.Session) -> None:
-        """Begin; until `session` is closed, or another is followed."""
+        """Follow `session` until it is closed, or another one is followed."""
         self._mute_since = {}
         self._links.follow(session)
 
     def find(self, absent: Collection[Rank]) -> Rank | None:
-        """Look among those that give no sign of life for one that is linked for too long."""
+        """Look for a worker that has been linked for too long without a sign of life."""
         mute, now = {*self._links.known.values()}.intersection(absent), time.monotonic()
         self._mute_since = {rank: self._mute_since.get(rank, now) for rank in mute}
         patience = self._patience * 2 ** min(self._num_found, _MAX_DOUBLINGS)
@@ -65,6 +65,6 @@ class DeadLinks:
 
 
 def _rank(link: zenoh.Link) -> Rank | None:
-    """Read whose session is at the other end; None for one that is no worker's."""
+    """Read the rank from the id of the other end's session; None if it is no worker's."""
     zid = str(link.zid)
     return int(zid[:_NUM_DIGITS], 16) - _FIRST if len(zid) == len(new_session_id(0)) else None

@@ -1,4 +1,4 @@
-"""When a worker that has no work left may leave the run."""
+"""End of a run: when a finished worker may leave."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.post import Post
 
 _PATIENCE = 10.0
-"""A worker that has finished answers the others for so many times as long as it took."""
+"""Time for which a finished worker answers the others, relative to the run so far."""
 
 
 class Ending:
-    """Knows whether all is over, and when to tell the others how far one is.
+    """Decides whether the run is over, and when to report progress to the others.
 
-    A worker that has finished stays until all have, and all that was sent has arrived: others
-    may need its answers. It leaves earlier only if at least half of all that are there, itself
-    included, have finished and the rest takes ten times as long: what one worker says of itself
-    must not keep the others for ever, and not the only other one.
+    A finished worker stays until all have finished and all messages have arrived, because
+    others may need its answers. It leaves earlier only if at least half of all present workers,
+    including itself, have finished, and the rest takes ten times as long. A single worker's
+    claims must not hold the others forever, even in a run of two.
 
     Args:
-        settings: How long to wait.
-        post: Knows what the others have said.
+        settings: Durations of waits.
+        post: Source of the others' reports.
     """
 
     def __init__(self, settings: HostSettings, post: Post) -> None:
@@ -33,21 +33,21 @@ class Ending:
         self._changed_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
-        """Something happened to the algorithm; what it has asked for itself keeps nobody."""
+        """Account for an event of the algorithm; its own pending requests hold nobody."""
         if not isinstance(event, TimerFired | Evaluated | Predicted):
             self._changed_at = now
 
     def finish(self, now: Seconds) -> None:
-        """No work of its own is left."""
+        """The worker has no work of its own left."""
         self.has_finished, self._finished_at = True, now
 
     @property
     def tell_at(self) -> Seconds:
-        """When to tell the others one's counts, if nothing happens before."""
+        """Time of the next report of counts, if nothing happens before."""
         return self._changed_at + self._settings.quiet_seconds
 
     def is_over(self, now: Seconds) -> bool:
-        """Nobody needs this worker any more."""
+        """Whether no other worker needs this one any more."""
         if not self.has_finished:
             return False
         quiet, settings = now - self._changed_at, self._settings
@@ -55,7 +55,7 @@ class Ending:
             return True
         unfinished, active = self._post.peers.unfinished, self._post.peers.active
         if not unfinished:
-            # Counts that still disagree: something was lost on its way.
+            # The counts still disagree, so a message was lost in flight.
             return quiet > settings.settle_seconds
         are_few = 2 * len(unfinished) <= len(active) + 1
         latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds

@@ -15,7 +15,7 @@ from edgegossip.core.protocol import Message, Rank
 
 MAGIC = b"edgegos"
 VERSION = 1
-# The message behind it is aligned, since the size is a multiple of 8.
+# The size is a multiple of 8, so the message behind it is aligned.
 _FIELDS = struct.Struct("<7sB8sQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _LARGEST = 2**63 - 1
@@ -24,13 +24,13 @@ NUM_BYTES = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Between whom, and in which run, a message travels.
+    """Sender, receiver, lives and number of a message.
 
     Attributes:
-        run: 8 bytes that tell this run from others.
+        run: 8 bytes that identify this run.
         sender: Author of the message.
         sender_life: Life of the sender in which it wrote the message.
-        receiver_life: Life of the receiver that the message is for; 0 for any.
+        receiver_life: Intended life of the receiver; 0 for any.
         number: Number of the message.
 
     Raises:
@@ -58,7 +58,7 @@ _values = attrgetter(*(each.name for each in fields(Envelope)))
 
 
 def pack(envelope: Envelope, message: Message) -> list[Buffer]:
-    """Write a frame, in parts: all that is small, and the memory of each tensor.
+    """Write a frame, in parts: the headers, and the memory of each tensor.
 
     Raises:
         ValueError: If `message` cannot be encoded.
@@ -77,11 +77,11 @@ def pack(envelope: Envelope, message: Message) -> list[Buffer]:
 
 
 def unpack(frame: Buffer) -> tuple[Envelope, Message]:
-    """Read what `pack` wrote, joined; the tensors are views of `frame`, as in `codec.decode`.
+    """Read a joined frame of `pack`; the tensors are views of `frame`, as in `codec.decode`.
 
     Raises:
-        ValueError: If `frame` is anything else. Damage goes unnoticed once in 2**64 times; the
-            checksum is no signature, though, and tells nothing about who made the frame.
+        ValueError: If `frame` is anything else. Damage goes unnoticed once in 2**64 times. The
+            checksum is no signature and does not authenticate the sender.
     """
     view = memoryview(frame)
     if len(view) < NUM_BYTES:
@@ -99,7 +99,7 @@ def unpack(frame: Buffer) -> tuple[Envelope, Message]:
 
 
 def _hash(parts: Iterable[Buffer]) -> int:
-    # As fast as memory; CRC-32 would take up to ten times as long as sending does.
+    # xxh3 runs at the speed of memory; CRC-32 would take up to ten times as long as sending.
     state = xxhash.xxh3_64()
     for part in parts:
         state.update(part)

@@ -1,4 +1,4 @@
-"""Queue of what waits for the host: a worker that sends much delays only itself."""
+"""Fair queue for the host: a worker that sends much delays only itself."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from edgegossip.core.protocol import Rank, Seconds
 
 _Lane: TypeAlias = Rank | None
 RATE = 2000.0
-"""Messages a second that are taken from one sender for as long as it likes."""
+"""Sustained rate of messages per second from one sender."""
 BURST = 100_000
-"""Messages that are taken at once.
-
-More than are ever sent again: a checkpoint holds 64 MiB, of at least 1 KiB for each message."""
+"""Burst of messages. It exceeds any resending: a checkpoint holds 64 MiB, with at least 1 KiB
+per message.
+"""
 REFUSED_COST = 100
-"""Cost of a refused frame, in messages; honest workers send none."""
+"""Cost of a rejected frame, in messages; honest workers send none."""
 STATUS_COST = 20
-"""Cost of a worker's status, in messages; one is due every twentieth of a second at most."""
+"""Cost of a worker's status, in messages; at most 20 per second are due."""
 
 
 class Sink(Protocol):
-    """Where something is put for a host to take; any queue."""
+    """Any queue from which a host takes items."""
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401
-        """Take `item`, from any thread."""
+        """Add `item`; from any thread."""
 
 
 class FairQueue:
-    """A queue for one taker that takes from senders in turns.
+    """A queue with one consumer that serves senders in turns.
 
-    Items of one sender (named by their `sender` or `rank`) stay in order; so do items of none,
-    which have a turn of their own.
+    Items of one sender (their `sender` or `rank`) stay in order. Items without a sender also
+    do, and have a turn of their own.
 
     >>> from edgegossip.core.protocol import WorkerJoined, WorkerLost
     >>> waiting = FairQueue()
@@ -44,7 +44,7 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        # Also a signal's handler may put something in, in the midst of a `get`.
+        # A signal handler may also put an item in during a `get`.
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lanes: defaultdict[_Lane, deque[Any]] = defaultdict(deque)
         self._turns: deque[_Lane] = deque()
@@ -54,7 +54,7 @@ class FairQueue:
         self._arrived.put(item)
 
     def get(self, timeout: Seconds | None = None) -> Any:  # noqa: ANN401
-        """Take what is next, waiting for it for at most `timeout`; None if nothing came.
+        """Take the next item, waiting for at most `timeout`; None if there is none.
 
         For one thread only.
         """
@@ -76,7 +76,7 @@ class FairQueue:
         return self._arrived.empty() and not self._turns
 
     def qsize(self) -> int:
-        """How much waits."""
+        """Number of waiting items."""
         return self._arrived.qsize() + sum(map(len, self._lanes.values()))
 
     def _sort(self, item: Any) -> None:  # noqa: ANN401
@@ -87,9 +87,9 @@ class FairQueue:
 
 
 class TokenBucket:
-    """Lets `rate` pass in a second, and `burst` at once after a pause; for any thread.
+    """Token bucket: `rate` tokens per second, and `burst` at once after a pause; thread-safe.
 
-    What turned out to be worth more than one token is charged afterwards.
+    An item that costs more than one token is charged afterwards.
 
     >>> bucket = TokenBucket(rate=1.0, burst=2)
     >>> [bucket.take(now) for now in (0.0, 0.0, 0.5, 1.0, 9.0, 9.0, 9.0)]
@@ -112,7 +112,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def take(self, now: Seconds) -> bool:
-        """Whether one more may pass."""
+        """Take a token; return whether there was one."""
         with self._lock:
             since = 0.0 if self._at is None else max(0.0, now - self._at)
             self._left = min(self._burst, self._left + self._rate * since)
@@ -123,9 +123,9 @@ class TokenBucket:
             return True
 
     def refill(self, now: Seconds) -> None:
-        """Forget what is owed and fill up, once in the time that filling up takes.
+        """Reset the bucket to full, at most once in the time that filling takes.
 
-        Else a sender that is started again and again could send without limit.
+        Otherwise a sender that restarts repeatedly could send without limit.
         """
         with self._lock:
             seconds = self._burst / self._rate
@@ -133,6 +133,6 @@ class TokenBucket:
                 self._left, self._refilled_at = float(self._burst), now
 
     def charge(self, number: int) -> None:
-        """Take more for one that has passed; what is owed is never more than a burst."""
+        """Charge more for an item that has passed; the debt is limited to a burst."""
         with self._lock:
             self._left = max(-self._burst, self._left - number)

@@ -1,4 +1,4 @@
-"""Where training was sound last, so that nothing that others send can end this worker."""
+"""The last sound parameters, so that messages of others cannot end this worker."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ _LOG = logging.getLogger("edgegossip.net")
 _MEMORY = 10
 _CREDIT = 6
 _SLACK = 0.1
-"""Share of the first loss by which losses near 0 may always differ."""
+"""Always allowed difference of losses near 0, as a share of the first loss."""
 
 
 class Footing:
-    """Keeps the last parameters with which training was sound, to go back to them.
+    """Keeps the last sound parameters, to go back to them.
 
-    Training fails by a loss or parameters that are not finite. If somebody can be blamed for
-    it, the worker goes on from the last parameters for which the mean of the last ten losses
-    was at most twice the lowest such mean: not from the very last, as poison works for a while
-    before it is fatal. One sender is blamed for it, who is then heard no longer. After that
-    nobody is for five times: the same poison may come from others, whom it has reached. So a
-    worker whose own learning rate or data is to blame fails as it would alone, only later.
+    Training fails if a loss or parameters are not finite. If a sender can be blamed, the worker
+    continues from the last parameters for which the mean of the last ten losses was at most
+    twice the lowest such mean. The very last parameters would not do, because bad values act
+    for a while before they are fatal. One sender is blamed and muted. The next five failures
+    blame nobody, because the same values may come from other workers that they have reached. A
+    worker whose own learning rate or data is the cause therefore fails as it would alone, only
+    later.
 
     Args:
-        params: [num_params] what the worker starts from.
-        blame: Finds somebody to blame, hears it no longer, and says whether there was anybody.
-        went_well: Called when training was sound.
+        params: [num_params] initial parameters.
+        blame: Finds a sender to blame, mutes it, and returns whether there was one.
+        went_well: Called after sound training.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Footing:
         self._credit = 0
 
     def whole(self, estimate: Tensor) -> Tensor:
-        """Give `estimate`, or where that is a slice the last sound parameters, [num_params]."""
+        """Return `estimate`, or if that is a slice the last sound parameters, [num_params]."""
         return estimate if estimate.shape == self.params.shape else self.params
 
     def check(self, event: Trained) -> None:
-        """Account for training that came to its end.
+        """Account for completed training.
 
         Raises:
             TrainingError: If its parameters are not finite.
@@ -74,14 +75,14 @@ class Footing:
             self._went_well()
 
     def go_back(self, request: Train, seconds: Seconds, error: TrainingError) -> Trained:
-        """Answer a `Train` that failed by what was sound before it.
+        """Answer a failed `Train` with the last sound parameters.
 
         Raises:
-            TrainingError: The same, if nobody can be blamed for it.
+            TrainingError: The failure itself, if nobody can be blamed.
         """
         # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):
-            raise error  # nobody else has touched these
+            raise error  # no other worker has influenced these
         if self._credit == 0 and not self._blame():
             raise error
         self._credit = (self._credit or _CREDIT) - 1

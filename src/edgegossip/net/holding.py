@@ -1,4 +1,4 @@
-"""How much memory the messages that arrived may take, until nobody needs them any more."""
+"""Memory limit of arrived messages, until they are no longer needed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psutil
 
 from edgegossip.core.protocol import Rank
 
-_OVERHEAD = 512  # of a frame, in bytes, however short it is
+_OVERHEAD = 512  # bytes that even the shortest frame takes
 _GIB = 2**30
 _SHARE = 3
-_ROOM = 4096  # for what stands around the payload
+_ROOM = 4096  # for the headers around the payload
 
 
 class _Held(weakref.ref["np.ndarray"]):
-    """Tells when a frame is gone, and how large it was; lighter than `weakref.finalize`."""
+    """Reports when a frame is freed, and its size; lighter than `weakref.finalize`."""
 
     __slots__ = ("num_bytes", "sender")
     sender: Rank
@@ -26,13 +26,13 @@ class _Held(weakref.ref["np.ndarray"]):
 
 
 class Holding:
-    """Counts frames from when they arrive until the last tensor made of them is gone.
+    """Counts frames from their arrival until the last tensor made of them is freed.
 
-    However much is held, three of the largest messages are taken from each sender: the present
-    round's, the next one's, and one more. Else a worker could refuse the very message that
-    all it holds is waiting for.
+    Three of the largest messages are always accepted from each sender: the current round's, the
+    next one's, and one more. Otherwise a worker could reject the very message that all held
+    ones wait for.
 
-    `take` is for any thread.
+    `take` is thread-safe.
 
     Args:
         max_bytes: Limit of all frames; None for an eighth of the machine's memory, but at least
@@ -40,7 +40,7 @@ class Holding:
         largest: Bytes of the largest message.
 
     Attributes:
-        share: Bytes that are taken from each sender in any case.
+        share: Bytes that are always accepted from each sender.
     """
 
     def __init__(self, max_bytes: int | None, largest: int) -> None:
@@ -55,7 +55,7 @@ class Holding:
         self._alive: dict[int, _Held] = {}  # by id, as arrays cannot be compared
 
     def take(self, sender: Rank, frame: memoryview) -> memoryview | None:
-        """Hold `frame`; returns it, to be used in its place, or None if it is too much."""
+        """Count `frame`; return the frame to use instead, or None if the limit is exceeded."""
         num_bytes = len(frame) + _OVERHEAD
         with self._lock:
             self._settle()
@@ -63,7 +63,7 @@ class Holding:
             if is_too_much and self._held[sender] + num_bytes > self.share:
                 return None
             self._held[sender] += num_bytes
-            owner = np.asarray(frame)  # not every buffer can say when it is freed
+            owner = np.asarray(frame)  # not every buffer can report when it is freed
             held = _Held(owner, self._freed.append)
             held.sender, held.num_bytes = sender, num_bytes
             self._alive[id(held)] = held
@@ -71,7 +71,7 @@ class Holding:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are held now."""
+        """Bytes currently held."""
         with self._lock:
             self._settle()
             return self._held.total()

@@ -49,14 +49,14 @@ _LOG = logging.getLogger("edgegossip.net")
 
 
 class Host(Generic[State]):
-    """Runs an algorithm for one worker, unchanged, as the simulator does for all of them.
+    """Runs an unchanged algorithm for one worker, as the simulator does for all.
 
-    One thread, the caller's, handles events and carries out effects; training, evaluation and
-    sending run beside it. Messages are checked before the algorithm sees them.
+    The caller's thread handles events and carries out effects; training, evaluation and sending
+    run in other threads. Messages are validated before the algorithm sees them.
 
     A run begins when all workers have met, or the wait for the missing is over. A worker that
-    comes when others have begun rejoins. The run ends when everyone who is there has finished
-    and nothing is under way, at `settings.max_seconds`, or after `stop`.
+    arrives after the beginning rejoins. The run ends when all present workers have finished and
+    nothing is in flight, at `settings.max_seconds`, or after `stop`.
 
     Args:
         algorithm: The workers' algorithm.
@@ -66,12 +66,12 @@ class Host(Generic[State]):
         trainer: This worker's.
         transport: Carries messages; opened and closed here.
         settings: Settings of this host.
-        forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
+        forecaster: Answers `Predict`, and learns the duration of training; None if unused.
         evaluate: Answers `Evaluate` with (loss, accuracy).
-        observer: Sees what happens to this worker.
-        chores: Other things to do from time to time, between two events.
-        save: Keeps a checkpoint and says whether it could; None for none.
-        checkpoint: One that was kept, to go on from.
+        observer: Observes this worker.
+        chores: Periodic chores between two events.
+        save: Stores a checkpoint and returns whether it succeeded; None for no checkpoints.
+        checkpoint: Stored checkpoint to resume from.
     """
 
     def __init__(
@@ -128,23 +128,23 @@ class Host(Generic[State]):
         return self._runtime.clock() - self._zero
 
     def stop(self) -> None:
-        """Keep a checkpoint when the work under way is done, and leave; from any thread."""
+        """Keep a checkpoint after the current work, and leave; from any thread."""
         self._should_stop = True
         self._items.put(None)
 
     def run(self) -> str:
-        """Take part until the end; say how it ended: "finished", "time limit", "interrupted".
+        """Take part until the end; return "finished", "time limit" or "interrupted".
 
         Raises:
             LocalProtocolError: If the algorithm breaks the contract.
             NetworkError: If the transport cannot be opened, too few workers come, or most of
-                those who come have other settings.
-            Exception: Whatever training raises.
+                them have other settings.
+            Exception: Any error of training.
         """
         return drive(self.course(), self._items, self._runtime.clock)
 
     def course(self) -> Course[str]:
-        """Do all that `run` does except waiting, which is the driver's; see `Course`."""
+        """Do everything in `run` except waiting, which the driver does; see `Course`."""
         try:
             has_stopped = lambda: self._should_stop  # noqa: E731
             yield from self.meeting.meet(self._take_next, lambda: self.now, has_stopped)
@@ -152,7 +152,7 @@ class Host(Generic[State]):
                 self._begin()
             while (reason := self._why_end()) is None:
                 yield from self._take_next(self._wake_at())
-            if reason == "time limit":  # nobody is to take it for lost
+            if reason == "time limit":  # the others must not count it as lost
                 self.post.phase = Phase.FINISHED
                 self.post.tell_all()
             return reason
@@ -163,24 +163,24 @@ class Host(Generic[State]):
     # Meeting and beginning.
 
     def _begin(self) -> None:
-        """Start, go on from the checkpoint, or rejoin those who have begun."""
+        """Start, resume from the checkpoint, or rejoin a run that has begun."""
         peers = self.peers
         has_rejoined = peers.must_rejoin
         if has_rejoined:
-            # Its state is too old; its parameters are better than the initial ones, unless
-            # they are a slice of the model. Some may have begun with the life that it had until
-            # now, and wait for what it sends.
+            # Its state is too old, but its parameters are better than the initial ones, unless
+            # they are a slice of the model. Some workers may have begun with its previous life,
+            # and wait for that life's messages.
             params = self.post.footing.whole(self.state.estimate)
             self.state = self._algorithm.init(self.rank, params)
             self._alarms, self._pending, self._ending.has_finished = Alarms(), [], False
             self._work.forget_questions()
             peers.live_anew(self._runtime.new_life())
         now, began_at = self._runtime.clock(), peers.began_at
-        if peers.is_resumed:  # time stood still until the others were back
+        if peers.is_resumed:  # no time has passed until the others were back
             self._zero = now - self._kept_at
         elif began_at is not None and now - began_at < self._settings.max_seconds:
             self._zero = min(now, began_at)
-        else:  # nobody has begun, or says what cannot be: that run would be over
+        else:  # nobody has begun, or the claim is impossible because that run would be over
             self._zero = now
         self.post.elapsed = lambda: self.now
         events = peers.begin(has_rejoined=has_rejoined)
@@ -199,16 +199,16 @@ class Host(Generic[State]):
         self._ending.changed(self.now)
         for event in events:
             self._handle(event)
-        self._watch_for_waiting()  # one that goes on may wait for what was lost before
+        self._watch_for_waiting()  # after resuming it may wait for a lost message
 
     # The loop.
 
     def _take_next(self, wake_at: Seconds) -> Course[None]:
-        """Wait for something to happen until `wake_at`, and account for it."""
+        """Wait for an item until `wake_at`, and account for it."""
         item = yield self._zero + wake_at
         if isinstance(item, ITEMS):
             if self._should_stop:
-                return  # it will be sent again once the worker goes on from the checkpoint
+                return  # it is resent when the worker resumes from the checkpoint
             for event in self.post.take(item, self.state.round, self.now):
                 self._handle(event)
         elif isinstance(item, Completed):
@@ -236,7 +236,7 @@ class Host(Generic[State]):
         now = self.now
         if now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
-        if not self._should_stop:  # a checkpoint must not take who stopped before for lost
+        if not self._should_stop:  # a checkpoint must record no stopped worker as lost
             for event in self.peers.overdue(self._zero + now):
                 self._handle(event)
             self.post.release(self._zero + now)
@@ -271,7 +271,7 @@ class Host(Generic[State]):
         return "finished" if self._ending.is_over(self.now) else None
 
     def _handle(self, event: Event) -> None:
-        """Hand an event to the algorithm, and carry out what it wants."""
+        """Hand an event to the algorithm, and carry out its effects."""
         if not self.peers.has_begun:
             self._pending.append(event)
             return
@@ -298,7 +298,7 @@ class Host(Generic[State]):
         if self.state.round != round_before:
             self._patience.next_round(self.now)
 
-    # Effects, and what comes of them.
+    # Effects and their results.
 
     @property
     def _progress(self) -> float:
@@ -340,7 +340,7 @@ class Host(Generic[State]):
         self._patience.watch(is_waiting, self.now)
 
     def _lose_patience(self) -> None:
-        """Give up those who have been silent for longer than a wait has ever taken."""
+        """Give up workers that have been silent for longer than the deadline."""
         now, patience = self.now, self._patience
         patience.look_again(now)
         self.post.tell_all(again=True)
@@ -355,7 +355,7 @@ class Host(Generic[State]):
     # Checkpoints.
 
     def _keep(self) -> None:
-        """Keep everything that the rest of the run depends on, while nothing trains."""
+        """Store everything that the rest of the run depends on, while nothing trains."""
         assert self._save is not None
         checkpoint = {
             "now": self.now,
@@ -369,7 +369,7 @@ class Host(Generic[State]):
         if self._save(checkpoint):
             self.peers.note_kept()
             self.post.tell_all()
-        # Counted from its end: keeping must not become all that is done.
+        # Counted from the end of the last one, so that checkpoints never take all the time.
         self._checkpoint_at = self.now + self._settings.checkpoint_seconds
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:

@@ -19,15 +19,16 @@ class Forecaster(Protocol):
     """Answers `Predict`; `machine.monitor.Monitor` is one."""
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
-        """Training ran from `start` to `end` on the host's clock, for `cost` samples' worth."""
+        """Record training from `start` to `end` on the host's clock, of `cost` in samples."""
 
     def forecast(self, now: Seconds) -> Predicted:
         """Forecast for the work that begins at `now` on the host's clock."""
 
 
 Chore: TypeAlias = Callable[[Seconds], Seconds]
-"""Something to do between two events, from the beginning of the run: told the time, it says
-when it is due again."""
+"""A chore between two events, from the beginning of the run: it gets the time and returns its
+next due time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +36,23 @@ class HostSettings:
     """Settings of one worker's host.
 
     Args:
-        run: 8 bytes that tell this run from others; messages of others are refused.
-        introduction: Compared with those of the others, which must have equal settings.
-        meet_seconds: How long to wait for all workers before beginning without some; and, when
-            fewer than `min_workers` are left, for more to come back.
-        min_to_begin: With fewer workers, this one included, a run does not begin. Those who
-            have `ended` count.
-        min_workers: With fewer a run does not go on either.
-        ended: Workers that have come to their ends before, and are not waited for.
-        max_seconds: When to stop, counted from the beginning of the run.
+        run: 8 bytes that identify this run; messages of other runs are rejected.
+        introduction: This worker's introduction; the others' must have equal settings.
+        meet_seconds: Seconds to wait for all workers before beginning without some; also, with
+            fewer than `min_workers` left, for more to come back.
+        min_to_begin: Number of workers, including this one, that a run needs to begin. Workers
+            in `ended` count.
+        min_workers: Number of workers that a run needs to continue.
+        ended: Workers that had already finished; nobody waits for them.
+        max_seconds: Time limit, counted from the beginning of the run.
         checkpoint_seconds: Seconds between checkpoints.
-        quiet_seconds: At the end, how often to tell the others the own counts, and half of how
-            long nothing must have changed.
-        settle_seconds: How long counts may disagree before a worker leaves anyway.
-        max_waiting_bytes: Limit of what waits for one receiver; also of what has arrived, until
-            the algorithm needs it no more. There is room for three of the largest messages in
-            any case. None for a default: see `Holding`.
-        max_log_bytes: Limit of the messages that are kept for each worker, to send them again
-            when a run is resumed.
+        quiet_seconds: Seconds between two reports of counts at the end, and half of the time
+            without a change that ends the run.
+        settle_seconds: Seconds for which counts may disagree before a worker leaves anyway.
+        max_waiting_bytes: Limit of messages that wait for one receiver, and of arrived messages
+            that the algorithm still needs. Three of the largest messages always have room. None
+            for a default: see `Holding`.
+        max_log_bytes: Limit of messages kept for each worker, for resending in a resumed run.
         runtime: Clock, inbox and threads.
 
     Raises:

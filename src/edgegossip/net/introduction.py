@@ -1,4 +1,4 @@
-"""Introductions that workers exchange when they meet; only those of equal settings go on."""
+"""Introductions that workers exchange when they meet; only equal settings can run together."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from edgegossip.net.transport import Incarnation
 _LOG = logging.getLogger("edgegossip.net")
 INTRODUCTION = "net/introduction"
 PROTOCOL = 2
-"""Raised when the meaning of a message between workers changes."""
+"""Version of the protocol, which increases when the meaning of a message changes."""
 MAX_BYTES = 2**16
 _MAX_TEXT = 60
 _MAX_NAMED = 3
 _TOLERANCE = 1e-3
 
 Setting: TypeAlias = "bool | int | float | str | Sequence[float] | None"
-"""A plain value; or a sketch, whose numbers agree where they are nearly equal."""
+"""A plain value, or a sketch with numbers that are compared approximately."""
 SPEC = MessageSpec({"text": TensorSpec(torch.uint8, (None,), max_numel=MAX_BYTES)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """A worker's account of the run that it means to take part in.
+    """A worker's description of its run.
 
     Args:
-        settings: By name; all workers of a run have the same.
-        versions: By name; those of other workers may differ, which is worth a warning.
+        settings: Settings by name; equal among all workers of a run.
+        versions: Versions by name; differences cause a warning.
     """
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
     versions: Mapping[str, Setting] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The account as JSON of at most `MAX_BYTES`; what is too long is told by its hash."""
+        """The introduction as JSON of at most `MAX_BYTES`; hashes replace long values."""
         settings = {"network protocol": PROTOCOL, **self.settings}
         short = {name: _shorten(value) for name, value in settings.items()}
         text = json.dumps([short, dict(self.versions)])
@@ -57,21 +57,21 @@ class Introduction:
         return json.dumps([{name: _hash(each) for name, each in groups.items()}, {}])
 
     def message(self) -> Message:
-        """The account as a message; see `SPEC`."""
+        """The introduction as a message; see `SPEC`."""
         text = torch.frombuffer(bytearray(self.text().encode()), dtype=torch.uint8)
         return Message(INTRODUCTION, 0, {"text": text})
 
 
 class Introductions:
-    """Compares what the others say of themselves with the own account.
+    """Compares the others' introductions with this worker's.
 
-    A worker of other settings is never heard. One that finds itself in the minority before it
-    has begun cannot begin; with two workers that differ, neither can. Once a worker has begun,
-    nothing that others say of themselves ends its run.
+    A worker with other settings is always ignored. A worker in the minority cannot begin; if
+    two workers differ, neither can. After the beginning, no introduction of others ends a
+    worker's run.
 
     Args:
         num_workers: Size of the run.
-        own: This worker's.
+        own: This worker's introduction.
     """
 
     def __init__(self, num_workers: int, own: Introduction) -> None:
@@ -82,13 +82,13 @@ class Introductions:
         self._differences: dict[Rank, list[str]] = {}
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """Another process of `rank` may have other settings than the last one."""
+        """Forget the introduction of `rank`, whose new process may have other settings."""
         if self._incarnations.get(rank) != incarnation:
             self._incarnations[rank] = incarnation
             self._differences.pop(rank, None)
 
     def take(self, rank: Rank, message: Message) -> None:
-        """Compare what `rank` says of itself; warns of other versions."""
+        """Compare the introduction of `rank`; warn of other versions."""
         try:
             settings, versions = _parse(message)
         except (ValueError, RecursionError):
@@ -104,17 +104,17 @@ class Introductions:
         self._differences[rank] = differences
 
     def difference(self, rank: Rank) -> str:
-        """How the settings of `rank` differ, by its own account; empty if they do not."""
+        """Difference of the settings of `rank`, by its introduction; empty if there is none."""
         return _list(self._differences.get(rank, []))
 
     def require_majority(self, *, is_waiting: bool) -> None:
-        """Make sure that most have the settings of this worker, which is about to begin.
+        """Check before the beginning that most workers have this worker's settings.
 
         Args:
-            is_waiting: Those who have not introduced themselves yet may still agree.
+            is_waiting: Workers without an introduction may still agree.
 
         Raises:
-            NetworkError: If that is not so, or cannot become so.
+            NetworkError: If they do not, or no longer can.
         """
         different = {rank: each for rank, each in self._differences.items() if each}
         present = self._num_workers if is_waiting else 1 + len(self._differences)
@@ -140,7 +140,7 @@ def _parse(message: Message) -> tuple[dict[str, Setting], dict[str, Setting]]:
 
 def _is_setting(value: object) -> bool:
     if isinstance(value, list):
-        # A whole number may be beyond every float.
+        # A whole number may be larger than any float.
         return all(
             isinstance(each, float) or (isinstance(each, int) and abs(each) < 2**63)
             for each in value
@@ -149,7 +149,7 @@ def _is_setting(value: object) -> bool:
 
 
 def _differences(others: Mapping[str, Setting], own: Mapping[str, Setting]) -> list[str]:
-    """Say how each value that differs does."""
+    """Describe each difference."""
     found = []
     for name in {**own, **others}:
         theirs, ours = others.get(name), own.get(name)
@@ -176,7 +176,7 @@ def _is_opaque(value: Setting) -> bool:
 
 
 def _show(value: Setting) -> str:
-    text = "none" if value is None else json.dumps(value)  # which has no line breaks
+    text = "none" if value is None else json.dumps(value)  # JSON text has no line breaks
     return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
 
 

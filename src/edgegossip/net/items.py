@@ -1,4 +1,4 @@
-"""Network events, as they wait for a host in its inbox."""
+"""Network events in a host's inbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Appeared:
-    """A process can be reached."""
+    """A process has become reachable."""
 
     rank: Rank
     incarnation: Incarnation
@@ -27,7 +27,7 @@ class Appeared:
 
 @dataclass(slots=True)
 class Disappeared:
-    """A process cannot be reached any more."""
+    """A process is no longer reachable."""
 
     rank: Rank
     incarnation: Incarnation
@@ -35,7 +35,7 @@ class Disappeared:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The transport refused something, once or more often."""
+    """The transport rejected input, once or more often."""
 
     rank: Rank | None
     reason: str
@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(slots=True, eq=False)
 class Left:
-    """A message has been handed to the transport, or is kept until it can be."""
+    """A message was handed to the transport, or is kept until it can be."""
 
     receiver: Rank
     message: Message

@@ -1,4 +1,4 @@
-"""The links of a session, and what is to be known of each."""
+"""The links of a session, with a fact about each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class KnownLinks(Generic[T]):
     """Follows the links of a session.
 
     Args:
-        know: Says what is to be known of a link; None leaves it out.
+        know: Returns the fact about a link; None leaves the link out.
 
     Attributes:
-        known: By the ends of each link. Replaced, never changed: zenoh's threads write it,
-            others look.
+        known: Facts by the ends of each link. The dict is replaced and never changed, because
+            zenoh's threads write it while others read.
     """
 
     def __init__(self, know: Callable[[zenoh.Link], T | None]) -> None:
@@ -28,9 +28,9 @@ class KnownLinks(Generic[T]):
         self.known: dict[Ends, T] = {}
 
     def follow(self, session: zenoh.Session) -> None:
-        """Begin; until `session` is closed, or another is followed."""
+        """Follow `session` until it is closed, or another one is followed."""
         self.known = {}
-        # At once, not by a thread of its own: a link is known before messages come over it.
+        # At once, without a thread of its own: a link must be known before its messages arrive.
         linked = zenoh.handlers.Callback(self._linked, indirect=False)
         session.info.declare_link_events_listener(linked, history=True)
 

@@ -1,4 +1,4 @@
-"""One line in the log for each link that is lost or comes back, and few where many do."""
+"""One log line for each lost or returned link, with a rate limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgegossip.net.transport import Incarnation
 
 _LOG = logging.getLogger("edgegossip.net")
 _QUIET: Seconds = 10.0
-"""Between two lines about losses of one link."""
+"""Minimum seconds between two lines about losses of one link."""
 _WHY = {
     Phase.WAITING: "while it waited to begin",
     Phase.RUNNING: "it has failed, or the way to it is cut",
@@ -32,13 +32,13 @@ class _Link:
 
 
 class LinkLog:
-    """Tells of links; not for use by several threads at once."""
+    """Logs links; not thread-safe."""
 
     def __init__(self) -> None:
         self._links: dict[Rank, _Link] = {}
 
     def found(self, rank: Rank, incarnation: Incarnation, now: Seconds) -> None:
-        """There is a link with a process of `rank`."""
+        """Record a link to a process of `rank`."""
         link = self._links.get(rank)
         if link is None:
             self._links[rank] = _Link(incarnation)
@@ -53,10 +53,10 @@ class LinkLog:
     def lost(
         self, rank: Rank, incarnation: Incarnation, phase: Phase | None, now: Seconds
     ) -> None:
-        """The link with a process of `rank` is gone, whose last `phase` was this."""
+        """Record the loss of the link to a process of `rank` in this `phase`."""
         link = self._links.get(rank)
         if link is None or link.incarnation != incarnation:
-            return  # an earlier process, whose successor is here
+            return  # an earlier process; its successor is connected
         link.lost_at = now
         if now < link.said_at + _QUIET:
             link.num_unsaid += 1

@@ -1,4 +1,4 @@
-"""When a worker begins without some of the others, and when too few are left to go on."""
+"""Meeting: when a worker begins without others, and when too few are left."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _LOG = logging.getLogger("edgegossip.net")
 _SOON: Seconds = 3.0
 _LATER: Seconds = 30.0
 _AGAIN: Seconds = 1.0
-"""While workers meet: between two accounts of oneself, should one have been lost."""
+"""Seconds between two introductions during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
-"""How long to wait for the others once somebody has begun."""
+"""Seconds to wait for the others after a worker has begun."""
 
 
 class Meeting:
-    """Watches how many workers have come, before the run and while it lasts.
+    """Watches the number of present workers, before and during the run.
 
     Args:
         peers: The others.
-        post: Reaches them, and has their introductions.
-        settings: How many are needed, and how long to wait for them.
+        post: Post with the others' introductions.
+        settings: Required number of workers, and duration of waits.
     """
 
     def __init__(self, peers: Peers, post: Post, settings: HostSettings) -> None:
@@ -40,7 +40,7 @@ class Meeting:
         self._say_at: Seconds | None = None
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
-        """Why the run cannot go on."""
+        """Reason why the run cannot continue."""
 
     # Before the run.
 
@@ -50,16 +50,16 @@ class Meeting:
         now: Callable[[], Seconds],
         has_stopped: Callable[[], bool],
     ) -> Course[None]:
-        """Wait until everyone is here, or for as long as it is worth it.
+        """Wait until all are here, or until waiting is pointless.
 
         Args:
-            take_next: Waits until then at most, and takes what comes.
-            now: The host's time.
-            has_stopped: The host is to begin nothing.
+            take_next: Waits until the given time at most, and takes an item.
+            now: Returns the host's time.
+            has_stopped: Returns whether the host was stopped.
 
         Raises:
             NetworkError: If the transport cannot be opened, too few workers come, or most of
-                those who come have other settings.
+                them have other settings.
         """
         peers, deadline = self._peers, now() + self._settings.meet_seconds
         try:
@@ -81,7 +81,7 @@ class Meeting:
             self._conclude()
 
     def _wait(self, now: Seconds) -> None:
-        """Not all are here: say so now and then."""
+        """Log at intervals that workers are missing."""
         self._introductions.require_majority(is_waiting=True)
         if self._say_at is None:
             self._say_at = now + _SOON
@@ -91,7 +91,7 @@ class Meeting:
             _LOG.warning("still trying to reach %s%s", workers(missing), self._calls)
 
     def _conclude(self) -> None:
-        """The wait is over."""
+        """End the wait."""
         self._introductions.require_majority(is_waiting=False)
         missing, settings = self._peers.missing, self._settings
         num_here = self._peers.num_workers - len(missing)
@@ -110,11 +110,11 @@ class Meeting:
 
     @property
     def ends_at(self) -> Seconds:
-        """When there will have been too few for too long; infinity for never."""
+        """Time at which a shortage of workers ends the run; infinity for never."""
         return self._few_since + self._settings.meet_seconds
 
     def has_too_few(self, now: Seconds) -> bool:
-        """Whether there have been fewer workers than needed for too long; sets `shortage`."""
+        """Whether a shortage of workers has lasted too long; sets `shortage`."""
         needed = self._settings.min_workers
         missing = self._peers.lost if needed > 1 else []
         if self._peers.num_workers - len(missing) >= needed:

@@ -1,4 +1,4 @@
-"""A network without machines: transports that reach each other inside one process."""
+"""An in-memory network: transports that reach each other inside one process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 
 class MemoryNetwork:
-    """Joins the transports it makes; for tests, and for threads that train together.
+    """Connects the transports it makes; for tests, and for threads that train together.
 
-    A link is never congested: what is not taken yet waits in memory.
+    A link is never congested; frames wait in memory.
 
     >>> network = MemoryNetwork()
     >>> network.transport(rank=0), network.transport(rank=1, incarnation=5)
@@ -37,34 +37,33 @@ class MemoryNetwork:
         incarnation: Incarnation | None = None,
         security: TLS | None = None,
     ) -> MemoryTransport:
-        """One end of the network; `incarnation` is drawn if it is not given.
+        """Make an end of the network; `incarnation` is drawn by default.
 
-        Links need no `security`; what workers pass on for others does. The files are read
-        once.
+        Links need no `security`; relayed parts do. The files are read once.
 
         Raises:
-            NetworkError: If they are not good, as `TLS.check` says.
+            NetworkError: If they are invalid, see `TLS.check`.
         """
         return MemoryTransport(
             self, rank, secrets.randbits(63) if incarnation is None else incarnation, security
         )
 
     def cut(self, a: Rank, b: Rank) -> None:
-        """Nothing gets from one of the two to the other until `mend`."""
+        """Block all frames between the two until `mend`."""
         with self._lock:
             if frozenset((a, b)) not in self._cuts:
                 self._tell(a, b, "disappeared")
                 self._cuts.add(frozenset((a, b)))
 
     def mend(self, a: Rank, b: Rank) -> None:
-        """They reach each other again."""
+        """Let the two reach each other again."""
         with self._lock:
             if frozenset((a, b)) in self._cuts:
                 self._cuts.remove(frozenset((a, b)))
                 self._tell(a, b, "appeared")
 
     def kill(self, rank: Rank) -> None:
-        """As if the process of `rank` had ended at once: its listener hears nothing more."""
+        """Act as if the process of `rank` had been killed: its listener gets nothing more."""
         with self._lock:
             self.leave(self._open[rank])
 
@@ -80,7 +79,7 @@ class MemoryNetwork:
                 self._tell(transport.rank, other, "appeared")
 
     def leave(self, transport: MemoryTransport) -> None:
-        """Make `transport` unreachable; nothing if it is."""
+        """Make `transport` unreachable; no effect if it already is."""
         with self._lock:
             if self._open.get(transport.rank) is transport:
                 transport.stop()
@@ -89,7 +88,7 @@ class MemoryNetwork:
                 del self._open[transport.rank]
 
     def carry(self, sender: MemoryTransport, receiver: Rank, piece: bytes) -> None:
-        """Bring a piece to `receiver`, if there is a way."""
+        """Deliver a piece to `receiver`, if it is reachable."""
         with self._lock:
             if self._open.get(sender.rank) is sender and self._is_way(sender.rank, receiver):
                 self._open[receiver].take(sender.rank, piece)
@@ -105,7 +104,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One worker's end of a `MemoryNetwork`, which makes it."""
+    """One worker's end of a `MemoryNetwork`."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ class MemoryTransport:
         self._calls.put(lambda: self._announce(what, other))
 
     def stop(self) -> None:
-        """Nothing more will happen to this transport."""
+        """Stop all calls of this transport's listener."""
         self._calls.put(None)
 
     def _announce(self, what: str, other: MemoryTransport) -> None:

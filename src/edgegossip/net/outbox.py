@@ -1,4 +1,4 @@
-"""Sending beside everything else: one thread for each receiver, so that a slow one is alone."""
+"""Sending in the background: one thread per receiver, so that a slow one delays no other."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LOG = logging.getLogger("edgegossip.net")
 
 
 class Outbox:
-    """Frames that wait to be sent, by receiver.
+    """Frames waiting to be sent, by receiver.
 
     Args:
-        transport: Where it goes.
-        max_bytes: Limit of what waits for one receiver; what would exceed it is not taken.
-        runtime: Has the threads, one for each receiver.
+        transport: Transport for the frames.
+        max_bytes: Limit of waiting frames for one receiver; a frame beyond it is rejected.
+        runtime: Provides a thread for each receiver.
     """
 
     def __init__(self, transport: Transport, max_bytes: int, runtime: Runtime) -> None:
@@ -30,31 +30,31 @@ class Outbox:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._waiting: dict[Rank, int] = {}
-        # Links that have ended, and those that the caller knows of, by receiver.
+        # Ended links, and the links that the caller knows, by receiver.
         self._ended: Counter[Rank] = Counter()
         self._known: Counter[Rank] = Counter()
         self._senders: dict[Rank, Background] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Everything has been handed to the transport."""
+        """Whether everything was handed to the transport."""
         with self._lock:
             return not any(self._waiting.values())
 
     def put(
         self, receiver: Rank, frame: Sequence[Buffer], done: Callable[[], None] | None = None
     ) -> bool:
-        """Take a frame, unless too much waits for `receiver` already; say whether it was.
+        """Queue a frame, unless too much waits for `receiver`; return whether it was queued.
 
         Args:
-            receiver: Whom it is for.
-            frame: In parts.
-            done: Called from the sending thread when the frame has left, or is dropped.
+            receiver: Receiver of the frame.
+            frame: Frame in parts.
+            done: Called from the sending thread when the frame has left or was dropped.
         """
         num_bytes = sum(map(len, frame))
         with self._lock:
             waiting = self._waiting.get(receiver, 0)
-            # One is always taken, however large it is.
+            # One message is always accepted, whatever its size.
             if waiting and waiting + num_bytes > self._max_bytes:
                 return False
             self._waiting[receiver] = waiting + num_bytes
@@ -72,22 +72,22 @@ class Outbox:
         return True
 
     def drop(self, receiver: Rank) -> None:
-        """A link with `receiver` has ended: send nothing of what waits for it.
+        """Drop everything that waits for `receiver`, after a link has ended.
 
-        Frames on the link are lost, and frames are not to arrive without those before them;
-        the receiver will say what it lacks. Frames put by a caller that does not know of it
-        yet, until it calls `resume`, are dropped too. May be called from any thread.
+        Frames on the link are lost, and no frame may arrive without its predecessors; the
+        receiver will report its missing messages. Frames from a caller that does not know of
+        the loss yet are also dropped, until it calls `resume`. Thread-safe.
         """
         with self._lock:
             self._ended[receiver] += 1
 
     def resume(self, receiver: Rank) -> None:
-        """Take frames for the link after one that was dropped."""
+        """Accept frames for the link after a dropped one."""
         with self._lock:
             self._known[receiver] += 1
 
     def close(self, seconds: Seconds) -> None:
-        """Send what waits, for at most so long."""
+        """Send waiting frames, for at most this time."""
         deadline = self._runtime.clock() + seconds
         for sender in self._senders.values():
             sender.close(max(0.0, deadline - self._runtime.clock()))
@@ -98,5 +98,5 @@ class Outbox:
                 return
         try:
             self._transport.send(receiver, frame)
-        except Exception:  # the thread sends what comes after, too
+        except Exception:  # the thread must go on to send the next messages
             _LOG.exception("could not send to %d", receiver)

@@ -1,4 +1,4 @@
-"""How long a worker waits for messages before it takes the silent ones for lost."""
+"""Patience: how long a worker waits for silent workers before it gives them up."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MEMORY = 10
 
 @dataclass(slots=True, kw_only=True)
 class Patience:
-    """A deadline that is learnt from how long past rounds trained and waited.
+    """A deadline that is learned from the training and waiting times of past rounds.
 
     The deadline is `factor` times the longest training or wait of the last ten rounds, plus
-    `slack`; waits make it no longer than `first`. Lost machines are mostly noticed long before,
-    by the transport; this is for those that are there and say nothing, and for messages that
-    were lost.
+    `slack`; waits never raise it above `first`. The transport usually notices lost machines
+    long before. This deadline is for silent workers, and for lost messages.
 
-    A waiting worker says so from time to time, ten times in `slack`, so that others that wait
-    for the same silent worker do not take it for silent too. After `factor` deadlines this no
-    longer helps: a message was lost, and each waits for the other.
+    A waiting worker announces itself ten times in `slack`, so that others that wait for the
+    same silent worker do not count it as silent too. After `factor` deadlines this no longer
+    helps: a message was lost, and each waits for the other.
 
     Args:
         factor: At least 1.
         slack: Seconds, above 0.
-        first: Seconds to wait before the first round is over; waits lead to no more.
+        first: Seconds to wait before the first round is over; upper limit of the effect of
+            waits.
 
     >>> patience = Patience(factor=3.0, slack=1.0)
     >>> patience.watch(True, now=5.0)
@@ -48,19 +48,19 @@ class Patience:
     _since: Seconds | None = field(default=None, init=False)
     _has_given_up: bool = field(default=False, init=False)
     look_at: Seconds = field(default=math.inf, init=False)
-    """When to say that one waits, and to see who is silent; infinity while nobody waits."""
+    """Time of the next announcement and check for silent workers; infinity without a wait."""
 
     def __post_init__(self) -> None:
         if not (self.factor >= 1 and self.slack > 0 and self.first > 0):
             raise ValueError(f"factor must be >= 1, slack and first > 0, got {self}")
 
     def worked(self, seconds: Seconds) -> None:
-        """A piece of training took `seconds`."""
+        """Record the duration of a piece of training."""
         self._worked += seconds
         self._longest_work = max(self._longest_work, self._worked)
 
     def watch(self, is_waiting: bool, now: Seconds) -> None:
-        """Note whether only a message can wake the worker."""
+        """Record whether only a message can wake the worker."""
         if is_waiting and self._since is None:
             self._since, self._has_given_up = now, False
             self.look_again(now)
@@ -70,13 +70,13 @@ class Patience:
 
     def _end_wait(self, now: Seconds) -> None:
         assert self._since is not None
-        if not self._has_given_up:  # else it says nothing of how long the others take
+        if not self._has_given_up:  # otherwise it says nothing about the others' durations
             self._waited = max(self._waited, now - self._since)
 
     def next_round(self, now: Seconds) -> None:
-        """A round is over; one that nobody had to wait in counts too.
+        """Record the end of a round, including rounds without a wait.
 
-        One that never trains, as a parameter server, waits on: for the next round.
+        A worker that never trains, such as a parameter server, then waits for the next round.
         """
         if self._since is not None:
             self._end_wait(now)
@@ -86,35 +86,36 @@ class Patience:
 
     @property
     def deadline(self) -> Seconds:
-        """How long the others may say nothing."""
+        """Seconds for which the others may be silent."""
         if not self._rounds:
             return self.first
         longest = max(*self._rounds, self._worked, self._waited)
-        # Waits would multiply each other if somebody were always just in time.
+        # If a worker were always just in time, waits would multiply each other.
         limit = max(self.first, self.factor * self._longest_work + self.slack)
         return min(self.factor * longest + self.slack, limit)
 
     def look_again(self, now: Seconds) -> None:
-        """Put `look_at` off."""
+        """Postpone `look_at`."""
         self.look_at = now + self.slack / 10
 
     def silent(
         self, heard_at: Mapping[Rank, Seconds], spoke_at: Mapping[Rank, Seconds], now: Seconds
     ) -> list[Rank]:
-        """List those who are to be given up; see `is_over`."""
+        """List the workers to give up; see `is_over`."""
         return [r for r, at in heard_at.items() if self.is_over(at, spoke_at[r], now)]
 
     def is_over(self, heard_at: Seconds, spoke_at: Seconds, now: Seconds) -> bool:
-        """One that sent its last message at `heard_at` is to be given up.
+        """Whether to give up a worker that sent its last message at `heard_at`.
 
         Args:
-            heard_at: When the last message of the algorithm came.
-            spoke_at: When it said last how it is.
+            heard_at: Time of the last message of the algorithm.
+            spoke_at: Time of the last status.
             now: Time on the clock of the wait.
         """
         assert self._since is not None
         silent = now - max(self._since, heard_at, spoke_at)
-        # Its messages meanwhile may be of no use: to speak is not enough for ever.
+        # Its messages in the meantime may be useless, so speaking alone does not reset the
+        # limit.
         waited = now - self._since
         is_over = silent >= self.deadline or waited >= self.factor * self.deadline
         self._has_given_up |= is_over

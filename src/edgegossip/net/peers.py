@@ -1,4 +1,4 @@
-"""A worker's view of the others, and when it begins, rejoins and may leave: no I/O."""
+"""A worker's view of the others, and its decisions to begin, rejoin and leave: no I/O."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edgegossip.net.status import Phase, WorkerStatus
 from edgegossip.net.transport import Incarnation
 
 _GRACE: Seconds = 3.0
-"""How long one that has left is not missed."""
+"""Seconds until a departed worker counts as lost."""
 
 _MAX_LIVES = 2
-"""A process begins anew when it rejoins, and once only."""
+"""Lives of a process: it begins a new one when it rejoins, at most once."""
 _OVERHEAD = 1024
-"""Bytes of memory that a message takes in addition to its payload."""
+"""Memory of a message in addition to its payload, in bytes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SentLog:
-    """Messages to one worker that are not in its checkpoint, so that they can be sent again.
+    """Messages to one worker that are not in its checkpoint, for resending.
 
     Args:
         max_bytes: Memory limit; older messages are dropped.
@@ -43,12 +43,12 @@ class SentLog:
             self._drop()
 
     def forget(self, number: int) -> None:
-        """Its receiver keeps everything up to `number`."""
+        """Drop messages up to `number`, which are in the receiver's checkpoint."""
         while self.entries and self.entries[0][0] <= number:
             self._drop()
 
     def has(self, number: int) -> bool:
-        """Whether it keeps the message `number`, the last that was added."""
+        """Whether the log has the message `number`, the last one added."""
         return bool(self.entries) and self.entries[-1][0] == number
 
     def _drop(self) -> None:
@@ -61,22 +61,22 @@ class Peer:
     """State kept for one other worker.
 
     Attributes:
-        log: Messages that can be sent to it again.
-        incarnation: Incarnation of its process; 0 if none was seen.
-        is_reachable: The transport says so.
-        is_refused: This process is not listened to, and confirms nothing.
-        status: The newest of that process.
-        began_at: When it began, on the own clock, as its status has it.
-        life: Life that messages are numbered for.
-        num_lives: How many it has had in one process.
+        log: Messages that can be resent.
+        incarnation: Incarnation of its process; 0 before the first.
+        is_reachable: The transport can reach it.
+        is_refused: This process is ignored, and confirms nothing.
+        status: Newest status of that process.
+        began_at: Its beginning by its status, on this worker's clock.
+        life: Life for which messages are numbered.
+        num_lives: Number of its lives in one process.
         sent: Number of the last message to that life.
         received: Number of the last message from it.
-        kept: The last that is in the own checkpoint.
-        known_life: The last one that the algorithm knows of; 0 for none.
-        is_lost: The algorithm was told so, or will be when it starts.
-        heard_at: When the last message of the algorithm came.
-        num_gaps: How many statuses in a row told of more messages than have come.
-        has_lost_some: A message has come, and one before it has not.
+        kept: Number of the last message from it in this worker's checkpoint.
+        known_life: Last life that the algorithm knows of; 0 for none.
+        is_lost: The algorithm was told of the loss, or will be when it starts.
+        heard_at: Time of the last message of the algorithm.
+        num_gaps: Statuses in a row that reported more messages than have arrived.
+        has_lost_some: A message has arrived without its predecessor.
     """
 
     log: SentLog
@@ -98,22 +98,22 @@ class Peer:
 
     @property
     def is_known(self) -> bool:
-        """It can be reached, and has said how it is."""
+        """It is reachable, and has sent a status."""
         return self.is_reachable and self.status is not None
 
     def turn_to(self, life: Life) -> None:
-        """Number messages anew if this is another life."""
+        """Restart the numbers of messages if this is another life."""
         if life != self.life:
             self.life = life
             self.num_lives += 1
             self.count_anew()
 
     def refuse(self) -> None:
-        """Go on as if this process were not there."""
+        """Ignore this process from now on."""
         self.status, self.is_refused = None, True
 
     def count_anew(self) -> None:
-        """Nothing was sent, or received, yet."""
+        """Whether nothing was sent or received yet."""
         self.sent = self.received = self.kept = self.num_gaps = 0
         self.has_lost_some = False
         self.log = SentLog(max_bytes=self.log.max_bytes)
@@ -126,8 +126,8 @@ class Peers:
         rank: Rank of this worker.
         num_workers: Number of all workers.
         life: Life of this worker.
-        max_log_bytes: Limit of messages kept for each worker, to be sent again; 0 for none.
-        ended: Workers that have come to their ends before, and are not waited for.
+        max_log_bytes: Limit of messages kept for each worker for resending; 0 for none.
+        ended: Workers that had already finished; nobody waits for them.
         takes_repeats: As in the algorithm's `Traits`.
     """
 
@@ -147,7 +147,7 @@ class Peers:
         self.has_begun = False
         self._ended = frozenset(ended)
         self._takes_repeats = takes_repeats
-        # Workers that have left, and the time on the own clock when they will be missed.
+        # Workers that have left, and the time on this worker's clock when they count as lost.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
         self._peers = {other: Peer(log=SentLog(max_bytes=max_log_bytes)) for other in others}
@@ -160,18 +160,18 @@ class Peers:
 
     @property
     def active(self) -> list[Rank]:
-        """Whom the algorithm believes to be there."""
+        """Workers that the algorithm believes present."""
         return [rank for rank, peer in self if not peer.is_lost]
 
     @property
     def lost(self) -> list[Rank]:
-        """Whom the algorithm believes to be gone, though it has not come to its end."""
+        """Workers that the algorithm believes lost and unfinished."""
         return [rank for rank, peer in self if peer.is_lost and rank not in self._ended]
 
     # Reports of the transport and of the others.
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """A process of `rank` can be reached; what it is will be in its status."""
+        """Account for a reachable process of `rank`; its status follows."""
         peer = self[rank]
         if incarnation != peer.incarnation:
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
@@ -180,31 +180,31 @@ class Peers:
         self._leaving.pop(rank, None)
 
     def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:
-        """A process of `rank` cannot be reached any more, when the own clock shows `clock`."""
+        """Account for the loss of a process of `rank` at `clock` on this worker's clock."""
         peer = self[rank]
         if incarnation != peer.incarnation:
-            return []  # of an earlier process, which its successor has overtaken
+            return []  # from an earlier process; its successor was faster
         peer.is_reachable = False
         if peer.status is not None and peer.status.phase == Phase.LEAVING:
-            # This one is probably about to be stopped too, and shall not go on without it.
+            # This worker is probably about to be stopped too, and must not continue alone.
             self._leaving[rank] = clock + _GRACE
             return []
         return self.lose(rank)
 
     @property
     def lose_at(self) -> Seconds:
-        """When the first who has left will be missed, on the own clock; infinity for never."""
+        """Time at which the next departed worker counts as lost; infinity for never."""
         return min(self._leaving.values(), default=math.inf)
 
     def overdue(self, clock: Seconds) -> list[Event]:
-        """Those who have left, and are missed by now."""
+        """Events for departed workers that now count as lost."""
         late = [rank for rank, at in self._leaving.items() if clock >= at]
         for rank in late:
             del self._leaving[rank]
         return [event for rank in late for event in self.lose(rank)]
 
     def lose(self, rank: Rank) -> list[Event]:
-        """Give `rank` up until it is heard again."""
+        """Count `rank` as lost until it is heard again."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
@@ -213,10 +213,10 @@ class Peers:
         return [WorkerLost(rank)]
 
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
-        """`rank` says how it is, when the own clock shows `clock`."""
+        """Account for a status of `rank` at `clock` on this worker's clock."""
         peer = self[rank]
         if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
-            return []  # to be welcomed again and again would cost the others each time
+            return []  # repeated welcomes would cost the others work each time
         peer.status, peer.began_at = status, clock - status.elapsed
         peer.turn_to(status.life)
         peer.log.forget(status.kept)
@@ -233,25 +233,26 @@ class Peers:
         return []
 
     def find(self, rank: Rank) -> list[Event]:
-        """`rank` takes part: tell the algorithm if that is news."""
+        """Events for the algorithm if the presence of `rank` is news."""
         peer = self[rank]
         if not peer.is_lost and peer.known_life == peer.life:
             return []
         has_restarted = peer.known_life not in (0, peer.life)
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
-        if peer.is_lost:  # nobody waits for what it has sent meanwhile
+        if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0
         peer.is_lost, peer.known_life = False, peer.life
         self._count_on()
         return [*lost, WorkerJoined(rank, has_restarted)]
 
     def _count_on(self) -> None:
-        """Number messages from where their receivers are: they drop lower ones as known.
+        """Number messages from the receivers' last ones on, because they drop lower numbers as
+        duplicates.
 
-        A resumed worker does once more what it had done after its checkpoint, and sends the
-        same by the same numbers. It may do something else when somebody is lost or found, or
-        when somebody has lost it: one who finds it again tells it what it was not told then.
-        Where what comes sooner is done sooner, it may do something else in any case.
+        A resumed worker repeats its actions after the checkpoint, and sends the same messages
+        with the same numbers. Its actions may differ once a worker is lost or found, or has
+        lost this one, because it then gets other messages. They may always differ if the
+        algorithm depends on the order of arrival.
         """
         if self.is_resumed:
             for _, peer in self:
@@ -260,17 +261,17 @@ class Peers:
 
     @property
     def lacking(self) -> list[Rank]:
-        """Workers of which a message was lost on its way, and will not come any more.
+        """Workers whose message was lost in transit for good.
 
-        Messages and statuses arrive in the order sent. The first status of one that is resumed
-        comes before what it sends again.
+        Messages and statuses arrive in the order sent. The first status of a resumed worker
+        comes before its resent messages.
         """
         return [rank for rank in self.active if self._lacks(self[rank])]
 
     def _lacks(self, peer: Peer) -> bool:
         if peer.has_lost_some or peer.num_gaps < 2 or peer.status is None:
             return peer.has_lost_some
-        return peer.status.sent[self.rank] > peer.received  # else it was sent again
+        return peer.status.sent[self.rank] > peer.received  # otherwise it was resent
 
     # Beginning.
 
@@ -282,14 +283,14 @@ class Peers:
 
     @property
     def are_all_here(self) -> bool:
-        """Nobody has to be waited for."""
+        """Whether no worker has to be waited for."""
         return not self.missing
 
     @property
     def began_at(self) -> Seconds | None:
-        """When those who are here began, on the own clock; None if they have not.
+        """Beginning of the others' run on this worker's clock; None if they have not begun.
 
-        The median of what they say, of two the later moment: one liar cannot make the run old.
+        It is the median of their claims, the later of two: one liar cannot make the run old.
         """
         here = self._here()
         begun = [rank for rank, status in here.items() if status.phase >= Phase.RUNNING]
@@ -298,7 +299,9 @@ class Peers:
 
     @property
     def must_rejoin(self) -> bool:
-        """The others have begun without this life, or it lacks what nobody can send again."""
+        """Whether the others have begun without this life, or missing messages cannot be
+        resent.
+        """
         here = self._here()
         begun = [rank for rank, status in here.items() if self._has_begun_without(status)]
         resumed = [rank for rank, status in here.items() if status.is_resumed]
@@ -310,7 +313,9 @@ class Peers:
         )
 
     def _do_agree(self, ranks: Collection[Rank]) -> bool:
-        """Two of those who can be reached say so, or the only one: one of several may lie."""
+        """It takes two reachable workers to confirm this, or the only one: one of several may
+        lie.
+        """
         num_reachable = sum(peer.is_reachable and not peer.is_refused for _, peer in self)
         return len(ranks) >= min(2, max(1, num_reachable))
 
@@ -318,21 +323,21 @@ class Peers:
         return status.phase >= Phase.RUNNING and status.begun_with != self.life
 
     def _is_gap(self, rank: Rank) -> bool:
-        """This worker is resumed, and `rank` cannot send again all that it lacks."""
+        """Whether this worker is resumed and `rank` cannot resend all missing messages."""
         peer, status = self[rank], self[rank].status
         if status is None or not self.is_resumed:
             return False
         return peer.known_life == status.life and status.oldest > peer.received + 1
 
     def live_anew(self, life: Life) -> None:
-        """Begin as one that has not been here before, and whose algorithm knows of nobody."""
+        """Begin as a new worker, whose algorithm knows of nobody."""
         self.life, self.is_resumed = life, False
         for _, peer in self:
             peer.count_anew()
             peer.known_life, peer.is_lost = 0, False
 
     def begin(self, *, has_rejoined: bool = False) -> list[Event]:
-        """Begin with those who are here; returns what the algorithm has to know before."""
+        """Begin with the present workers; return the events that come before `Started`."""
         self.has_begun = True
         here = self._here()
         events: list[Event] = []
@@ -348,10 +353,12 @@ class Peers:
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
-        """`rank` is where this worker is, or can help it to get there; else it is found later.
+        """Whether `rank` is in step with this worker, or can help it; otherwise it is found
+        later.
 
-        Two who rejoin at once would wait for each other's help. One that began earlier, and
-        that too few confirm for this worker to rejoin it, will not send what a beginning needs.
+        Two workers that rejoin at once would wait for each other's help. A worker that claims
+        an earlier beginning without enough confirmations will not send the messages of a
+        beginning.
         """
         if has_rejoined:
             return status.phase != Phase.WAITING
@@ -370,7 +377,7 @@ class Peers:
     # Counting, and leaving.
 
     def status_for(self, rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
-        """The own status, as `rank` is to know it."""
+        """This worker's status for `rank`."""
         peer, everyone = self[rank], self._peers.values()
         sent = [each.sent for each in everyone]
         received = [each.received for each in everyone]
@@ -390,13 +397,13 @@ class Peers:
 
     @property
     def unfinished(self) -> list[Rank]:
-        """Workers that are there and have work left, as far as they have said."""
+        """Present workers with work left, by their statuses."""
         statuses = {rank: self[rank].status for rank in self.active}
         return [r for r, s in statuses.items() if s is None or s.phase != Phase.FINISHED]
 
     @property
     def is_nothing_under_way(self) -> bool:
-        """Whether everything that was sent has arrived, by the workers' latest statuses."""
+        """Whether all messages have arrived, by the workers' latest statuses."""
         own = self.status_for(self.active[0], Phase.FINISHED, 0.0) if self.active else None
         statuses = {self.rank: own} | {rank: self[rank].status for rank in self.active}
         return all(
@@ -409,7 +416,7 @@ class Peers:
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """State that a resumed worker needs; everything received so far is in it."""
+        """State for a resumed worker, including all messages received so far."""
         return {
             "life": self.life,
             "peers": {
@@ -427,12 +434,12 @@ class Peers:
         }
 
     def note_kept(self) -> None:
-        """A checkpoint with all that was received so far lies on the disk."""
+        """Account for a stored checkpoint with all messages received so far."""
         for _, peer in self:
             peer.kept = peer.received
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Restore a `state_dict`."""
         self.life, self.is_resumed = state["life"], True
         for rank, kept in state["peers"].items():
             known_life, life, sent, received, is_lost, has_lost_some, log = kept

@@ -1,4 +1,4 @@
-"""How large the values of a message may be: by what this worker and the others say."""
+"""Plausibility: limits of the values of a message, from those of this worker and the others."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from edgegossip.core.protocol import Message, Rank
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 FACTOR = 1000.0
-"""How many times as large as what is known to be usual a value may be."""
+"""Limit of a value relative to the usual one."""
 _STANDS_OUT = 2.0
-"""From how many times what is usual on a sender is suspected, when training has failed."""
+"""Ratio to the usual value that makes a sender suspect after failed training."""
 _MEMORY = 1000
-"""For how many pieces of training a sender is suspected: what it has sent may be made use of
-only many later."""
+"""Pieces of training for which a sender stays suspect, because its messages may be used only
+much later.
+"""
 _Place: TypeAlias = tuple[str, str]
-"""Kind of a message and name of a tensor; without the rank where tensors are passed on."""
+"""Kind of a message and name of a tensor, without the rank for relayed tensors."""
 
 
 class Plausibility:
-    """Compares the largest absolute values of tensors with those that are usual.
+    """Compares the largest absolute values of tensors with the usual ones.
 
-    Usual is the largest of three: 1, or what the largest of the initial parameters is if that
-    is more; what this worker itself has sent last; and the median of what the *other* senders
-    have said last in the same place, refused or not. So one liar has no vote on itself, from
-    the first message on; where honest models are larger than a worker has ever seen, as for
-    one that has just come back, the others vouch for each other.
+    The usual value is the largest of four: 1, the largest initial parameter, this worker's own
+    last message, and the median of the *other* senders' last messages in the same place,
+    accepted or not. A liar therefore has no vote on itself, from the first message on. If
+    honest models are larger than a worker has ever seen, for example after a return, the others
+    vouch for each other.
 
-    The factor is far above what honest workers differ by. It keeps out the values that no
-    arithmetic survives; smaller lies are met by `Footing`, which goes back when training has
-    failed and asks who stood out.
+    The factor is far above the differences of honest workers. It rejects values that break
+    arithmetic. `Footing` handles smaller lies: after failed training it goes back and asks
+    which sender stood out.
 
     Args:
-        schema: Form of the messages, by kind.
-        params: Parameters that the worker starts from, [num_params].
+        schema: Description of the messages, by kind.
+        params: Initial parameters, [num_params].
         rank: Rank of this worker.
     """
 
@@ -54,19 +55,19 @@ class Plausibility:
         self._own: dict[_Place, tuple[weakref.ref[Tensor], float]] = {}
         self._usual = self._least = max(1.0, initial or 0.0)
         self._heard: dict[_Place, dict[Rank, float]] = {}
-        # By sender: the largest ratio to what was usual, and after how much training.
+        # By sender: the largest ratio to the usual value, and the amount of training by then.
         self._ratios: dict[Rank, tuple[float, int]] = {}
         self._num_trained = 0
 
     def sent(self, message: Message) -> None:
-        """Note what this worker says itself."""
+        """Record this worker's own message."""
         kind, payload = message.kind, message.payload
-        if kind in self._is_passed_on:  # the rest others have written
+        if kind in self._is_passed_on:  # other workers have written the rest
             own = self._own_prefix
             payload = {n.removeprefix(own): x for n, x in payload.items() if n.startswith(own)}
         for name, tensor in payload.items():
             known = self._own.get((kind, name))
-            if known is None or known[0]() is not tensor:  # else it goes to another receiver
+            if known is None or known[0]() is not tensor:  # else sent to another receiver
                 size = self._specs[kind, name].magnitude(tensor) or 0.0
                 self._own[kind, name] = weakref.ref(tensor), size
         self._usual = max([self._least, *(size for _, size in self._own.values())])
@@ -74,10 +75,10 @@ class Plausibility:
     def excess(
         self, sender: Rank | None, kind: str, sizes: Mapping[str, float | None]
     ) -> str | None:
-        """Find what is too large in a message; None if nothing is.
+        """Find a value that is too large in a message; None if there is none.
 
         Args:
-            sender: Author of the message; None if that is not known for sure.
+            sender: Author of the message; None if uncertain.
             kind: Kind of the message.
             sizes: The largest absolute value of each tensor; see `TensorSpec.magnitude`.
         """
@@ -113,7 +114,7 @@ class Plausibility:
         return None if worst is None or ratios[worst] < _STANDS_OUT else worst
 
     def acquit(self, rank: Rank) -> None:
-        """Forget what `rank` has said: it is heard no longer, or is another process now."""
+        """Forget the messages of `rank`, which is muted or has another process."""
         self._ratios.pop(rank, None)
         for votes in self._heard.values():
             votes.pop(rank, None)

@@ -1,4 +1,4 @@
-"""A host's mail: checks what arrives, numbers what leaves, keeps account of the others."""
+"""A host's post: validates input, numbers output, and tracks the others."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 _HOLD: Seconds = 3.0
-"""How long one whose link is back may take to say what it lacks, until mail is held."""
+"""Seconds for which messages are held for the report of a worker whose link is back."""
 
 
 class Post:
     """Sends and receives for one worker; a `Listener`.
 
-    Only the listener's methods are called from other threads than the host's.
+    Only the listener's methods are called from threads other than the host's.
 
     Args:
-        algorithm: Says what its messages look like.
-        params: [num_params] what the worker starts from.
+        algorithm: Algorithm with the schema of the messages.
+        params: [num_params] initial parameters.
         transport: Carries frames.
-        items: Where what happens is put, for the host to pass to `take`.
-        peers: State kept for the others; says whose post this is.
+        items: Queue of items for `take`.
+        peers: State of the others, and rank of this worker.
         settings: Limits.
     """
 
@@ -78,7 +78,8 @@ class Post:
         self.plausibility = Plausibility(schema, params, rank)
         self.footing = Footing(params, self.blame, self.plausibility.went_well)
         self._strikes = Strikes()
-        self.blamed: list[Event] = []  # for the host to handle before what `blame` was about
+        # The host handles these before the message that caused the blame.
+        self.blamed: list[Event] = []
         self._buckets = {other: TokenBucket() for other, _ in peers}
         self.admission = Admission(
             run=settings.run,
@@ -90,16 +91,16 @@ class Post:
             life_of=lambda other: peers[other].life,
         )
         self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
-        """When each of the others last said how it is."""
-        # Introductions are few, and read at once.
+        """Time of the last status of each other worker."""
+        # Introductions are rare and are read at once.
         largest = max(s.max_num_bytes for kind, s in schema.items() if kind != INTRODUCTION)
         self._holding = Holding(settings.max_waiting_bytes, largest)
         room = max(self._holding.max_bytes, self._holding.share)
         self._outbox = Outbox(transport, room, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
-        # Workers whose link was cut and is back, or that came back in the same life: such a
-        # worker has not received all, and gets nothing new before it has said what it lacks.
-        # By worker, until when.
+        # Workers whose link was cut and is back, or that came back in the same life. Such a
+        # worker lacks messages, so it gets no new one before it has reported which. Otherwise
+        # the new one would prove the older ones lost. By worker: the time when this ends.
         self._relinked: dict[Rank, Seconds] = {}
         self._lock = threading.Lock()
         self._refused: Counter[Refused] = Counter()
@@ -147,7 +148,7 @@ class Post:
         with self._lock:
             self._refused[refused] += 1
             is_first = self._refused[refused] == 1
-        if is_first:  # the others will be counted with it
+        if is_first:  # the rest will be counted together with it
             self._items.put(refused)
 
     # For the host, on its thread.
@@ -208,8 +209,8 @@ class Post:
             self.peers[sender].refuse()
             return self.peers.lose(sender)
         if message.kind == INTRODUCTION:
-            # It knows by now that this worker can be reached; what was said before it did may
-            # have been forgotten.
+            # By now it knows that this worker can be reached. It may have forgotten messages
+            # that were sent before it knew.
             self.tell(sender, again=True)
             return []
         if message.kind == STATUS:
@@ -218,13 +219,13 @@ class Post:
         if envelope.sender_life != peer.life or envelope.receiver_life != self.peers.life:
             return []  # between earlier lives of one of the two
         if envelope.number <= peer.received:
-            return []  # sent again by one that was resumed
+            return []  # resent by a resumed worker
         if number := envelope.number - peer.received - 1:
             peer.has_lost_some = True
             detail = "it never arrived, or was refused"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
-        is_there = self.peers.has_begun and peer.is_reachable  # and not what it had left behind
+        is_there = self.peers.has_begun and peer.is_reachable  # else it is old
         found = self.peers.find(sender) if is_there else []
         return [*found, Received(sender, message)]
 
@@ -232,19 +233,20 @@ class Post:
         status = WorkerStatus.parse(message)
         events = self.peers.told(sender, status, self._clock())
         if self.peers[sender].status is not status:
-            return events  # of a life that is one too many
+            return events  # from a superseded life
         self.spoke_at[sender] = now
         self._relink(sender)
-        # It may have missed what it waits for, or take for lost who has nothing more to say.
+        # It may have missed the message it waits for, or count a worker as lost that has
+        # nothing more to send.
         waits = self.phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (self.phase == Phase.FINISHED and status.phase == Phase.RUNNING):
             self.tell(sender, again=True)
         return events
 
-    # Those who lie.
+    # Workers that lie.
 
     def _punish(self) -> list[Event]:
-        """Nobody waits for what was refused, nor hears one who goes on so."""
+        """Nobody waits for rejected messages, and a repeated offender is muted."""
         offenders, self.admission.offenders = self.admission.offenders, []
         events: list[Event] = []
         for rank in offenders:
@@ -254,7 +256,7 @@ class Post:
         return events
 
     def _lose(self, rank: Rank) -> list[Event]:
-        """Give up one that has lied; if it is lost already, the rest of it is forgotten."""
+        """Give up a worker that has lied; if it is already lost, drop its unused data."""
         self.peers.lose(rank)
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
@@ -266,13 +268,13 @@ class Post:
         return self._lose(rank)
 
     def _forgive(self, rank: Rank) -> None:
-        """Another process speaks for `rank` now."""
+        """Account for a new process of `rank`."""
         self._strikes.forgive(rank)
         self._buckets[rank].refill(self._clock())
         self.plausibility.acquit(rank)
 
     def blame(self) -> bool:
-        """Training has failed: mute the sender that stood out most; say whether one did."""
+        """After failed training, mute the sender that stood out; return whether one did."""
         rank = self.plausibility.suspect()
         if rank is None:
             return False
@@ -285,55 +287,57 @@ class Post:
     def send(
         self, receiver: Rank, message: Message, left: Callable[[], None] | None = None
     ) -> bool:
-        """Send a message of the algorithm; say whether it is on its way.
+        """Send a message of the algorithm; return whether it was sent.
 
-        `left` is called, maybe from another thread, when the transport has it, or when it is
-        kept for one that will say what it lacks.
+        `left` is called, possibly from another thread, when the transport has the message, or
+        when it is kept for a receiver that will report its missing messages.
         """
         peer = self.peers[receiver]
         if not peer.is_known and (peer.is_lost or not peer.life):
             return False
         peer.sent += 1
         peer.log.add(peer.sent, message)
-        # It has left for a moment, or has not said yet what it lacks, and gets this after
-        # what was sent before if it goes on with its life.
+        # It has left for a moment, or has not reported its missing messages yet. If it resumes
+        # its life, it gets this message after the earlier ones.
         is_held = receiver in self._relinked and peer.log.has(peer.sent)
         is_sent = True
         if peer.is_known and not is_held:
             is_sent = self._post(receiver, message, peer.sent, left)
         elif left is not None:
             left()
-        self.plausibility.sent(message)  # looks at all of it, while it is being sent
+        self.plausibility.sent(message)  # reads all of it while it is being sent
         return is_sent
 
     def send_again(self) -> None:
-        """Send what those who were resumed too do not have."""
+        """Send the missing messages to other resumed workers."""
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
                 self._send_missing(rank)
 
     def _relink(self, rank: Rank) -> None:
-        """Send `rank` what it lacks since its link is back, by what it has said last."""
+        """Send `rank` its missing messages after its link is back, by its last report."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank)
 
     @property
     def release_at(self) -> Seconds:
-        """When mail that is held is sent in any case, on the own clock; infinity for never."""
+        """Time at which held messages are sent in any case, on this worker's clock; infinity
+        for never.
+        """
         return min(self._held.values(), default=math.inf)
 
     def release(self, clock: Seconds) -> None:
-        """Send what is held for those whose word has not come in time: it was lost."""
+        """Send the messages held for workers whose report was lost."""
         for rank in [rank for rank, at in self._held.items() if clock >= at]:
             self._relink(rank)
 
     @property
     def _held(self) -> dict[Rank, Seconds]:
-        """Until when mail is held for those whom it could reach."""
+        """End of the hold for messages to reachable workers."""
         return {r: at for r, at in self._relinked.items() if self.peers[r].is_known}
 
     def _send_missing(self, rank: Rank) -> None:
-        """Send `rank` what it has not received in its present life."""
+        """Send `rank` the messages that it lacks in its current life."""
         peer = self.peers[rank]
         assert peer.status is not None
         for number, message in [*peer.log.entries]:
@@ -355,7 +359,7 @@ class Post:
         return self._outbox.put(receiver, pack(envelope, message), left)
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
-        """Send `rank` the own status, if it can be reached and does not know it yet."""
+        """Send `rank` this worker's status, if it is reachable and the status is new to it."""
         if not self.peers[rank].is_reachable:
             return
         status = self.peers.status_for(rank, self.phase, self.elapsed())
@@ -364,19 +368,19 @@ class Post:
             self._post(rank, status.message(), 0, None)
 
     def tell_all(self, *, again: bool = False) -> None:
-        """Send everyone the own status, where it is news."""
+        """Send this worker's status to everyone to whom it is new."""
         for rank, _ in self.peers:
             self.tell(rank, again=again)
 
     @property
     def refusals(self) -> dict[str, int]:
-        """How much was refused or never arrived, by sender and reason."""
+        """Number of rejected and missing messages, by sender and reason."""
         dropped = self.admission.dropped.items()
         return {f"worker {sender}: {reason}": n for (sender, reason), n in dropped}
 
     @property
     def is_over(self) -> bool:
-        """Everyone who is there has finished, and nothing is under way."""
+        """Whether all present workers have finished and nothing is in flight."""
         peers = self.peers
         return (
             self.phase == Phase.FINISHED

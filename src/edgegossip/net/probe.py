@@ -1,4 +1,4 @@
-"""Try whether another worker's endpoint can be reached, without taking part in anything."""
+"""Probe: test whether an endpoint is reachable, without joining a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from edgegossip.net.address import parse
 from edgegossip.net.certificates import common_name
 from edgegossip.net.tls import TLS
 
-# The other's word on our certificate comes after the handshake, in TLS 1.3.
+# In TLS 1.3 the peer judges our certificate after the handshake.
 _VERDICT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """An endpoint that has answered.
+    """Result of a successful probe.
 
     Args:
-        seconds: Until the connection stood, its handshake included.
+        seconds: Time to connect, including the handshake.
         name: Common name in the other's certificate; None without TLS.
     """
 
@@ -39,13 +39,13 @@ def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Rea
     Args:
         endpoint: Such as "tls/host:7447".
         tls: This worker's files; without them, a tls endpoint is only connected to.
-        patience: How long each step may take.
+        patience: Time limit of each step.
 
     Raises:
-        NetworkError: If it cannot be reached, or one end refuses the other's certificate.
-        ValueError: If `endpoint` is no such.
+        NetworkError: If it cannot be reached, or one end rejects the other's certificate.
+        ValueError: If `endpoint` is malformed.
     """
-    # Options of zenoh's, behind ? or #, do not say where it is.
+    # Zenoh's options after ? or # are not part of the location.
     protocol, host, port = parse("connect", re.split(r"[?#]", endpoint)[0])
     begin = time.perf_counter()
     try:
@@ -90,12 +90,12 @@ def _wait_for_verdict(encrypted: ssl.SSLSocket) -> None:
         if encrypted.recv(1) == b"":
             raise NetworkError("it has hung up on us after the handshake")
     except TimeoutError:
-        pass  # it waits for us to speak, so it is content
+        pass  # the peer waits for our data, so it has accepted the certificate
 
 
 def _name(encrypted: ssl.SSLSocket) -> str:
     der = encrypted.getpeercert(binary_form=True)
-    assert der is not None  # the context demands one
+    assert der is not None  # the context requires one
     return common_name(x509.load_der_x509_certificate(der).subject)
 
 

@@ -9,20 +9,20 @@ from edgegossip.net.known_links import KnownLinks
 
 
 class Reach:
-    """Follows the links of a session: those within this machine reach no card of it."""
+    """Follows the links of a session; links within this machine use no network card."""
 
     def __init__(self) -> None:
         self._links = KnownLinks(lambda link: not _is_within(str(link.src), str(link.dst)))
 
     def follow(self, session: zenoh.Session) -> None:
-        """Begin; until `session` is closed, or another is followed."""
+        """Follow `session` until it is closed, or another one is followed."""
         self._links.follow(session)
 
     def leave_machine(self, session_id: str | None) -> bool:
-        """Whether what is exchanged with a session leaves this machine.
+        """Whether traffic with a session leaves this machine.
 
-        Where there is no link with it, some link does: the way is by a router, or the
-        session is not known yet.
+        Without a link to it, any external link counts: the path is over a router, or the
+        session is unknown yet.
         """
         links = self._links.known
         direct = [leaves for (other, *_), leaves in links.items() if other == session_id]
@@ -30,7 +30,7 @@ class Reach:
 
 
 def _is_within(source: str, destination: str) -> bool:
-    """Whether a link has both ends here; systems keep what is for an own address inside."""
+    """Whether both ends of a link are on this machine, where systems route internally."""
     return is_loopback(source) or _host(source) == _host(destination)
 
 

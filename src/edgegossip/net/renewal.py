@@ -1,4 +1,4 @@
-"""Sessions that are opened anew while a worker or router runs, as certificates change."""
+"""Renewal of sessions at run time, when certificates change."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _T = TypeVar("_T")
 
 
 class CertificateWatch:
-    """Knows when the files of a worker or router say something new, and something good.
+    """Watches the files of a worker or router for valid changes.
 
-    What is damaged, or not to be believed, changes nothing: the last good certificates stay in
-    use, and the last good list of revoked ones in force. The log says so.
+    Damaged or untrusted files change nothing: the last valid certificates and revocation lists
+    stay in force. The log says so.
 
     Args:
         tls: The files.
-        rank: Whose; None for routers.
+        rank: Worker that owns them; None for routers.
         run_names: Names of runs that the certificate may be bound to.
 
     Raises:
-        NetworkError: If they are not good now, as `TLS.check` says.
+        NetworkError: If they are invalid now, see `TLS.check`.
     """
 
     def __init__(self, tls: TLS, rank: Rank | None, run_names: Collection[str]) -> None:
@@ -47,11 +47,11 @@ class CertificateWatch:
         self._run_names = run_names
         self._contents = tls.contents()
         self.current = tls.check(rank, run_names)
-        # How often in a row the same contents were no good, by what became of it.
+        # Number of failures in a row of the same contents, by outcome.
         self._failures: Counter[str] = Counter()
 
     def look(self) -> Credentials | None:
-        """Read the files if they have changed; what is to be used from now on, if it is new."""
+        """Read the files if they have changed; return new credentials, if any."""
         contents = self.tls.contents()
         if contents != self._contents:
             self._failures.clear()
@@ -81,7 +81,7 @@ class CertificateWatch:
     def _with_revocations(self, credentials: Credentials) -> Credentials:
         revocations = self.tls.revocations(credentials.identity, credentials.revocations)
         credentials = replace(credentials, revocations=revocations)
-        credentials.anchors()  # are not too many
+        credentials.anchors()  # raises if there are too many
         return credentials
 
     def _try(self, consequence: str, read: Callable[[], _T], otherwise: _T) -> _T:
@@ -89,7 +89,7 @@ class CertificateWatch:
             result = read()
         except (NetworkError, OSError, ValueError, UnsupportedAlgorithm) as error:
             self._failures[consequence] += 1
-            # Not at once: somebody may be about to put one file after the other into place.
+            # Wait: the administrator may be replacing one file after the other.
             if self._failures[consequence] == _COMPLAIN:
                 _LOG.error("%s: %s", consequence, error)
             return otherwise
@@ -98,18 +98,18 @@ class CertificateWatch:
 
 
 class RenewedSession:
-    """A zenoh session that is closed, and opened with new rules, when certificates change.
+    """A zenoh session that is closed and reopened with new rules when certificates change.
 
-    Zenoh knows no other way: it goes by what it was given when it began to listen. It is also
-    opened anew, with the same rules, when it is stuck.
+    Zenoh has no other way, because it keeps its initial rules. A stuck session is also
+    reopened, with the same rules.
 
     Args:
-        open_session: Opens one with given credentials; called again until it can.
-        enter: Called with each session when it is open.
+        open_session: Opens a session with given credentials; called until it succeeds.
+        enter: Called with each opened session.
         leave: Called before each is closed.
-        lost: Called after one was closed that another one follows.
+        lost: Called after closing a session that has a successor.
         is_stuck: Asked once a second while a session is open.
-        watch: Knows of changes; None where there are no certificates.
+        watch: Watches for changes; None without certificates.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class RenewedSession:
         """Open the first session.
 
         Raises:
-            NetworkError: If that cannot be done, or `keep_trying` says that it is enough.
+            NetworkError: If it cannot be opened, or `keep_trying` returns false.
         """
         credentials = None if self._watch is None else self._watch.current
         self._session = self._open(credentials, keep_trying)
@@ -146,7 +146,7 @@ class RenewedSession:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the session for good; nothing if it is closed."""
+        """Close the session for good; no effect if it is closed."""
         self._is_over.set()
         with self._changing:
             self._end()
@@ -157,7 +157,7 @@ class RenewedSession:
             return
         with suppress(zenoh.ZError):
             self._leave()
-        with suppress(zenoh.ZError):  # a link is stuck, and goes with the process
+        with suppress(zenoh.ZError):  # a stuck link ends with the process
             session.close()  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:
@@ -171,7 +171,7 @@ class RenewedSession:
                 self._renew(None if self._watch is None else self._watch.current)
 
     def _renew(self, credentials: Credentials | None) -> bool:
-        """Open another session in place of this one; False if the end has come meanwhile."""
+        """Replace this session by another; False if it was closed in the meantime."""
         with self._changing:
             if self._is_over.is_set():
                 return False

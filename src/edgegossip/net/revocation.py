@@ -1,10 +1,10 @@
-"""Certificates that are good no more: the authority's list, and how TLS comes to obey it.
+"""Revoked certificates: the authority's list, and its enforcement by TLS.
 
-Zenoh 1.10 reads no revocation lists (eclipse-zenoh/zenoh#2749 would), and its access control
-knows common names only, which the old and the new certificate of a worker share. But its TLS
-obeys the name constraints of the authorities that it is given, on calls and on being called.
-So each certificate has a DNS name made of its serial number, and an authority goes to zenoh
-with those names excluded that it has revoked. A handshake with such a certificate fails.
+Zenoh 1.10 reads no revocation lists (eclipse-zenoh/zenoh#2749 would change that), and its
+access control knows only common names, which the old and the new certificate of a worker share.
+However, its TLS enforces the name constraints of the given authorities in both directions. Each
+certificate therefore has a DNS name made of its serial number, and zenoh receives the authority
+with the names of revoked certificates excluded. A handshake with such a certificate fails.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from edgegossip.net.certificates import (
 
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 
-# Zenoh's TLS reads no longer certificates; this is for about a thousand that are revoked.
+# Zenoh's TLS rejects longer certificates; this holds about a thousand revoked ones.
 _MOST_BYTES = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """Certificates that one authority has revoked.
+    """Revoked certificates of one authority.
 
     Args:
-        number: Number of its list, which grows from one to the next; 0 if it has none.
+        number: Increasing number of its list; 0 without a list.
         serials: Serial numbers of the certificates.
     """
 
@@ -54,34 +54,34 @@ class Revoked:
 
 
 Revocations: TypeAlias = Mapping[bytes, Revoked]
-"""By the id of the authority."""
+"""Revocations by the id of the authority."""
 
 
 def authority_id(authority: x509.Certificate) -> bytes:
-    """Name and key of an authority, which are the same in all its certificates."""
+    """Name and key of an authority, equal in all its certificates."""
     key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return authority.subject.public_bytes() + key
 
 
 def list_path(folder: Path) -> Path:
-    """Where `folder` has the list of revoked certificates."""
+    """Path in `folder` of the list of revoked certificates."""
     return folder / "revoked.pem"
 
 
 def revoke(
     folder: Path, ranks: Sequence[Rank | None] = (), serials: Sequence[int] = ()
 ) -> list[int]:
-    """Put certificates on the list of the authority in `folder`.
+    """Add certificates to the revocation list of the authority in `folder`.
 
-    Certificates on it that have expired are taken off, as no one accepts them anyway.
+    Expired certificates are removed from the list, because no one accepts them anyway.
 
     Args:
         folder: Folder of the authority.
-        ranks: Workers, or None for routers, all of whose certificates are revoked.
+        ranks: Workers, or None for routers; all their certificates are revoked.
         serials: Serial numbers of single certificates.
 
     Returns:
-        The serial numbers on the list that were not on it before.
+        The serial numbers that are new on the list.
 
     Raises:
         NetworkError: If `folder` has no authority, a damaged list, or no certificate of one
@@ -94,7 +94,7 @@ def revoke(
     now = datetime.now(UTC)
     expired = {each.serial_number for each in known if each.not_valid_after_utc < now}
     after = Revoked(before.number + 1, (before.serials | new) - expired)
-    constrain(authority, after.serials)  # fits into what TLS reads
+    constrain(authority, after.serials)  # raises if it is too long for TLS
     write_file(list_path(folder), _sign(after, authority, key), mode=0o644)
     return sorted(after.serials - before.serials)
 
@@ -114,19 +114,19 @@ def parse_lists(
     authorities: Collection[x509.Certificate],
     in_force: Revocations | None = None,
 ) -> Revocations:
-    """Read the lists in PEM that `content` of the file `path` has, and check who made them.
+    """Read the lists in the PEM `content` of the file `path`, and verify their signatures.
 
-    Lists do not expire: a certificate that was revoked once does not become good by waiting.
+    Lists do not expire, because a revoked certificate must not become valid again.
 
     Args:
-        content: Contents of the file; empty if it is not there.
+        content: Contents of the file; empty if it is missing.
         path: Path of the file.
         authorities: Authorities that may have signed them.
-        in_force: Lists that these must not fall behind.
+        in_force: Current lists, which must not be newer.
 
     Raises:
-        NetworkError: If something in it is not a list that one of `authorities` has signed, or
-            there is none as new as the one `in_force`.
+        NetworkError: If it contains anything but lists signed by `authorities`, or lists older
+            than those `in_force`.
     """
     lists: dict[bytes, Revoked] = {}
     pieces = _LIST.findall(content)
@@ -151,13 +151,13 @@ def parse_lists(
 
 
 def constrain(authority: x509.Certificate, serials: Iterable[int]) -> x509.Certificate:
-    """`authority` as TLS shall know it: not vouching for certificates with these numbers.
+    """Constrain `authority` for TLS to exclude certificates with these numbers.
 
-    Its name and key are the same. Nobody looks at the signature of what is trusted, so it
-    has the signature of a key that is thrown away.
+    Name and key stay the same. TLS does not verify the signature of a trusted certificate, so a
+    temporary key signs it.
 
     Raises:
-        NetworkError: If there are more `serials` than TLS can be told of.
+        NetworkError: If there are more `serials` than TLS supports.
     """
     excluded: list[x509.GeneralName] = [x509.DNSName(serial_name(each)) for each in serials]
     permitted = None
@@ -203,7 +203,7 @@ def _serials(
     found = [
         each.serial_number
         for each in known
-        # Also those that are good in some runs only.
+        # This includes certificates that are valid in some runs only.
         if common_name(each.subject).partition("@")[0] == whose
     ]
     if not found:
@@ -223,7 +223,7 @@ def _sign(
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now)
-        .next_update(authority.not_valid_after_utc)  # X.509 wants one
+        .next_update(authority.not_valid_after_utc)  # X.509 requires one
         .add_extension(x509.CRLNumber(revoked.number), critical=False)
         .add_extension(key_id, critical=False)
     )

@@ -1,4 +1,4 @@
-"""A meeting place for workers that cannot call each other: in networks that let nobody in."""
+"""Router: a meeting place for workers that cannot call each other."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _LOG = logging.getLogger("edgegossip.net")
 
 
 class Router:
-    """A zenoh router, which passes messages on from when it is made until it is closed.
+    """A zenoh router, which relays messages until it is closed.
 
     Workers of any run may connect to it, and other routers. With certificates it holds each
-    worker to its own rank, as workers do among themselves. Workers believe it whom a message
-    comes from, so anyone with a router's certificate can be any worker. Where two workers of a
-    router both listen, one must be able to call the other: zenoh leaves it to them.
+    worker to its own rank, as workers do among themselves. Workers trust it to name a message's
+    sender, so the holder of a router's certificate can impersonate any worker. If two workers
+    of a router both listen, one must be able to call the other, because zenoh does not relay
+    between them.
 
     Args:
-        address: Where to listen, and other routers to call.
-        num_workers: As many as the largest run has; of others nothing is passed on where there
-            is `security`.
+        address: Endpoints to listen at, and other routers to call.
+        num_workers: Number of workers of the largest run; with `security`, messages of higher
+            ranks are not relayed.
         security: The files of routers. When they change, or a certificate is revoked, all links
-            are closed, and opened anew.
-        run_names: Names of further runs that it passes on, for workers whose certificates are
-            bound to these.
+            are closed and reopened.
+        run_names: Names of further runs to relay, for workers with certificates bound to them.
         lease: As in `ZenohTransport`.
 
     Raises:
-        NetworkError: If it cannot listen there.
-        ValueError: If `num_workers` is below 1, `lease` out of range, or there is nowhere to
-            listen.
+        NetworkError: If it cannot listen at `address`.
+        ValueError: If `num_workers` is below 1, `lease` is out of range, or there is no
+            endpoint to listen at.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Router:
         self.close()
 
     def close(self) -> None:
-        """Pass on nothing more."""
+        """Stop relaying."""
         self._session.close()
 
     def _open_session(

@@ -1,7 +1,7 @@
-"""Runtime of a host: its clock, its inbox, and threads beside it.
+"""Runtime of a host: its clock, its inbox, and background threads.
 
-Everything but the host's own logic and the transport passes through a `Runtime`. Tests give the
-same code a virtual one: a run of minutes takes milliseconds, and one seed gives one trace.
+The host uses time and threads only through a `Runtime`. Tests use a virtual one: a run of
+minutes takes milliseconds, and one seed gives one trace.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from edgegossip.net.fair_queue import FairQueue
 
 T = TypeVar("T")
 Life: TypeAlias = int
-"""One life of a rank, drawn when it starts with nothing; a resumed worker keeps its own."""
+"""One life of a rank, drawn at a start with an empty state; a resumed worker keeps its own."""
 Course: TypeAlias = Generator[Seconds, Any, T]
-"""Yields until when there is nothing to do, by `Runtime.clock`.
-
-It is sent the next item of the inbox, or None once that moment has come.
+"""Yields the time, by `Runtime.clock`, until which there is nothing to do. It receives the next
+item of the inbox, or None at that time.
 """
 _LONGEST_WAIT: Seconds = 3600.0
-"""In one call of the system, which takes no infinity."""
+"""Longest wait in one system call, which does not support infinity."""
 
 
 class Background(Protocol):
-    """Runs jobs one after the other, beside the caller."""
+    """Runs jobs in sequence, in the background."""
 
     def submit(self, job: Callable[[], T], done: Callable[[T], object] | None = None) -> None:
-        """Run `job` after those before it, then `done` with its result; neither may raise."""
+        """Run `job` after earlier ones, then `done` with its result; neither may raise."""
 
     def close(self, seconds: Seconds) -> None:
-        """Take no more jobs, and wait at most `seconds` for those that were submitted."""
+        """Accept no more jobs, and wait at most `seconds` for submitted ones."""
 
 
 class Runtime(Protocol):
-    """The host's surroundings."""
+    """Clock, inbox and threads of a host."""
 
     def clock(self) -> Seconds:
         """Seconds, never going back."""
@@ -49,14 +48,14 @@ class Runtime(Protocol):
         """An empty inbox."""
 
     def background(self, name: str) -> Background:
-        """A new `Background`; `name` is for people."""
+        """Make a `Background`; `name` is for people."""
 
     def new_life(self) -> Life:
-        """Draw a life in 1..2**63 - 1 that no other worker has."""
+        """Draw a unique life in 1..2**63 - 1."""
 
 
 def drive(course: Course[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> T:
-    """Do what `course` does, and wait where it asks to; returns what it returns."""
+    """Run `course`, and wait when it asks to; return its result."""
     item = None
     with closing(course):
         while True:
@@ -68,7 +67,7 @@ def drive(course: Course[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> 
 
 
 class BackgroundThread:
-    """A `Background` that is a thread, and does not keep the process alive."""
+    """A `Background` with a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -116,5 +115,5 @@ class RealRuntime:
 
     def new_life(self) -> Life:
         """See `Runtime`."""
-        # Drawn from the system: two workers of one seed must not draw alike.
+        # From the system's generator: two workers with one seed must draw different numbers.
         return 1 + secrets.randbelow(2**63 - 1)

@@ -1,4 +1,4 @@
-"""Signatures of what workers write and others pass on: nobody speaks for another."""
+"""Seals: signatures of relayed parts, so that no worker speaks for another."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SEAL = "seal"
 _LOG = logging.getLogger("edgegossip.net")
 _MAX_NUM_BYTES = 4096
 _SPEC = TensorSpec(torch.uint8, (None,), max_numel=_MAX_NUM_BYTES)
-_PLACE = struct.Struct("<16s8sQQ")  # what it is, run, origin, its life
+_PLACE = struct.Struct("<16s8sQQ")  # purpose, run, origin, its life
 _HEAD = struct.Struct("<QH")  # life, bytes of the signature
 _PREHASHED = ec.ECDSA(Prehashed(hashes.SHA256()))
 _WHAT = b"edgegossip seal1"
 
 
 def with_seals(schema: Mapping[str, MessageSpec], num_workers: int) -> dict[str, MessageSpec]:
-    """Let each part of a message that is passed on have a seal."""
+    """Add a seal to each part of a relayed message's description."""
     seals = {f"{rank}.{SEAL}": _SPEC for rank in range(num_workers)}
     return {
         kind: replace(spec, optional={**spec.optional, **seals}) if spec.is_passed_on else spec
@@ -49,11 +49,11 @@ def with_seals(schema: Mapping[str, MessageSpec], num_workers: int) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A seal that the holder of a certificate has made.
+    """A seal made by the holder of a certificate.
 
     Attributes:
-        life: The one in which the origin has written what is sealed.
-        flaw: Why the certificate is not good now; None if it is.
+        life: The origin's life at the time of writing.
+        flaw: Reason why the certificate is invalid now; None if it is valid.
     """
 
     life: Life
@@ -69,20 +69,21 @@ class _Signer:
 
 
 class Seals:
-    """Seals what this worker writes with the key of its certificate, and checks others'.
+    """Seals this worker's parts with the key of its certificate, and verifies others'.
 
     A seal is a signature (ECDSA on SHA-256) of run, origin, its life, kind, round and every
-    byte of the part, and the origin's certificate. So a part counts nowhere but where it was
-    written for. The certificate in each seal costs some 700 bytes, and makes
-    sure that everybody who gets a part can check it, whomever they reach.
+    byte of the part, and the origin's certificate. A part is therefore valid only in its own
+    place. The certificate in each seal costs about 700 bytes, and lets every receiver verify
+    the part.
 
     Args:
-        credentials: Says by what this worker shows who it is, and knows others, at present.
-        rank: Its own.
-        run: 8 bytes that tell this run from others.
+        credentials: Returns the current credentials of this worker.
+        rank: Rank of this worker.
+        run: 8 bytes that identify this run.
 
     Raises:
-        NetworkError: If the key is none for ECDSA. One that comes later is not sealed with.
+        NetworkError: If the key does not support ECDSA. A later key without support is not
+            used.
     """
 
     def __init__(self, credentials: Callable[[], Credentials], rank: Rank, run: bytes) -> None:
@@ -95,7 +96,7 @@ class Seals:
         self._last: tuple[tuple[str, int, Life], Payload, Tensor] | None = None
 
     def sealed(self, message: Message, life: Life) -> Message:
-        """Add a seal to what this worker has written of `message`, in its present life."""
+        """Add a seal to this worker's part of `message`, in its current life."""
         own = f"{self._rank}."
         part = {n.removeprefix(own): x for n, x in message.payload.items() if n.startswith(own)}
         if not part:
@@ -105,7 +106,9 @@ class Seals:
         return replace(message, payload={**message.payload, own + SEAL: seal})
 
     def read(self, message: Message, origin: Rank, part: Payload) -> Seal | None:
-        """The seal of what `origin` has written of `message`; None if it has not written it."""
+        """The seal of the part of `origin` in `message`; None if the seal is missing or
+        invalid.
+        """
         credentials = self._renew()
         try:
             data = part[SEAL].numpy().tobytes()
@@ -120,7 +123,7 @@ class Seals:
         return Seal(int(life), credentials.flaw(certificate, datetime.now(UTC)))
 
     def _renew(self) -> Credentials:
-        """Take up a new certificate, or other authorities, as soon as they are in force."""
+        """Return the current credentials, and use new ones from now on."""
         credentials = self._credentials()
         if credentials.identity != self._identity:
             self._identity = credentials.identity
@@ -133,7 +136,8 @@ class Seals:
 
     def _seal(self, where: tuple[str, int, Life], part: Payload) -> Tensor:
         if self._last is not None and self._last[0] == where and _is_same(self._last[1], part):
-            return self._last[2]  # for another receiver, or another exchange of the round
+            # The same part for another receiver, or in another exchange of the round.
+            return self._last[2]
         signature = self._signer.key.sign(self._digest(self._rank, where, part), _PREHASHED)
         data = _HEAD.pack(where[2], len(signature)) + signature + self._signer.certificate
         seal = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
@@ -143,7 +147,7 @@ class Seals:
     def _digest(self, origin: Rank, where: tuple[str, int, Life], part: Payload) -> bytes:
         kind, round, life = where
         digest = hashlib.sha256(_PLACE.pack(_WHAT, self._run, origin, life))
-        # The header has kind, round, names, dtypes and shapes. In one order, however it came.
+        # The header has kind, round, names, dtypes and shapes, in a fixed order.
         for buffer in codec.encode(Message(kind, round, dict(sorted(part.items())))):
             digest.update(buffer)
         return digest.digest()
@@ -169,17 +173,17 @@ def _holders(
 ) -> Callable[[Rank, bytes], tuple[x509.Certificate, ec.EllipticCurvePublicKey]]:
     @lru_cache(maxsize=256)
     def holder(rank: Rank, data: bytes) -> tuple[x509.Certificate, ec.EllipticCurvePublicKey]:
-        """A certificate that an authority has issued for worker `rank`, and its public key.
+        """A certificate issued by an authority for worker `rank`, with its public key.
 
         Raises:
-            ValueError: If it is not one.
+            ValueError: If it is malformed.
         """
         try:
             certificate = x509.load_der_x509_certificate(data)
             is_own = credentials.is_of(rank, certificate)
-        except Exception as error:  # whatever a parser raises of bytes that anybody may send
+        except Exception as error:  # a parser may raise anything on untrusted bytes
             raise ValueError("no certificate") from error
-        # A certificate that an authority has signed can be read.
+        # A certificate with an authority's signature is readable.
         public = certificate.public_key() if is_own else None
         if not isinstance(public, ec.EllipticCurvePublicKey):
             raise ValueError(f"no certificate of worker {rank}")

@@ -1,4 +1,4 @@
-"""Opens zenoh sessions: at once, or as soon as somebody answers."""
+"""Opening of zenoh sessions, at once or as soon as a peer answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES
 
 LEASE: Seconds = 5.0
-"""Half of what it takes, at worst, until a machine that falls silent is missed.
-
-Longer than a worker on a busy machine goes without reading: 1.5 s were not.
+"""Half of the worst-case time until a silent machine counts as lost. It must exceed the pauses
+of a worker on a busy machine; 1.5 s did not.
 """
 _LEASES = (0.1, 3600.0)
 KeepTrying: TypeAlias = Callable[[], bool]
-"""Asked several times a second while nobody answers; false gives up."""
+"""Polled several times a second while nobody answers; false gives up."""
 _LOG = logging.getLogger("edgegossip.net")
 _LOOK: Seconds = 0.1
 _RETRY: Seconds = 0.5
@@ -34,11 +33,11 @@ _LATER: Seconds = 30.0
 
 
 def _give_each_link_a_thread(num_workers: int) -> None:
-    """Let a link that is cut hold up no other one; what the environment says goes first.
+    """Keep a cut link from holding up others; environment variables have priority.
 
-    Its socket lingers for ten seconds with what was not delivered, and a thread of zenoh with
-    it. With zenoh's own one or two threads a worker would not notice for so long that others
-    are gone, and lose those that are there.
+    A cut link's socket lingers for ten seconds with undelivered data, and blocks a thread of
+    zenoh. With zenoh's default of one or two threads, a worker would notice losses too late,
+    and lose connected peers.
     """
     threads = f"(worker_threads: {num_workers + 1})"
     runtimes = ", ".join(f"{name}: {threads}" for name in ("rx", "tx", "net"))
@@ -46,7 +45,7 @@ def _give_each_link_a_thread(num_workers: int) -> None:
 
 
 def require_lease(lease: Seconds) -> None:
-    """Make sure that a link can be kept, or given up, by `lease`.
+    """Validate `lease`.
 
     Raises:
         ValueError: If it is out of range.
@@ -67,12 +66,12 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
     if address.multicast and not listen:
         listen = ("tls/0.0.0.0:0" if is_secure else "tcp/0.0.0.0:0",)
     return {
-        # One that listens nowhere is called by nobody; whom it calls brings it all it gets.
+        # A worker that does not listen is never called; the peer it calls relays all messages.
         "mode": "peer" if listen else "client",
         "listen/endpoints": list(listen),
         "connect/endpoints": list(address.connect),
-        # Those that are not there yet, or not any more, are called until they answer; whom a
-        # client calls before it has a session, it calls by `_open_client`.
+        # Absent peers are called until they answer. A client has no session before the first
+        # answer, so `_open_client` makes its first call.
         "connect/timeout_ms": -1 if listen else 0,
         "connect/exit_on_failure": False,
         "connect/retry": {
@@ -82,11 +81,11 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         },
         # Nothing is sent to a worker before it has appeared.
         "open/return_conditions": {"connect_scouted": False, "declares": False},
-        # It goes past the link, and a process that is killed leaves 16 MB behind until the next
-        # one begins; but on one machine it halves the time.
+        # Shared memory bypasses the link, and a killed process leaves 16 MB behind until the
+        # next one begins. However, it halves the time on one machine.
         "transport/shared_memory/enabled": is_local,
-        # Memory shared by neighbors that are gone, 16 MB each, stays mapped for good, which is
-        # too much for messages that are copied in no time.
+        # The shared memory of departed neighbors, 16 MB each, stays mapped for good. That is
+        # too high a price for small messages, which are copied quickly.
         "transport/shared_memory/transport_optimization/message_size_threshold": (
             CHUNK_BYTES // 2
         ),
@@ -95,13 +94,13 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         "scouting/multicast/enabled": address.multicast,
         "transport/link/tx/lease": round(lease * 1e3),
         "transport/link/tx/keep_alive": 4,
-        # Until this is over, a link cannot be cut that somebody waits for.
+        # During this time, a link that a peer waits for cannot be cut.
         "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
             lease * 1e6
         ),
-        # Batches of 64 kB; with zenoh's two the ends wait for each other a third of the time.
+        # Batches of 64 kB. With zenoh's default of two, the ends wait a third of the time.
         "transport/link/tx/queue/size/data": 16,
-        # Strangers cannot make this machine collect more for a message.
+        # Strangers cannot make this machine buffer more for a message.
         "transport/link/rx/max_message_size": 4 * CHUNK_BYTES,
     }
 
@@ -112,19 +111,19 @@ def open_session(
     num_workers: int,
     keep_trying: KeepTrying = lambda: True,
 ) -> zenoh.Session:
-    """Open a session at `address`, ready for links with `num_workers`.
+    """Open a session at `address`, for links with `num_workers`.
 
-    One that listens opens at once. One that only calls others opens when the first of them
-    answers; until then it logs now and then that it is still trying.
+    A listening session opens at once. A session that only calls opens when the first peer
+    answers; until then it logs its attempts at intervals.
 
     Args:
-        settings: Made by `session_settings`.
-        address: Where to listen, and whom to call.
+        settings: Result of `session_settings`.
+        address: Endpoints to listen at and to call.
         num_workers: Size of the run.
         keep_trying: See `KeepTrying`.
 
     Raises:
-        NetworkError: If it cannot listen there, or gave up.
+        NetworkError: If it cannot listen, or gave up.
     """
     _give_each_link_a_thread(num_workers)
     config = zenoh.Config()
@@ -144,7 +143,7 @@ def open_session(
 def _open_client(
     config: zenoh.Config, endpoints: str, keep_trying: KeepTrying
 ) -> zenoh.Session:
-    """Call the endpoints again and again."""
+    """Call the endpoints repeatedly."""
     began, say_after, answer = time.monotonic(), _SOON, _Attempt(config)
     problem = "no answer yet"
     while keep_trying():
@@ -166,7 +165,7 @@ def _open_client(
 
 
 class _Attempt:
-    """One try to open a session, in a thread: zenoh waits in there, and hears no signal."""
+    """One attempt to open a session, in a thread, because zenoh's wait blocks signals."""
 
     def __init__(self, config: zenoh.Config) -> None:
         self.has_failed = False
@@ -177,7 +176,7 @@ class _Attempt:
         threading.Thread(target=self._open, name="open a session", daemon=True).start()
 
     def wait(self, seconds: Seconds) -> zenoh.Session | None:
-        """The session, if there is one by then."""
+        """The session, if it is open by then."""
         try:
             found = self._found.get(timeout=seconds)
         except queue.Empty:
@@ -188,7 +187,7 @@ class _Attempt:
         return None
 
     def give_up(self) -> None:
-        """Close the session that may still come."""
+        """Close a session that may still open."""
         with self._lock:
             self._has_given_up = True
         if (session := self.wait(0)) is not None:

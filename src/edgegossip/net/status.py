@@ -1,4 +1,4 @@
-"""Statuses that workers send each other, beside the algorithm's messages."""
+"""Statuses that workers exchange in addition to the algorithm's messages."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from edgegossip.net.runtime import Life
 
 STATUS = "net/status"
 MAX_ELAPSED: Seconds = 1e9
-"""Thirty years: with any number of seconds, clocks would lose their fractions."""
+"""Thirty years; with more seconds, clocks would lose their fractions."""
 
 
 class Phase(IntEnum):
-    """How far a worker is."""
+    """Progress of a worker in a run."""
 
-    WAITING = 0  # for the others, to begin
+    WAITING = 0  # for the others to begin
     RUNNING = 1
     FINISHED = 2  # it answers, but has no work left
-    LEAVING = 3  # it was stopped, with a checkpoint to go on from
-    GONE = 4  # it has left before its end, and will not go on
+    LEAVING = 3  # it was stopped and has a checkpoint to resume from
+    GONE = 4  # it has left before its end and will not resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker's account of itself, for one other worker.
+    """One worker's status, for one other worker.
 
     Attributes:
-        phase: How far it is.
-        life: Its own.
-        begun_with: The receiver's life that it goes on with; 0 if it has not begun, or without.
-        elapsed: Seconds since the run began, by its clock; 0 while it waits.
-        is_resumed: It goes on from a checkpoint.
-        oldest: The lowest number of a message to the receiver that it can send again; 1 more
-            than the last number if it can none.
-        kept: The highest number from the receiver that is in its checkpoint.
-        sent: [num_workers] the number of its last message to each worker.
-        received: [num_workers] the number of the last message that it has from each.
+        phase: Phase of the worker.
+        life: Life of the worker.
+        begun_with: The receiver's life that the worker has begun with; 0 without one.
+        elapsed: Seconds since the run began, by the worker's clock; 0 while it waits.
+        is_resumed: The worker resumes from a checkpoint.
+        oldest: The lowest number of a message to the receiver that can be resent; 1 more than
+            the last number if none can.
+        kept: The highest number from the receiver in the worker's checkpoint.
+        sent: [num_workers] number of the last message to each worker.
+        received: [num_workers] number of the last message from each worker.
     """
 
     phase: Phase
@@ -55,7 +55,7 @@ class WorkerStatus:
     received: tuple[int, ...]
 
     def message(self) -> Message:
-        """Say it in a message; see `parse`."""
+        """Write the status as a message; see `parse`."""
         numbers = {
             "phase": int(self.phase),
             "life": self.life,
@@ -69,12 +69,12 @@ class WorkerStatus:
         return Message(STATUS, 0, {"counts": counts}, numbers)
 
     def is_news(self, told: WorkerStatus | None) -> bool:
-        """Whether it says something that `told`, if anything, did not."""
+        """Whether it differs from `told`, the last one sent."""
         return told is None or _content(self) != _content(told)
 
     @classmethod
     def parse(cls, message: Message) -> WorkerStatus:
-        """Read what `message` wrote; see `spec`.
+        """Read a status from a message; see `spec`.
 
         >>> status = WorkerStatus(phase=Phase.RUNNING, life=7, begun_with=8, elapsed=1.5,
         ...     kept=0, is_resumed=False, oldest=3, sent=(0, 2), received=(0, 1))
@@ -94,7 +94,7 @@ def _content(status: WorkerStatus) -> tuple[object, ...]:
 
 
 def spec(num_workers: int) -> MessageSpec:
-    """Form of the message that holds a status."""
+    """Description of the message that holds a status."""
     return MessageSpec(
         {"counts": TensorSpec(torch.int64, (2, num_workers), minimum=0)},
         numbers={

@@ -1,4 +1,4 @@
-"""Those who reach this worker and have no part in its run: zenoh keeps them out, we say so."""
+"""Strangers: peers outside the run, which zenoh rejects and this module reports."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import zenoh
 from edgegossip.core.protocol import Rank
 
 Refused: TypeAlias = Callable[[Rank | None, str], None]
-"""Told of a stranger, by the rank it claims, if any; may be called from any thread."""
+"""Called for a stranger with its claimed rank, if any, from any thread."""
 
 _TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 
 
 def log_refused_connections() -> None:
-    """Let zenoh print a line for every connection that TLS refuses.
+    """Let zenoh print a line for every connection that TLS rejects.
 
-    A wrong authority, an expired certificate or none, a client that speaks plainly: these fail
-    before there is a session, and zenoh tells of them in its log only, on standard output.
-    What the environment variable RUST_LOG says goes first.
+    A wrong authority, an expired or missing certificate, or a client without TLS fails before
+    there is a session. Zenoh reports these only in its log on standard output. The environment
+    variable RUST_LOG has priority.
     """
     zenoh.init_log_from_env_or("error,zenoh_link_tls::unicast=warn")
 
@@ -33,15 +33,15 @@ def report_strangers(
     holders: Mapping[str, Rank | None],
     refused: Refused,
 ) -> None:
-    """Call `refused` for links of those who are no workers of the run, and for other runs.
+    """Call `refused` for links of peers outside the run, and for other runs.
 
-    Nothing comes of what they send. This lasts until the session is closed.
+    Their messages are dropped. This lasts until the session is closed.
 
     Args:
         session: Session of a worker.
-        run: Its run's name in the keys.
+        run: Name of the run in the keys.
         num_workers: Number of workers in the run.
-        holders: Ranks of the certificates that take part, by common name.
+        holders: Ranks of the permitted certificates, by common name.
         refused: Called once for each stranger.
     """
     report_links(session, holders, lambda reason: refused(None, reason))
@@ -63,15 +63,15 @@ def report_strangers(
 def report_links(
     session: zenoh.Session, holders: Mapping[str, Rank | None], refused: Callable[[str], None]
 ) -> None:
-    """Call `refused` for links of those who are neither workers nor routers, once for each.
+    """Call `refused` once for each link of a peer that is neither worker nor router.
 
-    Also for a link that joins the session of another: zenoh lets none in that does not show
-    that it is the same session, but the key by which it does so is short.
+    This includes links that join another peer's session. Zenoh verifies that both are the same
+    session, but with a short key.
 
     Args:
         session: Session of a worker or a router.
-        holders: Ranks of the certificates that take part, by common name.
-        refused: Told what was wrong.
+        holders: Ranks of the permitted certificates, by common name.
+        refused: Called with the reason.
     """
     num_workers = len({rank for rank in holders.values() if rank is not None})
     names: dict[str, str] = {}
@@ -94,7 +94,7 @@ def report_links(
 
 
 def _once(refused: Refused) -> Refused:
-    """`refused`, told of nothing twice, and of no more than a thousand."""
+    """Wrap `refused` to get each reason once, and at most a thousand."""
     told: set[tuple[Rank | None, str]] = set()
 
     def report(rank: Rank | None, reason: str) -> None:

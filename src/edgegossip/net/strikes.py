@@ -1,4 +1,4 @@
-"""Strikes for what no honest worker sends; workers with too many are no longer heard."""
+"""Strikes for messages that no honest worker sends; a sender with too many is muted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ BAD_VALUES = "with bad values"
 TOO_LARGE = "with values far beyond what is usual"
 FLOOD = "more than any honest worker sends"
 LIES = frozenset({IN_ANOTHERS_NAME, IMPOSSIBLE_ROUND, OTHER_FORM, BAD_VALUES, TOO_LARGE})
-"""Reasons for a refusal that only its sender can be the cause of. Not among them: what is lost,
-of an earlier life or another run, damaged, or more than there is room for."""
+"""Reasons for a rejection that only the sender can cause. They exclude messages that are lost,
+of an earlier life or another run, damaged, or beyond the memory limit.
+"""
 _MOST = 3
 
 
 class Strikes:
-    """Counts the lies of each sender; after three it is muted until it is another process.
+    """Counts the lies of each sender; three mute it until another process of its rank appears.
 
     >>> strikes = Strikes()
     >>> [strikes.add(2) for _ in range(3)], strikes.muted
@@ -34,17 +35,17 @@ class Strikes:
         self.muted: set[Rank] = set()
 
     def add(self, rank: Rank) -> bool:
-        """Count one more; say whether `rank` is muted by it."""
+        """Count a lie; return whether it mutes `rank`."""
         self._counts[rank] += 1
         return self._counts[rank] >= _MOST and self.mute(rank)
 
     def mute(self, rank: Rank) -> bool:
-        """Hear `rank` no longer; say whether that is new."""
+        """Mute `rank`; return whether that is new."""
         is_new = rank not in self.muted
         self.muted.add(rank)
         return is_new
 
     def forgive(self, rank: Rank) -> None:
-        """Another process speaks for `rank` now."""
+        """Account for a new process of `rank`."""
         self._counts.pop(rank, None)
         self.muted.discard(rank)

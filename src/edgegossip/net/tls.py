@@ -1,4 +1,4 @@
-"""Files of mutual TLS: they say who may take part outside of one machine, and as whom."""
+"""Files of mutual TLS: they identify a worker and its peers beyond one machine."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _SOON = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class IdentityFiles:
-    """Contents of the files of a worker or router, which were found good.
+    """Validated contents of the files of a worker or router.
 
     Args:
         ca: Certificates of the authorities, in PEM.
-        certificate: Its own, in PEM.
-        key: Its private key, in PEM.
+        certificate: The worker's certificate, in PEM.
+        key: The worker's private key, in PEM.
     """
 
     ca: bytes
@@ -63,19 +63,20 @@ class IdentityFiles:
 
     @property
     def end(self) -> datetime:
-        """Until when its certificate is valid."""
+        """End of the certificate's validity."""
         return self.holder.not_valid_after_utc
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Means by which a worker or router shows who it is, and knows others.
+    """Credentials of a worker or router, and its knowledge of invalid certificates.
 
     Args:
-        identity: Contents of its files.
-        revocations: Certificates that the authorities have revoked.
-        banned: Serial numbers that it does not accept of its own accord.
-        run_names: Names of runs whose bound certificates count, as do those for all runs.
+        identity: Contents of the files.
+        revocations: Certificates revoked by the authorities.
+        banned: Serial numbers that this machine rejects by itself.
+        run_names: Names of runs whose bound certificates are valid, in addition to unbound
+            ones.
     """
 
     identity: IdentityFiles
@@ -85,18 +86,18 @@ class Credentials:
 
     @property
     def is_revoked(self) -> bool:
-        """Whether its own certificate is on a list."""
+        """Whether this worker's own certificate is revoked."""
         return self._revokes(self.identity.holder)
 
     def is_of(self, rank: Rank, certificate: x509.Certificate) -> bool:
-        """Whether an authority has issued `certificate` for worker `rank` of this run."""
+        """Whether `certificate` was issued by an authority for worker `rank` of this run."""
         names = (holder_name(rank, name) for name in (None, *self.run_names))
         return common_name(certificate.subject) in names and any(
             has_signed(authority, certificate) for authority in self.identity.authorities
         )
 
     def flaw(self, certificate: x509.Certificate, now: datetime) -> str | None:
-        """Why a certificate that an authority has issued is not good `now`; None if it is."""
+        """Reason why an issued certificate is invalid at `now`; None if it is valid."""
         begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if not begin <= now <= end:
             return f"valid from {_moment(begin)} to {_moment(end)}"
@@ -115,10 +116,10 @@ class Credentials:
         return revoked.serials if revoked else frozenset()
 
     def anchors(self) -> bytes:
-        """The authorities in PEM, as far as they are to be believed.
+        """The authorities in PEM, constrained by revocations.
 
         Raises:
-            NetworkError: If more is revoked than TLS can be told of.
+            NetworkError: If there are more revocations than TLS supports.
         """
         anchors = []
         for authority in self.identity.authorities:
@@ -129,15 +130,14 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """The files by which a worker or router shows who it is, and knows others; all in PEM.
+    """The files that identify a worker or router and its peers; all in PEM.
 
     Args:
-        ca: Certificate of the authority that has signed those of all workers; while one takes
-            the place of another, of both.
-        certificate: Its own.
-        key: Its private key, without a password.
+        ca: Certificate of the authority of all workers; during a change of authority, of both.
+        certificate: Certificate of the worker or router.
+        key: Private key, without a password.
         revoked: The authorities' lists of revoked certificates, if that file exists.
-        banned: Serial numbers of other certificates that it shall not accept.
+        banned: Serial numbers of further certificates to reject.
     """
 
     ca: Path
@@ -150,7 +150,7 @@ class TLS:
     def from_folder(
         cls, folder: Path | str, rank: Rank | None, banned: Iterable[int] = ()
     ) -> TLS:
-        """The files of worker `rank`, or of routers, where `edgegossip certs` puts them.
+        """The files of worker `rank`, or of routers, as `edgegossip certs` names them.
 
         >>> TLS.from_folder("certs", 2).certificate.as_posix()
         'certs/worker-2.pem'
@@ -164,19 +164,20 @@ class TLS:
         )
 
     def check(self, rank: Rank | None, run_names: Collection[str] | None = None) -> Credentials:
-        """Find out before the start what would otherwise be a link that never comes up.
+        """Validate the files before the start, because an invalid one means links that never
+        open.
 
-        Warns of a key that others can read, and of a certificate that soon expires.
+        Warns of a key that others can read, and of a certificate that expires soon.
 
         Args:
-            rank: Worker that the certificate should be for; None for routers.
+            rank: Expected worker of the certificate; None for routers.
             run_names: Names of runs that the certificate may be bound to; None for any.
 
         Raises:
-            NetworkError: If a file is missing or damaged, the certificate is not that of
-                worker `rank` or of routers, is bound to other runs, is revoked, not valid now
-                or not signed by an authority in `ca`, or has another key; or if the list of
-                revoked ones was not made by an authority in `ca`.
+            NetworkError: If a file is missing or damaged; if the certificate is not that of
+                worker `rank` or of routers, is bound to other runs, is revoked, not valid now,
+                not signed by an authority in `ca`, or has another key; or if the revocation
+                list is not by an authority in `ca`.
         """
         identity = self.identity(rank, run_names)
         self.warn(identity)
@@ -191,7 +192,7 @@ class TLS:
         return credentials
 
     def contents(self) -> list[bytes | None]:
-        """Contents of the files, good or not; None for those that cannot be read."""
+        """Contents of the files, valid or not; None for unreadable files."""
         contents: list[bytes | None] = []
         for path in (self.ca, self.certificate, self.key, self.revoked):
             try:
@@ -201,10 +202,10 @@ class TLS:
         return contents
 
     def identity(self, rank: Rank | None, run_names: Collection[str] | None) -> IdentityFiles:
-        """Read who this is; see `check`.
+        """Read the identity; see `check`.
 
         Raises:
-            NetworkError: As there.
+            NetworkError: See `check`.
         """
         for path in (self.ca, self.certificate, self.key):
             if not path.exists():
@@ -235,10 +236,10 @@ class TLS:
     def revocations(
         self, identity: IdentityFiles, in_force: Revocations | None = None
     ) -> Revocations:
-        """Read what the authorities have revoked; see `parse_lists`.
+        """Read the authorities' revocations; see `parse_lists`.
 
         Raises:
-            NetworkError: As there.
+            NetworkError: See `check`.
         """
         if self.revoked is None:
             return {}
@@ -277,7 +278,7 @@ class TLS:
             )
 
     def warn(self, identity: IdentityFiles) -> None:
-        """Log what is not wrong and yet is not good; see `check`."""
+        """Log warnings about the identity; see `check`."""
         if self.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             _LOG.warning(
                 "other users of this machine may read %s, and then take its place; "
@@ -294,7 +295,7 @@ class TLS:
 
 
 def has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
-    """Whether `certificate` is one that `authority` has issued itself."""
+    """Whether `authority` has issued `certificate` directly."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
@@ -312,17 +313,17 @@ def load_tls(
     run_names: Collection[str] = (),
     ban: Iterable[str] = (),
 ) -> TLS | None:
-    """The files of worker `rank`, or of routers, found good; see `require_tls`.
+    """Find and validate the files of worker `rank`, or of routers; see `require_tls`.
 
     Args:
         folder: Folder of the files; None for none.
         rank: The worker; None for a router.
         run_names: Names of runs that its certificate may be bound to.
-        ban: Serial numbers, in hex, of certificates that it shall not accept.
+        ban: Serial numbers, in hex, of certificates to reject.
 
     Raises:
-        NetworkError: As `TLS.check` says; or if there is something in `ban` without `folder`.
-        ValueError: If something in `ban` is no serial number.
+        NetworkError: See `TLS.check`; also for a `ban` without `folder`.
+        ValueError: If a serial number in `ban` is malformed.
     """
     banned = [parse_serial(each) for each in ban]
     if folder is None:
@@ -335,16 +336,16 @@ def load_tls(
 
 
 def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
-    """Refuse to start where others could listen or take part.
+    """Refuse to start if strangers could listen or take part.
 
     Args:
-        address: Where this worker listens and connects to.
+        address: Endpoints that this worker listens at and calls.
         tls: Its certificates, if any.
-        insecure: Whether somebody has said that plain connections are all right.
+        insecure: Whether the user has allowed plain connections.
 
     Raises:
-        NetworkError: If `address` reaches beyond this machine and there is neither `tls` nor
-            `insecure`, or if it has endpoints that do not go with what is given.
+        NetworkError: If `address` reaches beyond this machine without `tls` and `insecure`, or
+            if its endpoints do not match these settings.
     """
     endpoints = (*address.listen, *address.connect)
     encrypted = [endpoint for endpoint in endpoints if endpoint.startswith("tls/")]

@@ -1,4 +1,4 @@
-"""Transport of messages between the workers of one run: whole or not at all, in order."""
+"""Transport of messages between the workers of one run: complete or not at all, in order."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ MAX_FRAME_BYTES = 2**30
 
 
 class Listener(Protocol):
-    """Told what happens, from threads of the transport, so it must not wait."""
+    """Receives events from threads of the transport, so its methods must not block."""
 
     def received(self, sender: Rank, frame: memoryview) -> None:
-        """A whole frame from `sender` arrived; it is the listener's own, and writable."""
+        """A complete frame from `sender` arrived; the listener owns it, and it is writable."""
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """Worker `rank` can be reached."""
+        """Worker `rank` has become reachable."""
 
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """Worker `rank` is gone, or the way to it is cut."""
+        """Worker `rank` is gone, or the path to it is cut."""
 
     def refused(self, rank: Rank | None, reason: str) -> None:
-        """Something arrived that is not a frame; `rank` is who seems to have sent it."""
+        """Invalid input arrived, apparently from `rank`."""
 
 
 class Transport(Protocol):
     """Carries frames between workers; knows nothing of algorithms.
 
-    Frames of one sender arrive at one receiver in the order sent, each whole or not at all.
+    Frames from one sender to one receiver arrive in order, each complete or not at all.
 
     Attributes:
-        credentials: Says by what workers know each other now; None where they do not.
+        credentials: Returns the current credentials; None without certificates.
     """
 
     credentials: Callable[[], Credentials] | None
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Endpoints of others that it calls until they answer, for people to read."""
+        """Endpoints that it calls until they answer, for people to read."""
 
     def open(
         self,
@@ -55,22 +55,22 @@ class Transport(Protocol):
         """Become reachable and begin to listen.
 
         Args:
-            listener: Told what happens.
-            max_bytes: Limit of a frame; larger ones are refused before memory is spent.
-            keep_trying: Asked again and again where a transport cannot open before somebody
-                answers; it gives up once the answer is false.
+            listener: Receives the events.
+            max_bytes: Limit of a frame; larger ones are rejected before memory is allocated.
+            keep_trying: Polled while a transport cannot open because no peer answers; it gives
+                up once this returns false.
 
         Raises:
             NetworkError: If that cannot be done.
         """
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
-        """Deliver `frame`, given in parts that the caller does not change afterwards.
+        """Deliver `frame`, given in parts that the caller must not change afterwards.
 
-        Waits while the link is congested. To a worker that has not appeared, or disappears
-        meanwhile, it is lost. May be called from several threads; those that send to different
-        receivers do not wait for each other.
+        Blocks while the link is congested. A frame to a worker that has not appeared, or that
+        disappears in the meantime, is lost. Thread-safe; sends to different receivers do not
+        block each other.
         """
 
     def close(self) -> None:
-        """Deliver what was sent, then stop listening and be gone; nothing if it is closed."""
+        """Deliver sent frames, then stop listening and disappear; no effect if it is closed."""

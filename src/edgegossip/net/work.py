@@ -1,4 +1,4 @@
-"""Work that a host's own machine does for it: training, evaluating, forecasting."""
+"""Work on a host's own machine: training, evaluating, forecasting."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ Judge = Callable[[Tensor], tuple[float, float]]
 
 @dataclass(slots=True, eq=False)
 class Completed:
-    """Something done beside the host has ended: makes the event, or has failed."""
+    """Background work has ended: it makes the event, or has failed."""
 
     event: Callable[[Seconds], Event] | None = None
     error: BaseException | None = None
 
 
 class Work:
-    """Carries out one worker's effects on its own machine, beside the host.
+    """Carries out one worker's effects on its own machine, in the background.
 
     Args:
         rank: Rank of the worker.
-        trainer: Trains, on a thread of its own; others call only its `epoch_cost`, `layout`,
+        trainer: Trains on a thread of its own. Other threads call only `epoch_cost`, `layout`,
             `state_dict` and `cancel`, the last two also while it sets up or trains.
-        items: Where a `Completed` is put, for the host to pass to `take`.
-        forecaster: Answers `Predict`, and is told what training took; None if nobody asks.
+        items: Queue of `Completed` items for `take`.
+        forecaster: Answers `Predict`, and learns the duration of training; None if unused.
         evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
-        runtime: Has the threads, and the clock that the forecaster goes by.
+        runtime: Provides the threads and the forecaster's clock.
 
     Attributes:
-        footing: Where to go back to when training fails; None never goes back.
+        footing: Sound parameters to go back to when training fails; None never goes back.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Work:
         evaluate: Judge | None,
         runtime: Runtime,
     ) -> None:
-        self.is_busy = False  # training, or taking over data
+        self.is_busy = False  # training, or taking over another worker's data
         self._rank = rank
         self._trainer = trainer
         self._items = items
@@ -79,10 +79,10 @@ class Work:
         self._runtime = runtime
         self._clock = runtime.clock
         self.footing: Footing | None = None
-        # Training that runs, or will after setting up, and when it was asked for.
+        # The training that runs, or will run after setting up, and the time of its request.
         self._training: tuple[Train, Seconds] | None = None
-        self._asked: list[Evaluate | Predict | Assign] = []  # and not answered yet
-        self._lock = threading.Lock()  # of the two below
+        self._asked: list[Evaluate | Predict | Assign] = []  # requests without an answer
+        self._lock = threading.Lock()  # guards the two below
         self._is_set_up = self._is_put_off = False
         self._bench = runtime.background(f"train {rank}")
         self._judge: Background | None = None
@@ -98,7 +98,7 @@ class Work:
         )
 
     def train(self, effect: Train, now: Seconds, progress: float) -> None:
-        """Begin to train; ends with `Trained`. `progress` is what `Trainer.train` takes."""
+        """Begin to train; ends with `Trained`. `progress` is passed to `Trainer.train`."""
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
         self.is_busy, self._training = True, (effect, now)
@@ -122,9 +122,9 @@ class Work:
             self._is_set_up = True
 
     def put_off(self) -> bool:
-        """Leave work that waits for setting up to a process that resumes the checkpoint.
+        """Leave work that waits for setting up to the process that resumes the checkpoint.
 
-        False if it does not wait for that: then it is worth waiting for.
+        Returns False if no work waits for that, so waiting for the work is worthwhile.
         """
         with self._lock:
             self._is_put_off = not self._is_set_up
@@ -137,7 +137,7 @@ class Work:
         return event
 
     def ask(self, effect: Evaluate | Predict | Assign) -> None:
-        """Begin to find out; ends with `Evaluated`, `Predicted` or `Assigned`."""
+        """Begin to answer a request; ends with `Evaluated`, `Predicted` or `Assigned`."""
         self._asked.append(effect)
         match effect:
             case Evaluate():
@@ -150,11 +150,11 @@ class Work:
 
     @property
     def has_questions(self) -> bool:
-        """Something was asked that has no answer yet."""
+        """Whether a request has no answer yet."""
         return bool(self._asked)
 
     def ask_again(self, now: Seconds, progress: float) -> None:
-        """Ask what had no answer yet when the checkpoint was kept; train what was put off."""
+        """Repeat the requests without an answer at the checkpoint; start postponed training."""
         asked, self._asked = self._asked, []
         for effect in asked:
             self.ask(effect)
@@ -162,7 +162,7 @@ class Work:
             self.train(self._training[0], now, progress)
 
     def forget_questions(self) -> None:
-        """Nobody waits for the answers any more."""
+        """Drop all open requests."""
         self._asked, self._training = [], None
 
     def _evaluate_beside(self, effect: Evaluate) -> None:
@@ -204,10 +204,10 @@ class Work:
         return event
 
     def take(self, done: Completed, now: Seconds) -> Event:
-        """The event that `done` is about.
+        """Return the event of `done`.
 
         Raises:
-            BaseException: Whatever the work has raised.
+            BaseException: Any error of the work.
         """
         try:
             event = self._event(done, now)
@@ -228,7 +228,7 @@ class Work:
         return done.event(now)
 
     def _go_back(self, error: TrainingError, now: Seconds) -> Trained:
-        """Go on from where training was sound, if somebody else can be blamed for `error`."""
+        """Go back to sound parameters, if another worker can be blamed for `error`."""
         if self.footing is None or self._training is None:
             raise error
         request, began = self._training
@@ -245,7 +245,7 @@ class Work:
                 return None
             try:
                 event = job()
-            except BaseException as error:  # whatever it is, the host must hear of it
+            except BaseException as error:  # the host must hear of any error
                 return Completed(error=error)
             return Completed(event) if event else None
 
@@ -256,19 +256,19 @@ class Work:
             self._items.put(done)
 
     def close(self) -> None:
-        """Leave off: a process must not end in the middle of a step."""
+        """Stop work, because a process must not end in the middle of a step."""
         self._trainer.cancel()
         for background in filter(None, (self._bench, self._judge)):
             background.close(_LEAVE_OFF)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The trainer's, and what has no answer yet; nothing may be training."""
+        """State of the trainer and the open requests; nothing may be training."""
         trainer = self._trainer.state_dict()
         put_off = None if self._training is None else self._training[0]
         return {"trainer": trainer, "asked": [*self._asked], "train": put_off}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict`; see `ask_again`."""
+        """Restore a `state_dict`; see `ask_again`."""
         self._trainer.load_state_dict(state["trainer"])
         self._asked, put_off = list(state["asked"]), state["train"]
         self._training = None if put_off is None else (put_off, 0.0)

@@ -1,4 +1,4 @@
-"""Frames over Eclipse Zenoh: between processes, machines and networks, peer to peer."""
+"""Frames over Eclipse Zenoh, peer to peer between processes, machines and networks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 _LOG = logging.getLogger("edgegossip.net")
 _MAX_ALIVE = 64
 
-# Sent to a worker that leaves, after all else.
+# The last message to a worker that leaves.
 _FAREWELL = b""
 _RUN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -39,33 +39,32 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 class ZenohTransport:
     """One worker's end of a run's network; see `Transport`.
 
-    Messages of S to R are published as `edgegossip/RUN/data/R/S`; while S can be reached, its
-    liveliness token `edgegossip/RUN/alive/S/INCARNATION` says so. Access control holds every
-    worker to its own rank in both. When certificates change, or one is revoked, it closes all
-    links and opens them anew; those that are there disappear for a moment. So it does where a
-    link leads nowhere, see `DeadLinks`.
+    Messages of S to R are published as `edgegossip/RUN/data/R/S`. A liveliness token
+    `edgegossip/RUN/alive/S/INCARNATION` shows that S is reachable. Access control holds every
+    worker to its own rank in both. When certificates change, or one is revoked, the transport
+    closes all links and reopens them; connected workers disappear for a moment. It does the
+    same for a dead link, see `DeadLinks`.
 
     Args:
-        run: Its name; letters, digits and `_.-`, in one part or two with a colon between. A
-            certificate may be bound to the first.
+        run: Name of the run; letters, digits and `_.-`, in one part or two with a colon
+            between. A certificate may be bound to the first part.
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
-        address: Where to listen and whom to call.
-        incarnation: Incarnation of this process; drawn if it is not given.
-        security: Certificates, without which links are neither encrypted nor checked.
-        insecure: Do without them beyond this machine.
-        lease: A link is cut, and opened anew, when nothing has come for so long, or when a
-            piece of 256 kB could not leave in that time, from 0.1 to 3600. So a slow link
-            needs more: the default is for 1.4 Mbit/s to each worker that is sent to at once.
-            How long a worker may be silent is for itself to say; how long a piece may take,
-            for its sender.
+        address: Endpoints to listen at and to call.
+        incarnation: Incarnation of this process; drawn by default.
+        security: Certificates; without them links are neither encrypted nor authenticated.
+        insecure: Allow plain links beyond this machine.
+        lease: Seconds, from 0.1 to 3600, after which a silent link is closed and reopened, or a
+            link on which a piece of 256 kB could not leave. Slow links need more: the default
+            suits 0.4 Mbit/s to each simultaneous receiver. Each worker sets the limit of its
+            own silence and of its own pieces.
 
     Raises:
         ValueError: If `run` has other characters, `rank` is none of the run, or `lease` is out
             of range.
-        NetworkError: If `address` reaches beyond this machine without `security`, unless
-            `insecure`; if it has endpoints that do not go with `security`; if that is not good,
-            as `TLS.check` says.
+        NetworkError: If `address` reaches beyond this machine without `security` and
+            `insecure`, has endpoints that do not match `security`, or if `security` is invalid,
+            see `TLS.check`.
     """
 
     def __init__(
@@ -103,13 +102,13 @@ class ZenohTransport:
         self._settings = session_settings(address, lease, is_secure=security is not None)
         self._session: RenewedSession | None = None
         self._reach = Reach()
-        # One that leaves has no token any more, and may wait a lease for farewells.
+        # A leaving worker has no token any more, and may wait a lease for farewells.
         self._dead_links = DeadLinks(patience=2 * lease)
         self._peers: dict[Rank, _Peer] = {}
 
     @property
     def network_bytes(self) -> int:
-        """Sent and received so far over links that leave this machine, headers left out."""
+        """Bytes sent and received so far beyond this machine, without headers."""
         return sum(peer.bytes_sent + peer.bytes_received for peer in self._peers.values())
 
     @property
@@ -164,7 +163,7 @@ class ZenohTransport:
                 reliability=zenoh.Reliability.RELIABLE,
             )
             peer.return_to_life()
-        # In this order: a worker that sees the token can send.
+        # The order matters: a worker that sees the token may send at once.
         session.declare_subscriber(
             f"{self._prefix}/data/{self.rank}/*", _direct(self._take_sample)
         )
@@ -189,11 +188,11 @@ class ZenohTransport:
             session.close()
 
     def _leave(self) -> None:
-        """Deliver what was sent, and let the others know that this is all."""
+        """Deliver sent frames, and announce the end to the others."""
         deadline = time.monotonic() + self._lease
         reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
         self._token.undeclare()  # type: ignore[no-untyped-call]
-        # A socket that is closed before all is read from it takes with it what was sent.
+        # Closing a socket with unread data also discards the data that was sent.
         for peer in reached:
             peer.await_farewell(deadline)
 
@@ -220,7 +219,7 @@ class ZenohTransport:
 
     def _take_token(self, sample: zenoh.Sample) -> None:
         *_, rank_text, incarnation_text = str(sample.key_expr).split("/")
-        # One may also be a wildcard, or not ASCII.
+        # A key may also be a wildcard, or not ASCII.
         rank = int(rank_text) if _NUMBER.fullmatch(rank_text) else -1
         incarnation = int(incarnation_text) if _NUMBER.fullmatch(incarnation_text) else -1
         if (rank, incarnation) == (self.rank, self.incarnation):
@@ -242,19 +241,19 @@ class _Peer:
 
     def __init__(self, rank: Rank, listener: Listener, max_bytes: int, reach: Reach) -> None:
         self.incarnation: Incarnation | None = None
-        # Beyond this machine. Each has one thread at a time that adds to it.
+        # Traffic beyond this machine. One thread at a time adds to each counter.
         self.bytes_sent = self.bytes_received = 0
         self._reach = reach
         self._session_id: str | None = None
-        # The youngest speaks for the rank: what is left of a process that was killed may be
-        # there until its lease ends. One that was started by mistake gives the rank back.
+        # The youngest process speaks for the rank, because the token of a killed one may remain
+        # until its lease ends. A process that was started by mistake gives the rank back.
         self._alive: list[Incarnation] = []
         self._rank = rank
         self._listener = listener
         self._serials = itertools.count()
         self._assembler = Assembler(max_bytes, lambda reason: listener.refused(rank, reason))
         self._sending = threading.Lock()
-        # Held while the listener is told, so that it is told one thing after the other.
+        # Held during calls of the listener, so that it gets one report at a time.
         self._telling = threading.Lock()
         self._is_closing = False
         self._left: Incarnation | None = None
@@ -265,7 +264,7 @@ class _Peer:
         with self._sending:
             incarnation = self.incarnation
             for piece in split(next(self._serials), frame):
-                # A frame's end is of no use to a process that has not got its beginning.
+                # The end of a frame is useless to a process that missed its beginning.
                 if incarnation is None or self.incarnation != incarnation:
                     return
                 self._put(piece)
@@ -287,7 +286,8 @@ class _Peer:
     def appear(self, incarnation: Incarnation) -> None:
         with self._telling:
             if incarnation not in self._alive and not self._is_closing:
-                # One that never takes its signs of life back is no reason to keep them all.
+                # A process that never undeclares its tokens must not make this list grow for
+                # ever.
                 self._alive = [*self._alive[1 - _MAX_ALIVE :], incarnation]
                 self._turn_to(incarnation)
 
@@ -298,18 +298,18 @@ class _Peer:
             if incarnation == self.incarnation:
                 self._turn_to(self._alive[-1] if self._alive else None)
             leaves_too = self._is_closing and incarnation == self._left
-        # If it leaves in order, it waits for this. Not from here: a thread of zenoh that reads
-        # must not wait until somebody else reads.
+        # A worker that leaves in order waits for this answer. It is sent from another thread,
+        # because a reading thread of zenoh must not wait until another worker reads.
         answer = threading.Thread(target=self._put, args=(_FAREWELL,))
         answer.start()
-        self._answer = answer  # once it runs: `close` may be about to join it
+        self._answer = answer  # set once the thread runs, because `close` may join it at once
         if leaves_too:
-            # It may be gone before it sees that we leave, and answers. This is as good: all
-            # that it sent has come before, and it waits for ours.
+            # It may be gone before it notices our departure and answers. Its own farewell is as
+            # good: all its messages have arrived before it, and it waits for our answer.
             self._has_answered.set()
 
     def leave(self, deadline: Seconds) -> bool:
-        """Send nothing after the frame under way; say whether the peer is there."""
+        """Send nothing after this frame; return whether the peer is present."""
         has_silence = self._sending.acquire(timeout=_until(deadline))
         with self._telling:
             self._is_closing = True
@@ -320,27 +320,27 @@ class _Peer:
         return self._left is not None
 
     def lose(self) -> None:
-        """Tell the listener, once we have left, that the peer is gone."""
+        """Tell the listener that the peer is gone, after this worker has left."""
         with self._telling:
             self._alive = []
             if self._left is not None:
                 self._listener.disappeared(self._rank, self._left)
 
     def return_to_life(self) -> None:
-        """Send again, when the peer appears."""
+        """Resume sending when the peer appears."""
         with self._telling:
             self._assembler.reset()
             self._is_closing = False
 
     def await_farewell(self, deadline: Seconds) -> None:
-        """Wait until the peer has read all, which it says when it sees that we leave."""
+        """Wait until the peer confirms that it has read everything."""
         self._has_answered.wait(_until(deadline))
         if self._answer is not None:
             self._answer.join(_until(deadline))
 
     def _put(self, piece: bytes) -> None:
         with suppress(zenoh.ZError):  # the session has been closed
-            # By the source the receiver knows whose link it came over.
+            # The source tells the receiver which link the frame came over.
             source = zenoh.SourceInfo(self.publisher.id, 0)
             self.publisher.put(piece, source_info=source)
 
@@ -358,5 +358,6 @@ def _until(deadline: Seconds) -> Seconds:
 
 
 def _direct(callback: Callable[[zenoh.Sample], None]) -> zenoh.handlers.Callback[zenoh.Sample]:
-    # In the thread that reads the link: in order, and a sender that is too fast has to wait.
+    # Runs in the thread that reads the link: frames stay in order, and backpressure slows the
+    # sender down.
     return zenoh.handlers.Callback(callback, indirect=False)

@@ -44,17 +44,17 @@ def compare_baselines(
     accuracy_aware: AccuracyAware = ACCURACY_AWARE,
     target_accuracy: float | None = None,
 ) -> Comparison:
-    """EpochGossip for ``settings.num_epochs``, and the others for as long as that takes.
+    """Compare EpochGossip for ``settings.num_epochs`` with the others in the same time.
 
     Args:
         dataset: Training and test samples.
         model: Called with `input_shape` and `num_classes`.
         platforms: The hardware of each worker.
         settings: Settings of the recipe.
-        partition: Deals the samples to the workers.
+        partition: Partition of the samples among the workers.
         augmentation: Augmentation of the training batches.
-        link: Every link.
-        accuracy_aware: How EdgeGossip chooses samples.
+        link: Link between any two workers.
+        accuracy_aware: Choice of samples by EdgeGossip.
         target_accuracy: See `Comparison`.
 
     Raises:

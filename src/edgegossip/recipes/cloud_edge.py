@@ -1,4 +1,4 @@
-"""Phones that keep their data hold the lower stage of a model, a cloud holds the upper one."""
+"""Cloud and edge: phones with private data hold a model's lower stage, a cloud the upper."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 AT = (6,)
-"""Behind the second of three convolutions: 2,048 numbers of a window."""
+"""Cut after the second of three convolutions: 2,048 numbers per window."""
 CLOUD_SPEED = 20.0
-"""Throughput of the cloud over the fastest phone's."""
+"""Throughput of the cloud relative to the fastest phone."""
 DEFAULTS = replace(HAR_CNN, num_epochs=15)
 
 
@@ -44,9 +44,9 @@ def cloud_edge(
 
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
-        data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.
         phone_trace: See `har-cnn`.
-        precision: In which activations and gradients travel: float32, bfloat16 or int8.
+        precision: Precision of activations and gradients in transit: float32, bfloat16 or int8.
     """
     phones = phone_platforms(settings, data_dir, phone_trace)
     dataset = har(data_dir)

@@ -1,4 +1,4 @@
-"""A server and workers that commit to it: barriers, slack, and no waiting at all."""
+"""Parameter servers: barriers, bounded lag, and no waiting."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ LINK = Link(latency=0.005, bandwidth=12.5e6)
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings of the recipes for parameter servers; each has defaults of its own.
+    """Settings of the recipes for parameter servers; each recipe has its own defaults.
 
     Args:
         seconds: Virtual time of each run, above 0.
-        num_workers: Workers, not counting servers.
+        num_workers: Number of workers, without servers.
         throughput: Training samples per second of the fastest worker, and of the server.
         heterogeneity: Mean of the workers' speeds over the slowest, at least 1.
-        batch_size: Samples a step and worker.
+        batch_size: Samples per step and worker.
         lr: Learning rate.
-        momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds its own.
+        momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds more.
         weight_decay: Weight decay of SGD.
         window: Seconds of a check period of ADSP and ADACOMM, above 0.
-        min_interval: Least seconds between two commits of ADSP, below `window`.
+        min_interval: Minimum seconds between two commits of ADSP, below `window`.
         rate: Commits in a window of ADSP+, at least 1.
         slack: Steps that a worker of SSP may be ahead, at least 1.
         tau: Local steps of FixedADACOMM, and of ADACOMM at first, at least 1.
-        validation_share: Share of the training samples, held out for the search of ADSP and
+        validation_share: Share of the training samples to hold out for the search of ADSP and
             the steps of ADACOMM, in (0, 1).
-        standby: Workers that can take the server's place; see `ParameterServer`.
-        num_servers: Ranks that share the model, at least 1; only 1 goes with `standby`.
+        standby: Workers that can replace the server; see `ParameterServer`.
+        num_servers: Ranks that share the model, at least 1; `standby` needs exactly 1.
         seed: Seeds the random choices.
-        torch_device: Where models live: cpu or cuda.
+        torch_device: Device of the models: cpu or cuda.
     """
 
     seconds: Seconds = 60.0
@@ -102,7 +102,7 @@ HAR_SVM = ServerSettings(seconds=30.0, lr=0.02)
 
 
 def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> list[Platform]:
-    """Make platforms whose speeds are evenly spread, with a mean so many times the slowest.
+    """Make platforms with evenly spread speeds and a given ratio of the mean to the slowest.
 
     >>> [each.throughput for each in heterogeneous(3, 900.0, 2.0)]
     [300.0, 600.0, 900.0]
@@ -110,8 +110,7 @@ def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> 
     Args:
         num_workers: Platforms.
         throughput: Throughput of the fastest, in samples per second.
-        heterogeneity: H, mean over minimum of the speeds, at least 1; below
-            `num_workers` for those that are evenly spread.
+        heterogeneity: H, mean over minimum of the speeds, at least 1 and below `num_workers`.
     """
     check_range("heterogeneity", heterogeneity, "at least 1")
     widest = 2 * heterogeneity - 1  # the fastest over the slowest
@@ -132,7 +131,7 @@ def mnist_lenet5(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
     """
     return compare_servers(mnist(data_dir), lenet5, settings)
 
@@ -144,7 +143,7 @@ def cifar10_lenet5(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder of the data; by default $EDGEGOSSIP_DATA.
     """
     return compare_servers(cifar10(data_dir), lenet5, settings)
 
@@ -156,7 +155,7 @@ def cifar10_cnn(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder of the data; by default $EDGEGOSSIP_DATA.
     """
     return compare_servers(cifar10(data_dir), lrn_cnn, settings)
 
@@ -168,7 +167,7 @@ def har_svm(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder of the data; by default $EDGEGOSSIP_DATA.
     """
     linear = partial(mlp, hidden=())
     return compare_servers(har(data_dir), linear, settings, loss=F.multi_margin_loss)
@@ -201,7 +200,7 @@ def compare_servers(
 
 
 def methods(settings: ServerSettings) -> dict[str, ParameterServer]:
-    """All methods by name, with what the settings say of each."""
+    """All methods by name, built from the settings."""
     common: dict[str, Any] = {
         "num_workers": settings.num_workers,
         "num_rounds": UNTIL_CUT_OFF,

@@ -28,7 +28,7 @@ def mnist_lenet5(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
     """
     platforms = uneven(settings.num_workers, settings.throughput)
     return compare_baselines(mnist(data_dir), lenet5, platforms, settings)
@@ -43,7 +43,7 @@ def cifar10_lenet5(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     platforms = uneven(settings.num_workers, settings.throughput)
     return compare_baselines(cifar10(data_dir), lenet5, platforms, settings)
@@ -56,12 +56,12 @@ def cifar10_resnet20(
 ) -> Comparison:
     """CIFAR-10 with ResNet-20 on 4 uneven platforms: hours on two cores.
 
-    Pictures are flipped and cropped at random; normalisation statistics are averaged with the
+    Pictures are flipped and cropped at random; normalization statistics are averaged with the
     parameters.
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     platforms = uneven(settings.num_workers, settings.throughput)
     return compare_baselines(

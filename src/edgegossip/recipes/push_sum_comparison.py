@@ -1,4 +1,4 @@
-"""Push-sum over slow links, dense and compressed: Sparse-Push and what came of it."""
+"""Push-sum over slow links, dense and compressed: Sparse-Push and its successors."""
 
 from __future__ import annotations
 
@@ -52,44 +52,44 @@ LATENCY = 0.03
 """Seconds; as over a mobile network."""
 
 DENSE = "stochastic-gradient-push"
-"""The run that the others are measured against."""
+"""The reference run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushSettings:
-    """Settings that all recipes of Sparse-Push share; each has defaults of its own.
+    """Common settings of the Sparse-Push recipes; each recipe has its own defaults.
 
     Args:
-        num_epochs: Epochs of every run: all take equally many steps.
+        num_epochs: Epochs of every run; all take equally many steps.
         num_workers: Workers on equal platforms, in a directed ring.
-        global_batch: Samples a step of all workers together, a multiple of their number.
+        global_batch: Samples per step of all workers together, a multiple of their number.
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
-        nesterov: Nesterov's momentum, as in the paper.
+        nesterov: Use Nesterov's momentum, as in the paper.
         weight_decay: Weight decay of SGD.
-        decay: Decay of the learning rate: none, to a tenth after 1/2 and 3/4 of the epochs, or
-            along a cosine; after a first epoch at a tenth.
-        skew: Share of the samples that is dealt out sorted by class, in [0, 1].
-        dirichlet_alpha: Share out classes in random proportions instead; small is skewed.
-        by_subject: Keep together what comes from one person instead.
-        keep_ratio: Share of the entries that compressed messages hold, in (0, 1].
-        value_bits: Bits of each of them: 1 to 8, 16 or 32.
+        decay: Decay of the learning rate after a first epoch at a tenth: none, to a tenth after
+            1/2 and 3/4 of the epochs, or along a cosine.
+        skew: Share of the samples dealt out sorted by class, in [0, 1].
+        dirichlet_alpha: Deal classes in random proportions instead; small values are skewed.
+        by_subject: Keep the samples of each person together instead.
+        keep_ratio: Share of the entries in compressed messages, in (0, 1].
+        value_bits: Bits of each entry: 1 to 8, 16 or 32.
         per_layer: Keep that share of each layer, as in the paper, instead of the whole vector.
         consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
             Sparse-Push's own rule, and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense one sends
             after each.
-        compensation_rounds: Rounds of averaging that end the skew-compensated run; by default
+        compensation_rounds: Final rounds of averaging in the skew-compensated run; by default
             as many as add a tenth to its bytes.
-        compensation_bits: Bits of each entry in them: 1 to 8, 16 or 32.
+        compensation_bits: Bits of each entry in these rounds: 1 to 8, 16 or 32.
         link: Bandwidth of each worker's uplink in Mbit/s.
         throughput: Training samples per second of each platform.
-        num_evaluations: How often each run is evaluated, at least 1.
+        num_evaluations: Number of evaluations of each run, at least 1.
         seed: Seeds the random choices.
-        torch_device: Where models live: cpu or cuda.
+        torch_device: Device of the models: cpu or cuda.
 
     Raises:
-        ValueError: If a number is out of range, or samples are to be dealt in two ways.
+        ValueError: If a number is out of range, or two partitions are requested.
     """
 
     num_epochs: int = 15
@@ -149,12 +149,12 @@ class PushSettings:
 
     @property
     def compressor(self) -> PartwiseCompressor:
-        """Compressor of the messages of compressed runs, or of each layer in them."""
+        """Compressor of the messages in compressed runs, or of each layer."""
         return compressor(self.keep_ratio, self.value_bits)
 
 
 def schedule(decay: Decay, num_epochs: int) -> Schedule:
-    """A learning rate for `num_epochs` that begins with an epoch at a tenth of it.
+    """Schedule for `num_epochs` that begins with an epoch at a tenth of the rate.
 
     References:
         The code behind Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, multiplies by
@@ -171,14 +171,14 @@ def schedule(decay: Decay, num_epochs: int) -> Schedule:
 
 
 def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
-    """The same for each layer of the task's model alone."""
+    """Compressor for each layer of the task's model separately."""
     with torch.random.fork_rng(devices=[]):
         (model,) = (make() for make in task.models.values())
     return PerLayer(compressor, FlatModel(model, has_buffers=task.has_buffers).sizes)
 
 
 def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
-    """The largest entries, each in so many bits; all of them in 32 bits is no compression.
+    """Compressor of the largest entries with this number of bits; none for all in 32 bits.
 
     >>> compressor(0.01, 4)
     TopK(keep_ratio=0.01, values=Quantize(bits=4))
@@ -189,7 +189,7 @@ def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
 
 
 def num_steps(task: Task, num_workers: int, num_epochs: float) -> int:
-    """Steps of each worker, in which all together process so many epochs."""
+    """Steps of each worker for this number of epochs of all workers together."""
     a_step = task.batch_size * num_workers
     return max(1, round(num_epochs * len(task.dataset.train) / a_step))
 
@@ -201,7 +201,8 @@ def compare_pushes(
     *,
     augmentation: Augmentation | None = None,
 ) -> Comparison:
-    """Dense push-sum, Sparse-Push without and with skew compensation, and DifferencePush.
+    """Compare dense push-sum, Sparse-Push with and without skew compensation, and
+    DifferencePush.
 
     Args:
         dataset: Training and test samples.
@@ -273,7 +274,7 @@ def _algorithms(settings: PushSettings, steps: int, sent: Compressor) -> list[Al
 
 
 def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor) -> int:
-    """How many rounds in `final` add a tenth to the bytes of `num_rounds`; at least 1.
+    """Number of rounds of `final` that add a tenth to the bytes of `num_rounds`; at least 1.
 
     >>> affordable_rounds(500, TopK(0.1, Quantize(4)), Quantize(4))
     11
@@ -284,7 +285,7 @@ def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor
 
 
 def bold_step(keep_ratio: float) -> float:
-    """For DifferencePush with top-k: stable still, and workers agree sooner than by default.
+    """Step for DifferencePush with top-k: still stable, and faster agreement than the default.
 
     >>> bold_step(0.25), bold_step(1.0)
     (0.75, 1.0)
@@ -310,7 +311,7 @@ def mnist_lenet5(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(mnist(data_dir), lenet5, settings)
 
@@ -326,7 +327,7 @@ def har_cnn(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(har(data_dir), sensor_cnn, settings)
 
@@ -342,7 +343,7 @@ def cifar10_lenet5(
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(cifar10(data_dir), lenet5, settings, augmentation=flip_and_crop)
 
@@ -354,12 +355,12 @@ def cifar10_resnet20(
 ) -> Comparison:
     """Push-sum, dense and compressed: CIFAR-10 with ResNet-20, which takes hours.
 
-    EvoNorm instead of batch normalisation, whose statistics suffer from skew; pictures are
-    flipped and cropped at random.
+    The model has EvoNorm instead of batch normalization, whose statistics suffer from skew.
+    Pictures are flipped and cropped at random.
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     model = partial(resnet20, normalization="evonorm")
     return compare_pushes(cifar10(data_dir), model, settings, augmentation=flip_and_crop)
@@ -372,10 +373,10 @@ def cifar10_vgg11(
 ) -> Comparison:
     """Push-sum, dense and compressed: CIFAR-10 with VGG11, which takes days on two cores.
 
-    Without normalisation, as in the paper; pictures are flipped and cropped at random.
+    The model has no normalization, as in the paper. Pictures are flipped and cropped at random.
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Holds cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
     """
     return compare_pushes(cifar10(data_dir), vgg11, settings, augmentation=flip_and_crop)

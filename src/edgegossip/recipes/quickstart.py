@@ -1,4 +1,4 @@
-"""The first thing that a newcomer runs."""
+"""The quickstart recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgegossip.sim.platform import uneven
 DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)
 
 IN_TURN = AccuracyAware(selection=Cyclic())
-"""To aggregate the data would take as long as three epochs of so small a model."""
+"""Aggregating the data would take as long as three epochs of this small model."""
 
 
 def quickstart(settings: Settings = DEFAULTS) -> Comparison:

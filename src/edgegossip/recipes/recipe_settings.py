@@ -1,4 +1,4 @@
-"""Settings that the recipes share."""
+"""Common settings of recipes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 
 ACCURACY_AWARE = AccuracyAware()
-"""How EdgeGossip chooses what slow workers train on, in recipes and studies."""
+"""EdgeGossip's choice of samples in recipes and studies."""
 
 
 def default_data_dir() -> Path:
@@ -19,19 +19,19 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings that all our recipes share; each has defaults of its own.
+    """Common settings of all recipes; each recipe has its own defaults.
 
     Args:
         num_epochs: Epochs of EpochGossip; the others get the same virtual time.
-        num_workers: Workers, each on a platform of its own.
+        num_workers: Number of workers, each on its own platform.
         throughput: Training samples per second of the fastest platform.
-        batch_size: Samples a step and worker.
+        batch_size: Samples per step and worker.
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Weight decay of SGD.
-        exchange_probability: Chance that a worker of GoSGD pushes after a step, in [0, 1].
+        exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
         seed: Seeds the random choices.
-        torch_device: Where models live: cpu or cuda.
+        torch_device: Device of the models: cpu or cuda.
     """
 
     num_epochs: int = 10

@@ -26,11 +26,11 @@ MakeStudy: TypeAlias = "Callable[..., Study]"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a recipe or a study is.
+    """Location of a recipe or a study.
 
     Args:
         module: Full name of its module.
-        function: Name of the function in it.
+        function: Name of its function.
     """
 
     module: str
@@ -42,7 +42,7 @@ class Entry:
         return _summaries(self.module)[self.function]
 
     def load(self) -> Any:  # noqa: ANN401 - a recipe's or a study's function
-        """Import its module, and find it there."""
+        """Import the module and return the function."""
         return getattr(importlib.import_module(self.module), self.function)
 
 
@@ -58,7 +58,7 @@ def _summaries(module: str) -> dict[str, str]:
 
 
 def _entries(package: str, modules: Mapping[str, str]) -> dict[str, Entry]:
-    """Entries by name; a function has the last part of its recipe's or study's name."""
+    """Entries by name; a function is named after the last part of the recipe or study."""
     return {
         name: Entry(f"{package}.{module}", name.rpartition("/")[2].replace("-", "_"))
         for name, module in modules.items()
@@ -123,10 +123,10 @@ STUDIES = _entries(
 
 
 def load_study(name: str) -> MakeStudy:
-    """Find one of our studies by name.
+    """Find a study by name.
 
     Raises:
-        UsageError: If there is none of that name.
+        UsageError: If the name is unknown.
     """
     if name not in STUDIES:
         raise UsageError(unknown_name("study", name, STUDIES))
@@ -135,10 +135,10 @@ def load_study(name: str) -> MakeStudy:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Find a recipe: one of ours by name, or a function in a file, ``my_recipe.py:name``.
+    """Find a recipe by name, or as a function in a file, ``my_recipe.py:name``.
 
     Raises:
-        UsageError: If there is none of that name, or its file cannot be imported.
+        UsageError: If the name is unknown, or the file cannot be imported.
     """
     file, colon, function = name.rpartition(":")
     if colon:

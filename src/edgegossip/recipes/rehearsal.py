@@ -1,4 +1,4 @@
-"""When EpochGossip's epochs end: simulated, with nothing really trained."""
+"""End times of EpochGossip's epochs, simulated without training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 
 MANY = 200
-"""Epochs of which no more are simulated."""
+"""Maximum number of simulated epochs."""
 
 
 def epoch_gossip_seconds(
@@ -25,13 +25,13 @@ def epoch_gossip_seconds(
 ) -> Seconds:
     """Virtual seconds until EpochGossip on the complete graph has done `num_epochs`.
 
-    Of more than `MANY`, each of the others takes what the later half of these did on average.
+    Beyond `MANY` epochs, each takes the average duration of the later half of these.
 
     Args:
-        workload: Says how large shards and messages are.
+        workload: Workload with the sizes of shards and messages.
         platforms: One for each worker.
-        link: Every link.
-        num_epochs: At least 1.
+        link: Link between any two workers.
+        num_epochs: Number of epochs, at least 1.
     """
     if num_epochs > MANY:
         half, whole = (
@@ -51,7 +51,7 @@ def epoch_gossip_seconds(
 
 
 class _OnlySends(EpochGossip):
-    """EpochGossip that saves itself the mixing of large models."""
+    """EpochGossip without the mixing of large models."""
 
     def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
         pass
@@ -59,7 +59,7 @@ class _OnlySends(EpochGossip):
 
 @dataclass(frozen=True)
 class Rehearsal(Trainer):
-    """A trainer that only says what an epoch over a shard would cost."""
+    """A trainer that only reports the cost of an epoch over a shard."""
 
     shard_size: int
 

@@ -1,4 +1,4 @@
-"""The baselines and EdgeGossip on phones' sensors: every worker one person."""
+"""The baselines and EdgeGossip on sensor data of phones, one person per worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def har_cnn(
 
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
-        data_dir: Holds uci_har.npz; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.
         phone_trace: AI-Benchmark scores of phones (see `sim.traces.phones`); by default
             raw_ai_benchmark_list.json.gz in `data_dir`.
     """
@@ -50,7 +50,7 @@ def har_cnn(
 def phone_platforms(
     settings: Settings, data_dir: Path, phone_trace: Path | None
 ) -> tuple[Platform, ...]:
-    """Make phones of the speeds in a trace; see `har_cnn`."""
+    """Make phones with the speeds of a trace; see `har_cnn`."""
     trace = phone_trace or data_dir / "raw_ai_benchmark_list.json.gz"
     try:
         return phones(trace, settings.num_workers, settings.throughput, settings.seed)

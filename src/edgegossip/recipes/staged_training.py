@@ -1,4 +1,4 @@
-"""One model in stages: synthetic gradients, local losses, and what competes with them."""
+"""One model in stages: synthetic gradients, local losses, and their competitors."""
 
 from __future__ import annotations
 
@@ -43,30 +43,31 @@ from edgegossip.sim.platform import Platform
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings:
-    """Settings of the recipes for models in stages; each has defaults of its own.
+    """Settings of the recipes for models in stages; each recipe has its own defaults.
 
     Args:
         num_epochs: Passes over the training data, at least 1.
-        num_stages: Machines, each with one stage; the whole model is trained on one.
-        cut_at: Index of the first block of each stage but the first; by default it is cut
-            where the slowest machine or link is fastest.
-        in_flight: Batches under way in pipelined training, by default two a stage; in decoupled
-            training those of each stage that the next has not answered, by default 4.
+        num_stages: Number of machines, each with one stage; a single machine trains the whole
+            model.
+        cut_at: Index of the first block of each stage except the first; the default makes the
+            slowest machine or link fastest.
+        in_flight: Batches in flight in pipelined training, by default two per stage; in
+            decoupled training, unanswered batches of each stage, by default 4.
         throughput: Training samples of the whole model per second of a machine of speed 1.
         speeds: Speeds of the machines, in the order of their stages; by default all are 1. The
-            whole model is trained on the first.
-        width: Width of the model, over its usual one.
+            first machine trains the whole model.
+        width: Width of the model, relative to the usual one.
         batch_size: Samples a step.
         lr: Learning rate.
-        momentum: Momentum of SGD, in [0, 1). Synthetic gradients are trained without, at the
-            learning rate over 1 - momentum.
+        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use none, and the learning
+            rate over 1 - momentum.
         weight_decay: Weight decay of SGD.
-        teacher_lr: Learning rate of Adam for what teaches the stages.
+        teacher_lr: Learning rate of Adam for the teachers of stages.
         latency: Latency of each link, in seconds.
         bandwidth: Bandwidth of each link, in bytes per second.
-        precision: Precision in which activations and gradients travel.
+        precision: Precision of activations and gradients in transit.
         seed: Seeds the random choices.
-        torch_device: Where models live: cpu or cuda.
+        torch_device: Device of the models: cpu or cuda.
     """
 
     num_epochs: int = 5
@@ -103,7 +104,7 @@ class StageSettings:
 
     @property
     def platforms(self) -> tuple[Platform, ...]:
-        """The machines, in the order of their stages."""
+        """Platforms of the machines, in the order of their stages."""
         speeds = self.speeds or (1.0,) * self.num_stages
         return tuple(Platform(throughput=speed * self.throughput) for speed in speeds)
 
@@ -141,7 +142,7 @@ def eight_layers(
     Args:
         settings: Settings of the recipe.
         dataset: mnist or cifar10.
-        data_dir: Holds the data; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder of the data; by default $EDGEGOSSIP_DATA.
     """
     if dataset not in DATASETS:
         raise UsageError(unknown_name("dataset", dataset, DATASETS))
@@ -151,7 +152,7 @@ def eight_layers(
 def compare_stages(
     dataset: Dataset, model: Callable[..., nn.Module], settings: StageSettings
 ) -> Comparison:
-    """Train the same model whole, pipelined and decoupled, as many samples each."""
+    """Train the same model whole, pipelined and decoupled, with equally many samples."""
     names = (*COMPETITORS, *METHODS)
     experiments = {name: stage_run(name, dataset, model, settings) for name in names}
     return Comparison(experiments=experiments, baseline="whole")
@@ -162,7 +163,7 @@ def stage_run(
 ) -> Experiment:
     """Make the run of one of `COMPETITORS` or `METHODS`.
 
-    The model is cut where, on machines and links like these, the slowest of them is fastest.
+    The cut makes the slowest machine or link fastest.
     """
     task = make_task(
         dataset,
@@ -209,7 +210,7 @@ def stage_run(
 def _cut(
     task: Task, settings: StageSettings, teacher: TeacherFactory | None
 ) -> tuple[int, ...]:
-    """Cut so that the slowest machine or link is fastest, with what teachers compute."""
+    """Find the cut with the fastest slowest machine or link, including the work of teachers."""
     assert not isinstance(task.model, Mapping)  # it is whole
     with drawn_from(settings.seed):
         layers = blocks(task.model())
@@ -235,7 +236,7 @@ def _cut(
 
 
 def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
-    """Give a teacher, or both of two, another learning rate."""
+    """Return a teacher with another learning rate; for `Both`, change both."""
     if isinstance(teacher, Both):
         losses = with_lr(teacher.losses, lr)
         return replace(teacher, gradients=replace(teacher.gradients, lr=lr), losses=losses)
@@ -244,6 +245,8 @@ def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
 
 
 def _without_momentum(settings: StageSettings) -> SGD:
-    """Give SGD that moves as far in the long run: a predicted gradient lags behind momentum."""
+    """Return SGD without momentum with the same total movement, because a predicted gradient
+    lags behind momentum.
+    """
     rate = settings.lr / (1 - settings.momentum)
     return SGD(lr=rate, momentum=0.0, weight_decay=settings.weight_decay)

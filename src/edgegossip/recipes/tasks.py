@@ -1,4 +1,4 @@
-"""The task that settings of a recipe describe."""
+"""Tasks from the settings of recipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.learning.task import Task
 
 
 class TrainingSettings(Protocol):
-    """Settings that all recipes have in common."""
+    """Settings common to all recipes."""
 
     @property
     def lr(self) -> float:
@@ -30,7 +30,7 @@ class TrainingSettings(Protocol):
 
     @property
     def torch_device(self) -> str:
-        """Where models live: cpu or cuda."""
+        """Device of the models: cpu or cuda."""
 
 
 def make_task(
@@ -41,14 +41,14 @@ def make_task(
     nesterov: bool = False,
     **others: Any,  # noqa: ANN401
 ) -> Task:
-    """Learn `dataset` by SGD.
+    """Make a task of `dataset` with SGD.
 
     Args:
         dataset: Training and test samples.
         model: Called with `input_shape` and `num_classes`.
         settings: Settings of the recipe.
         nesterov: Use Nesterov's momentum.
-        others: Further arguments of `Task`.
+        others: Other arguments of `Task`.
     """
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
     optimizer = SGD(

@@ -1,4 +1,4 @@
-"""Where a worker's time went: training, sending, waiting, crashed."""
+"""Activity of workers: time for training, sending, waiting, crashes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class Activity:
     """The spans of one worker, each clipped to the run.
 
     Attributes:
-        training: When it trained.
-        sending: When its uplink was busy; often while it trained.
-        crashed: When it was down.
-        unfinished: Before a crash or an early end, from the last thing in the log on: work
-            that is cut off is not in the log, so nobody knows whether it trained or waited.
-        present: From the start, or its return from a crash, until it finished or the run ended.
-        shares: Share of the run's virtual time of each kind. A moment counts once, for the
+        training: Spans of training.
+        sending: Spans of a busy uplink, often during training.
+        crashed: Spans after crashes.
+        unfinished: Spans from the last log entry to a crash or an early end. Work that is cut
+            off is not in the log, so training and waiting cannot be distinguished.
+        present: Spans from the start, or a return from a crash, to the end of the worker or the
+            run.
+        shares: Share of the run's virtual time for each kind. A moment counts once, for the
             first of crashed, training, sending, unfinished, waiting; the rest is finished.
     """
 
@@ -41,7 +42,7 @@ class Activity:
 
 
 def described(shares: Mapping[str, float]) -> str:
-    r"""Shares as words: training always, the others where they are at least half a percent.
+    r"""Shares as words: training always, the others from half a percent on.
 
     >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
     'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
@@ -77,7 +78,7 @@ def activities(log: RunLog) -> list[Activity]:
 
 
 def merged(spans: Spans) -> Spans:
-    """Join spans that overlap or touch.
+    """Join overlapping or adjacent spans.
 
     >>> merged(np.array([[4.0, 5.0], [0.0, 2.0], [1.0, 3.0]])).tolist()
     [[0.0, 3.0], [4.0, 5.0]]
@@ -102,7 +103,7 @@ def total(spans: Spans) -> Seconds:
 
 
 def clipped(spans: Iterable[Span] | Spans, end: Seconds) -> Spans:
-    """Cut `spans` off at `end` and drop the empty ones.
+    """Clip `spans` at `end` and drop empty ones.
 
     >>> clipped([(0.0, 2.0), (3.0, 4.0)], end=1.0).tolist()
     [[0.0, 1.0]]
@@ -139,14 +140,14 @@ def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
 
 
 def _present(worker: WorkerLog, duration: Seconds) -> list[Span]:
-    """All the time but that between finishing and a crash, and after finishing for good."""
+    """All time except that between finishing and a crash, and after the final finish."""
     until = duration if worker.finished is None else worker.finished
     starts = [0.0, *(end for _, end in worker.rests)]
     return list(zip(starts, [*(start for start, _ in worker.rests), until], strict=True))
 
 
 def _cut_off(worker: WorkerLog, duration: Seconds) -> list[Span]:
-    """From the last thing in the log to each crash, and to the end if it did not finish."""
+    """Spans from the last log entry to each crash, and to the end of an unfinished run."""
     at_rest = {end for _, end in worker.rests}
     stops = [stop for stop in worker.crashes if stop not in at_rest]
     is_away = len(worker.crashes) > len(worker.recoveries)

@@ -1,4 +1,4 @@
-"""Waiting of the workers, and the measures taken against it: in words."""
+"""Waiting of the workers, and the effect of EdgeGossip, in words."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.units import listing, number, percent
 
 MAX_NAMED = 8
-"""More workers than these are not named one by one."""
+"""Maximum number of individually named workers."""
 
 
 def kept_shares(run: Run) -> list[float] | None:
-    """The share of its data that each worker trained on in a round of EdgeGossip, on average.
+    """Mean share of its data that each worker trained on in a round of EdgeGossip.
 
-    None for other algorithms, and where somebody has come to the end of no round.
+    None for other algorithms, and if a worker has finished no round.
     """
     if run.log.header["algorithm"].get("type") != "EdgeGossip":
         return None
@@ -26,7 +26,7 @@ def kept_shares(run: Run) -> list[float] | None:
 
 
 def kept_sentence(run: Run) -> str:
-    """Say the shares; empty where there are none to tell."""
+    """Describe the shares; empty without any."""
     shares = kept_shares(run)
     if shares is None:
         return ""
@@ -39,7 +39,7 @@ def kept_sentence(run: Run) -> str:
 
 
 def balance(folder: ReportData) -> str:
-    """Say who waited for whom before EdgeGossip, and who waits with it; empty without it."""
+    """Describe the waits without and with EdgeGossip; empty without it."""
     balanced = [run for run in folder.runs if run.workers and kept_shares(run) is not None]
     if not balanced:
         return ""
@@ -47,7 +47,7 @@ def balance(folder: ReportData) -> str:
 
 
 def _before(folder: ReportData) -> str:
-    """Describe what happens in the baseline."""
+    """Describe the baseline."""
     run = next((run for run in folder.runs if run.name == folder.baseline), None)
     if run is None or not run.workers or kept_shares(run) is not None:
         return ""

@@ -30,7 +30,7 @@ WIDTH, HEIGHT = 9.6, 3.7
 LEGEND_WIDTH = 130
 """Width in letters; a line before each name takes 8."""
 GREY = ("epoch-gossip", "stochastic-gradient-push", "paper")
-"""References that others are measured against are drawn in grey, as in every report."""
+"""Reference runs, drawn in gray as in every report."""
 
 
 def study_picture(figure: Mapping[str, Any]) -> Picture:
@@ -59,7 +59,7 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
 
 
 def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """One colour for each name in all panels.
+    """One color for each name in all panels.
 
     >>> series_colors([{"series": [{"name": "epoch-gossip"}, {"name": "random"}]}])
     {'epoch-gossip': '#5b6470', 'random': '#0072b2'}
@@ -72,7 +72,7 @@ def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def line_styles(colors: Mapping[str, str]) -> dict[str, str]:
-    """Tell series of one colour apart.
+    """Distinguish series of one color.
 
     >>> line_styles({"gosgd": "#0072b2", "diloco": "#d55e00", "ssp": "#0072b2"})
     {'gosgd': '-', 'diloco': '-', 'ssp': ':'}
@@ -106,7 +106,7 @@ def _draw_legend(canvas: Figure, colors: Mapping[str, str]) -> None:
 
 
 def draw_panel(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) -> None:
-    """Draw one panel of `study.json` in the colours of its series."""
+    """Draw one panel of `study.json` in the colors of its series."""
     axes.set_title(panel["title"])
     axes.set_xlabel(panel["x_label"])
     axes.set_ylabel(panel["y_label"])
@@ -125,7 +125,7 @@ def draw_panel(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) 
 
 
 class _Written(LogFormatter):
-    """Writes numbers as everywhere else, where matplotlib would write formulas."""
+    """Formats numbers as everywhere else, without matplotlib's formulas."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ from edgegossip.report.style import (
 from edgegossip.report.units import listing, number, seconds
 
 NUM_POINTS = 240
-"""Points of a line: more would not be visible."""
+"""Maximum points of a line; more would not be visible."""
 COMMITS_PER_BIN = 4
 MAX_BINS = 40
 SPEEDS = LinearSegmentedColormap.from_list("speeds", ["#8cc8e6", "#0072b2", "#06263d"])
@@ -46,7 +46,7 @@ SPEEDS = LinearSegmentedColormap.from_list("speeds", ["#8cc8e6", "#0072b2", "#06
 
 
 def commit_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Picture]:
-    """Draw who committed how often, and each search; nothing for runs without a server."""
+    """Draw the commits of each worker, and each search; nothing for runs without a server."""
     runs = [run for run in folder.runs if has_commits(run) and run.log.duration > 0]
     if runs:
         yield _commits(runs, colors)
@@ -174,7 +174,7 @@ Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _rate(run: Run) -> Curve:
-    """Commits a second and worker: in steps that are long enough for some commits of each."""
+    """Commits per second and worker, in steps with several commits each."""
     workers = [run.log.workers[rank] for rank in run.log.trainers]
     times = np.concatenate([worker.commits for worker in workers])
     num_bins = int(np.clip(len(times) / len(workers) / COMMITS_PER_BIN, 1, MAX_BINS))
@@ -190,7 +190,7 @@ def _mean_rate(run: Run) -> float:
 def _name_rates(
     axes: Axes, runs: Sequence[Run], curves: Mapping[str, Curve], colors: Mapping[str, str]
 ) -> None:
-    """Name each curve beside the axes, at the height of its end where there is room."""
+    """Label each curve beside the axes, near the height of its end."""
     to_axes = axes.transData + axes.transAxes.inverted()
     low = axes.get_ylim()[0]
     ends = [max(low, float(curves[run.name][0][-1])) for run in runs]
@@ -276,7 +276,7 @@ def _draw_rewards(axes: Axes, found: Sequence[Search], color: str) -> None:
 
 
 def _draw_rates(axes: Axes, run: Run, notes: Sequence[Noted], color: str) -> None:
-    """Draw the rate that was wanted in each window, and what was made of it."""
+    """Draw the wanted and the achieved rate in each window."""
     axes.set_title("Commits in each window", fontsize=11)
     axes.set_ylabel("commits of each worker")
     ends = [note.time for note in notes]

@@ -20,7 +20,7 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity that accuracy is drawn against."""
+    """Quantity of the horizontal axis."""
 
     name: str
     heading: str
@@ -50,15 +50,15 @@ EPOCHS = Quantity(
     "accuracy-epochs",
     "Accuracy against epochs",
     "epochs (samples processed by all workers / training samples)",
-    "Speed taken out: equal work, whoever did it and however long it took. A curve further "
-    "right needs more samples for the same accuracy.",
+    "Speed taken out: equal work counts equally, on any machine and at any speed. A curve "
+    "further right needs more samples for the same accuracy.",
     lambda evaluation: evaluation.epochs,
     lambda epochs: f"{number(epochs)} epochs",
 )
 
 
 def accuracy_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
-    """Draw accuracy against each quantity; nothing where no run was evaluated yet."""
+    """Draw accuracy against each quantity; nothing without an evaluation."""
     runs = [run for run in folder.runs if run.log.evaluations]
     for quantity in (TIME, DATA, EPOCHS) if runs else ():
         yield _picture(quantity, runs, folder.target_accuracy, colors)
@@ -96,7 +96,7 @@ def _picture(
 
 
 def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run]) -> bool:
-    """Set up the axes' scales and ticks; True if the horizontal one is logarithmic."""
+    """Set up the axes' scales and ticks; return whether the horizontal one is logarithmic."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
     if quantity is not DATA:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
@@ -137,9 +137,9 @@ def _curve(
 
 
 def _risen(runs: Sequence[Run]) -> float:
-    """An accuracy that each run has left behind after its first tenth, less some room.
+    """An accuracy that each run exceeds after its first tenth, less a margin.
 
-    A tenth of what comes after that may lie lower: one falling back does not end the rise.
+    A tenth of the later values may be lower, because a single dip does not end the rise.
     """
     early = [
         run.log.evaluations[
@@ -155,7 +155,9 @@ def _risen(runs: Sequence[Run]) -> float:
 
 
 def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
-    """Show where the curves differ: the first steep rise takes a part of the scale only."""
+    """Emphasize the differences of the curves: the first steep rise gets only a part of the
+    scale.
+    """
     accuracies = [evaluation.accuracy for run in runs for evaluation in run.log.evaluations]
     known = [*accuracies, *([] if target is None else [target])]
     low, high = max(min(known), _risen(runs)), max(known)
@@ -188,7 +190,7 @@ def _label_ends(
     target: float | None,
     colors: dict[str, str],
 ) -> None:
-    """Name each curve beside the axes, at the height of its end where there is room."""
+    """Label each curve beside the axes, near the height of its end."""
     low, high = axes.get_ylim()
     heights = [(run.log.evaluations[-1].accuracy - low) / (high - low) for run in runs]
     right = axes.get_xlim()[1]
@@ -203,7 +205,7 @@ def _label_ends(
 def write_name(
     axes: Axes, name: str, verdict: str, height: float, free: float, color: str
 ) -> None:
-    """Write the name of a curve that ends at `height` beside the axes, where it is `free`."""
+    """Write the name of a curve that ends at `height` beside the axes, at a `free` height."""
     axes.annotate(
         name,
         (1, height),
@@ -232,7 +234,7 @@ def write_name(
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights in [0, 1] apart until neighbors are `gap` from each other.
 
-    The gap shrinks where there are too many; the order from low to high stays.
+    The gap shrinks if there are too many; the order from low to high stays.
 
     >>> [round(height, 2) for height in spread_out([0.9, 0.2, 0.95], gap=0.1)]
     [0.9, 0.2, 1.0]

@@ -21,7 +21,7 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """The numbers of one run; None where unknown or not reached. Accuracies in [0, 1]."""
+    """The numbers of one run; None if unknown or not reached. Accuracies in [0, 1]."""
 
     final_accuracy: float | None = None
     best_accuracy: float | None = None
@@ -47,7 +47,7 @@ class Run:
         name: Name of the run.
         log: Its events.
         summary: Its numbers.
-        workers: Where the time of each rank went; empty if no virtual time passed.
+        workers: Use of time of each rank; empty if no virtual time passed.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """It ended by itself."""
+        """Whether it ended by itself."""
         return self.log.ended is not None and self.log.ended.reason in ENDS
 
     @property
     def trainers(self) -> list[Activity]:
-        """Where the time of those went who train; empty if no virtual time passed."""
+        """Use of time of the training workers; empty if no virtual time passed."""
         return [self.workers[rank] for rank in self.log.trainers] if self.workers else []
 
     @property
     def speeds(self) -> dict[Rank, float]:
-        """Samples per second of those who train."""
+        """Samples per second of the training workers."""
         return {rank: self.throughputs[rank] for rank in self.log.trainers}
 
     @property
@@ -85,11 +85,11 @@ class ReportData:
 
     Attributes:
         title: The recipe, or the name of the only run.
-        runs: The baseline first where there is one; never empty.
-        baseline: Name of the run that the others are measured against; None for a single run.
-        target_accuracy: In [0, 1]; None where no target was set.
-        throughput_bound: How many times more samples per second the workers process if
-            nobody waits than with a barrier each epoch; None where unknown.
+        runs: Runs, with the baseline first, if any; never empty.
+        baseline: Name of the reference run; None for a single run.
+        target_accuracy: Target, in [0, 1]; None without one.
+        throughput_bound: Ratio of samples per second without waiting to those with a barrier
+            each epoch; None if unknown.
     """
 
     title: str
@@ -100,12 +100,12 @@ class ReportData:
 
     @property
     def is_comparison(self) -> bool:
-        """There is more than one run to look at."""
+        """Whether there is more than one run."""
         return len(self.runs) > 1
 
 
 def read_folder(path: Path) -> ReportData:
-    """Read what a run or a comparison left in `path`, complete or not.
+    """Read a run or a comparison in `path`, complete or not.
 
     Raises:
         RunFolderError: If there is no run in `path`, or a file is missing or damaged.
@@ -162,7 +162,7 @@ def _read_comparison(path: Path, names: list[str]) -> ReportData:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Read one object; an interrupted run may not have come to writing it, so {} if missing."""
+    """Read one object; {} if missing, as in an interrupted run."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 def _summary(
     path: Path, log: RunLog, target: float | None, given: Mapping[str, Any]
 ) -> Summary:
-    """Take the numbers given, and from the events those that are not."""
+    """Use the given numbers, and compute missing ones from the events."""
     numbers = _from_events(log, target)
     for field in fields(Summary):
         if given.get(field.name) is not None:

@@ -1,4 +1,4 @@
-"""Draw a panel of coloured cells: a number for each pair of settings."""
+"""Draw a panel of colored cells, with a number for each pair of settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
 
     Args:
         axes: Axes to draw on.
-        panel: Panel of `study.json`. Cells without a number are hatched; a series that is a
-            mark becomes a line over the cells.
+        panel: Panel of `study.json`. Cells without a number are hatched; a mark becomes a line
+            over the cells.
     """
     rows = [each for each in panel["series"] if not each["is_mark"]]
     x, y = np.array(rows[0]["x"], float), np.array([float(each["name"]) for each in rows])
@@ -52,7 +52,7 @@ def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
 def _draw_cells(
     axes: Axes, x_edges: Doubles, y_edges: Doubles, values: Doubles, unit: str
 ) -> None:
-    """The cells, [num_rows, num_columns], with a bar that tells what the colours are."""
+    """Draw the cells, [num_rows, num_columns], with a color bar."""
     mesh = axes.pcolormesh(
         x_edges, y_edges, np.ma.masked_invalid(values), norm=LogNorm(), cmap="viridis_r"
     )

@@ -1,4 +1,4 @@
-"""View of a run that goes on: a live table, or plain lines off a terminal."""
+"""View of a running experiment: a live table, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgegossip.experiments.progress import Status
 from edgegossip.report import units
 
 MAX_ROWS = 12
-"""More runs than these would not fit a screen; the newest stay."""
+"""Maximum number of runs on a screen; the newest stay."""
 
 COLUMNS = ("run", "done", "time", "epochs", "accuracy", "sent", "commits", "samples/s", "left")
 
@@ -38,9 +38,9 @@ def cells(status: Status) -> list[str]:
 
 
 class LiveView:
-    """A table with a row for each run; a line every few seconds where there is no terminal.
+    """A table with a row for each run; without a terminal, a line every few seconds.
 
-    A terminal that is closed takes the view with it, and nothing else.
+    Closing the terminal ends only the view.
     """
 
     def __init__(self, console: Console | None = None, line_seconds: float = 5.0) -> None:

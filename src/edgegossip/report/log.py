@@ -1,4 +1,4 @@
-"""Read `events.jsonl`: what every worker did, and when."""
+"""Read `events.jsonl`: the activity of every worker."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
-"""Thirty million years: later times are damage, and no axis has room for them."""
+"""Thirty million years; later times are damage, and no axis can show them."""
 _LARGEST = 1e30
-"""Largest number in a note: no axis has room for more."""
+"""Largest number in a note; no axis can show more."""
 HEADER_TYPES = {
     "name": str,
     "num_workers": int,
@@ -33,14 +33,14 @@ HEADER_TYPES = {
 AVERAGED = "the averaged model"
 JOINED = "the model joined from its stages"
 SERVER = "server"
-"""The role of those to whom workers commit."""
+"""The role of a server."""
 _BY_RANK = {"roles": str, "evaluated": int, "shard_sizes": int}
-"""Lists that a header may have, and what is in them."""
+"""Lists in a header, and the types of their items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why a run stopped; see `Results.reason`."""
+    """Reason for the end of a run; see `Results.reason`."""
 
     reason: str
     error: str | None
@@ -49,7 +49,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Numbers that worker `rank` put on record at `time`; those that are finite."""
+    """Finite numbers that worker `rank` noted at `time`."""
 
     time: Seconds
     rank: Rank
@@ -62,17 +62,17 @@ class WorkerLog:
     """Activity of one worker, in order of virtual time.
 
     Attributes:
-        training: When it trained.
-        sending: When its uplink was busy.
-        crashes: When it crashed.
-        recoveries: When it came back.
-        rests: From when it had finished to when it crashed all the same.
-        finished: When it had no work left; None if it never said so, or not since a crash.
-        commits: When it committed to a server.
-        num_samples: Processed in all.
-        num_steps: Taken in all.
-        num_rounds: After which it sent its parameters; 0 for algorithms without rounds.
-        round_samples: Processed in those rounds.
+        training: Spans of training.
+        sending: Spans of a busy uplink.
+        crashes: Times of crashes.
+        recoveries: Times of returns.
+        rests: Spans from a finish to a later crash.
+        finished: Time of its finish; None if it never finished, or not since a crash.
+        commits: Times of commits to a server.
+        num_samples: Total samples processed.
+        num_steps: Total steps taken.
+        num_rounds: Rounds with sent parameters; 0 for algorithms without rounds.
+        round_samples: Samples processed in those rounds.
     """
 
     training: list[Span] = field(default_factory=list)
@@ -88,7 +88,7 @@ class WorkerLog:
     round_samples: int = 0
 
     def crash(self, now: Seconds) -> None:
-        """It is away, with what was still on its uplink; if it comes back, it goes on."""
+        """Account for a crash, which also ends transmissions; the worker may return."""
         self.crashes.append(now)
         self.sending = [(start, min(end, now)) for start, end in self.sending if start < now]
         if self.finished is not None:
@@ -98,15 +98,15 @@ class WorkerLog:
 
 @dataclass(slots=True)
 class RunLog:
-    """All that a report needs of one run's events.
+    """All contents of one run's events for a report.
 
     Attributes:
         header: The first line: the experiment, with its platforms and versions.
         workers: One log for each rank.
-        evaluations: In order of virtual time.
+        evaluations: Evaluations in order of virtual time.
         lost: Messages lost, by reason.
-        notes: Notes that the algorithm recorded, in order of virtual time.
-        ended: None if the process was killed, or is still running.
+        notes: Notes of the algorithm, in order of virtual time.
+        ended: End of the run; None if the process was killed, or is still running.
         duration: Virtual time of the last event.
     """
 
@@ -126,7 +126,7 @@ class RunLog:
 
     @property
     def stages(self) -> dict[int, list[Rank]]:
-        """The ranks that hold each stage of the model; empty where it is whole."""
+        """The ranks of each stage of the model; empty for a whole model."""
         found: dict[int, list[Rank]] = {}
         for rank, role in enumerate(self.roles):
             if (number := stage_number(role)) is not None:
@@ -135,7 +135,7 @@ class RunLog:
 
     @property
     def trainers(self) -> list[Rank]:
-        """The ranks that have data, or have trained all the same; all where nobody knows."""
+        """The ranks with data or with training; all if unknown."""
         ranks = range(len(self.workers))
         sizes = self.header.get("shard_sizes")
         if not sizes or "roles" not in self.header:
@@ -145,7 +145,7 @@ class RunLog:
 
     @property
     def model(self) -> str:
-        """The model that is measured, in words."""
+        """The measured model, in words."""
         evaluated = [self.roles[rank] for rank in self.header.get("evaluated", [])]
         if len(evaluated) == 1 and evaluated[0] != WORKER.name:
             return f"the {evaluated[0]}\u2019s model"
@@ -159,10 +159,10 @@ class RunLog:
         return rank_name(self.roles, rank)
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Account for one event; types that a report does not show are passed over.
+        """Account for one event; types without a place in the report are skipped.
 
         Raises:
-            LookupError: If a field is missing; the log is then as it was.
+            LookupError: If a field is missing; the log is then unchanged.
             TypeError: If a field is of another type.
             ValueError: If a number is out of range.
         """
@@ -206,7 +206,7 @@ class RunLog:
         self.ended = ended
 
     def first_at(self, accuracy: float | None) -> Evaluation | None:
-        """The first evaluation at `accuracy` or above; None if there is none, or no target."""
+        """The first evaluation at `accuracy` or above; None without one or without a target."""
         if accuracy is None:
             return None
         reached = (found for found in self.evaluations if found.accuracy >= accuracy)
@@ -250,12 +250,12 @@ def _count(event: Mapping[str, Any], name: str) -> int:
 
 
 def read_log(path: Path) -> RunLog:
-    """Read the events of one run; damaged lines are passed over, with a warning of each.
+    """Read the events of one run; damaged lines are skipped, with a warning for each.
 
-    The first line, if it is one of them, is made up for by `experiment.json`.
+    `experiment.json` replaces a damaged first line.
 
     Raises:
-        RunFolderError: If the file cannot be read, or does not say what the experiment is.
+        RunFolderError: If the file cannot be read, or does not contain the experiment.
     """
     skipped = SkippedLines(path)
     events = read_events(path, skipped)
@@ -275,10 +275,10 @@ def read_log(path: Path) -> RunLog:
 
 
 def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
-    """The log of a run that has just begun.
+    """Make the log of a run that has just begun.
 
     Args:
-        path: File that says what the experiment is.
+        path: File with the experiment.
         header: Contents of that file.
     """
     try:
@@ -297,7 +297,7 @@ def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
 
 
 def _check_header(header: Mapping[str, Any]) -> None:
-    """Make sure of what the report relies on, so that it can rely on it everywhere."""
+    """Validate everything that the report relies on."""
     for key, kind in HEADER_TYPES.items():
         if not isinstance(header[key], kind):
             raise TypeError(f"`{key}` is {header[key]!r}")

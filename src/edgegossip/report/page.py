@@ -1,4 +1,4 @@
-"""Turn a run folder into figures and one HTML page that needs nothing else."""
+"""Turn a run folder into figures and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAWING_ERRORS = (
     ValueError,
     TemplateError,
 )
-"""Errors of drawing from values that are not those of a run or a study."""
+"""Errors of drawing invalid values."""
 # A topology may carry all its edges: enough to recognize it, not enough to bury the page.
 MAX_SETTING = 160
 
@@ -60,7 +60,7 @@ def write_report(folder: Path) -> Path:
         folder: Folder of a run or a comparison; it may have been interrupted.
 
     Returns:
-        Where the page is. It makes no request to anywhere: all it shows is inside.
+        Path of the page, which is self-contained and makes no requests.
 
     Raises:
         RunFolderError: If the folder has no run, a file in it is damaged, or it cannot be
@@ -101,7 +101,7 @@ def render_page(
     stages: list[Picture],
     timelines: list[Picture],
 ) -> str:
-    """Fill in the template; whatever comes from the data is escaped."""
+    """Fill in the template; all data is escaped."""
     header, rows = folder.runs[0].log.header, commit_rows(folder)
     return template("page.html").render(
         folder=folder,
@@ -130,7 +130,7 @@ def render_page(
 
 
 def template(name: str) -> Template:
-    """A page to fill in, with our filters."""
+    """A template with the report's filters."""
     environment = Environment(
         loader=PackageLoader("edgegossip", "report"),
         autoescape=True,
@@ -152,12 +152,12 @@ def template(name: str) -> Template:
 
 
 def _model(folder: ReportData) -> str:
-    """Say which model accuracy is of; see `RunLog.model`."""
+    """Name the model of the accuracies; see `RunLog.model`."""
     return " or ".join(dict.fromkeys(run.log.model for run in folder.runs))
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The single values that say which experiment this was."""
+    """The values that identify the experiment."""
     labels = {
         "recipe": "Recipe",
         "command": "Command",

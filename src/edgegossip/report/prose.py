@@ -1,4 +1,4 @@
-"""Events of a run, in plain sentences made from the numbers."""
+"""Prose about a run, made from its numbers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from edgegossip.report.units import (
 )
 
 Tile: TypeAlias = tuple[str, str]
-"""A number to remember, and what it is of."""
+"""An important number and its label."""
 
 MAX_SPEEDS = 8
 
 
 def story(folder: ReportData) -> list[str]:
-    """Tell the setting, the outcome, the traffic and the faults, a sentence or two each."""
+    """Describe the setting, the outcome, the traffic and the faults, a sentence or two each."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
         parts += [_traffic(folder), _bound(folder)]
@@ -39,12 +39,12 @@ def story(folder: ReportData) -> list[str]:
 
 
 def notices(folder: ReportData) -> list[str]:
-    """Warn of every run that did not come to its end."""
+    """Warn of every unfinished run."""
     return [text for run in folder.runs if (text := _notice(run))]
 
 
 def faults(folder: ReportData) -> list[str]:
-    """Say who crashed and how many messages were lost, one sentence for equal faults."""
+    """Describe crashes and lost messages, one sentence for equal faults."""
     told: dict[str, list[str]] = {}
     for run in folder.runs:
         sentence = _faults(run)
@@ -57,7 +57,7 @@ def faults(folder: ReportData) -> list[str]:
 
 
 def highlights(folder: ReportData) -> list[Tile]:
-    """Pick the few numbers to remember."""
+    """Pick the most important numbers."""
     tiles = (_time_tile, _accuracy_tile, _data_tile, _waiting_tile)
     return [found for tile in tiles if (found := tile(folder)) is not None]
 
@@ -105,7 +105,7 @@ def _waiting_tile(folder: ReportData) -> Tile | None:
 
 
 def _clock(run: Run) -> str:
-    """Kind of a time, in words; empty for real machines, which have only one kind."""
+    """Kind of time, in words; empty for real machines, which have only one kind."""
     return "" if run.log.header.get("driver") == "network" else " of virtual time"
 
 
@@ -148,7 +148,7 @@ def _how(run: Run) -> str:
 
 
 def _crew(run: Run) -> str:
-    """Count those who take part, by role: those who train first."""
+    """Count the ranks by role, training ranks first."""
     if run.log.stages:
         return f"{len(run.log.workers)} workers"
     roles, trainers = run.log.roles, run.log.trainers
@@ -160,7 +160,7 @@ def _crew(run: Run) -> str:
 
 
 def _race(folder: ReportData) -> str:
-    """Say which run reached the target first, which later, which never."""
+    """Describe which run reached the target first, later and never."""
     target, baseline = folder.target_accuracy, folder.baseline
     if target is None:
         return _most_accurate(folder.runs)
@@ -187,7 +187,7 @@ def _race(folder: ReportData) -> str:
 
 
 def _times_to_target(folder: ReportData) -> dict[str, float]:
-    """Time to the target of each run that reached it, soonest first."""
+    """Time to the target of each run that reached it, fastest first."""
     reached = {
         run.name: run.summary.time_to_target
         for run in folder.runs
@@ -197,7 +197,7 @@ def _times_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _head_start(folder: ReportData) -> float | None:
-    """The baseline's time to the target over the soonest; None if there is nothing to tell."""
+    """Ratio of the baseline's time to the target to the fastest one; None if undefined."""
     reached = _times_to_target(folder)
     if folder.baseline is None or folder.baseline not in reached:
         return None
@@ -221,7 +221,7 @@ def _best(runs: list[Run]) -> tuple[str, float | None]:
 
 
 def _data_to_target(folder: ReportData) -> dict[str, float]:
-    """Bytes that each run which reached the target had sent by then, least first."""
+    """Bytes sent by the time of the target, for each run that reached it, fewest first."""
     sent = {
         run.name: reached.bytes_sent
         for run in folder.runs
@@ -231,7 +231,7 @@ def _data_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _traffic(folder: ReportData) -> str:
-    """Compare data sent for the same accuracy: whole runs differ in what they achieved."""
+    """Compare data sent for the same accuracy, because whole runs differ in their results."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""

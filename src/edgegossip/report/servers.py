@@ -14,24 +14,23 @@ from edgegossip.report.log import SERVER, Noted
 from edgegossip.report.units import listing, number
 
 SEARCH = "search"
-"""The kind of note that a server leaves at the end of each window of its search."""
+"""The kind of a server's note at the end of each window of its search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRow:
-    """One run in the table of those with a server.
+    """One row in the table of runs with a server.
 
     Attributes:
-        run: Run that the row describes.
-        servers: Ranks of the servers, in words; empty where no role says so.
+        run: Run of the row.
+        servers: Ranks of the servers, in words; empty if no role names one.
         total: Commits of all workers.
         least: Commits of the worker with the fewest.
         most: Commits of the worker with the most.
-        seconds: Seconds between two commits of a worker, on average; None where there were
-            none.
-        num_steps: Steps between two commits; None where there were none.
-        explicit_momentum: Momentum of the workers' optimizer; None where unknown.
-        implicit_momentum: Median over the windows of a search; None where it was not noted.
+        seconds: Mean seconds between two commits of a worker; None without commits.
+        num_steps: Steps between two commits; None without commits.
+        explicit_momentum: Momentum of the workers' optimizer; None if unknown.
+        implicit_momentum: Median over the windows of a search; None without notes.
     """
 
     run: Run
@@ -51,17 +50,17 @@ def commit_rows(folder: ReportData) -> list[CommitRow]:
 
 
 def has_commits(run: Run) -> bool:
-    """Whether anybody has committed to a server."""
+    """Whether any worker has committed to a server."""
     return any(worker.commits for worker in run.log.workers)
 
 
 def servers(run: Run) -> list[Rank]:
-    """The ranks that are servers; they share the model where they are several."""
+    """The ranks of the servers; several servers share the model."""
     return [rank for rank, role in enumerate(run.log.roles) if role == SERVER]
 
 
 def server_words(runs: Sequence[Run]) -> str:
-    """Name those to whom the workers of `runs` commit."""
+    """Name the servers of `runs`."""
     return "the servers" if any(len(servers(run)) > 1 for run in runs) else "the server"
 
 
@@ -88,7 +87,7 @@ def _row(run: Run) -> CommitRow:
 
 
 def explicit_momentum(run: Run) -> float | None:
-    """The momentum of the workers' optimizer; None where its settings do not say."""
+    """The momentum of the workers' optimizer; None if its settings do not contain it."""
     optimizer = run.log.header.get("task", {}).get("optimizer")
     value = optimizer.get("momentum") if isinstance(optimizer, Mapping) else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -96,7 +95,7 @@ def explicit_momentum(run: Run) -> float | None:
 
 
 def windows(run: Run) -> list[Noted]:
-    """The windows of a search for the commit rate, those that can be drawn."""
+    """The drawable windows of a search for the commit rate."""
     notes = [note for note in run.log.notes if note.kind == SEARCH]
     return [note for note in notes if {"window", "rate"} <= {*note.numbers}]
 
@@ -106,8 +105,8 @@ class Search:
     """One search for the commit rate, from its beginning to the next.
 
     Attributes:
-        rewards: Rate tried and what it brought, in the order of trying.
-        chosen: The rate that was kept; None if the search has not come to one.
+        rewards: Tried rates and their rewards, in order.
+        chosen: The final rate; None for an unfinished search.
     """
 
     rewards: Sequence[tuple[float, float]]
@@ -115,7 +114,7 @@ class Search:
 
 
 def searches(notes: Sequence[Noted]) -> list[Search]:
-    """Tell the searches in `windows` apart: each begins with window 1."""
+    """Separate the searches in `windows`: each begins with window 1."""
     begins = [i for i, note in enumerate(notes) if i == 0 or note.numbers["window"] == 1]
     return [_search(notes[i:j]) for i, j in itertools.pairwise([*begins, len(notes)])]
 
@@ -131,7 +130,7 @@ def _search(notes: Sequence[Noted]) -> Search:
 
 
 def search_sentences(folder: ReportData) -> list[str]:
-    """Say for each run with a search what it tried and kept."""
+    """Describe the tried and final rates of each run with a search."""
     return [_sentence(run) for run in folder.runs if windows(run)]
 
 

@@ -1,4 +1,4 @@
-"""Stages over time: how much each worked, what queued before it, how good its gradients are."""
+"""Stages over time: work, queues and quality of gradients."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from edgegossip.report.style import MUTED, WAITING, Picture, figure_style, new_f
 from edgegossip.report.units import number, percent
 
 NUM_POINTS = 240
-"""Points of a line: more would not be seen."""
+"""Maximum points of a line; more would not be visible."""
 NUM_MEANS = 30
-"""Points of a line through what scatters."""
+"""Points of a line through scattered values."""
 PIECES_PER_BIN = 4
 MAX_BINS = 40
 
@@ -48,7 +48,7 @@ def stage_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Pi
 
 
 def stage_colors(stages: Iterable[int]) -> dict[int, str]:
-    """Give each stage one colour for all figures, the darkest to the first.
+    """Give each stage one color for all figures, the darkest to the first.
 
     >>> stage_colors([0, 1])
     {0: '#440154', 1: '#6ece58'}
@@ -71,9 +71,9 @@ def _each_rank(run: Run) -> Iterator[tuple[int, Rank]]:
 
 
 Palette: TypeAlias = Mapping[int, str]
-"""The colour of each stage."""
+"""The color of each stage."""
 Draw: TypeAlias = Callable[[Run, Sequence[Axes], Palette], None]
-"""Draws a run into its axes; stages have the colours that it is given."""
+"""Draws a run into its axes with the given colors of stages."""
 
 
 def _panels(
@@ -83,14 +83,14 @@ def _panels(
     titles: Sequence[str],
     shown: Iterable[int],
 ) -> tuple[bytes, bytes]:
-    """Draw axes for each run, as many as there are titles; give PNG and SVG.
+    """Draw axes for each run, one per title; return PNG and SVG.
 
     Args:
-        runs: At least one; with a single one, axes have `titles` instead of its name.
+        runs: Runs, at least one; for a single run, axes have `titles` instead of its name.
         colors: Colors of the runs.
-        draw: Called for each.
+        draw: Called for each run.
         titles: Titles of the axes of a run.
-        shown: The stages that are in the legend.
+        shown: Stages in the legend.
     """
     width = len(titles)
     num_columns = width if width > 1 else min(3 if len(runs) > 4 else 2, len(runs))
@@ -131,7 +131,7 @@ def _dress(axes: Axes, run: Run) -> None:
 
 
 def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow], str]) -> str:
-    """Collect the words of `say` on each stage of the runs, where it has any."""
+    """Collect the nonempty words of `say` on each stage of the runs."""
     words = []
     for run in runs:
         said = [
@@ -243,7 +243,7 @@ def _draw_queue(
 def _chunks(
     values: Sequence[float], most: int, joined: Callable[[NDArray[np.float64]], float]
 ) -> NDArray[np.float64]:
-    """Make one number of each of at most `most` chunks of about equal length."""
+    """Reduce the numbers to at most `most` chunks of about equal length."""
     chunks = np.array_split(np.array(values), min(most, len(values)))
     return np.array([joined(chunk) for chunk in chunks])
 

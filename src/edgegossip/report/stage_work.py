@@ -1,4 +1,4 @@
-"""The stages of a model in a run: who worked, who waited, and what queued, in numbers."""
+"""The stages of a model in a run: work, waits and queues, in numbers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from edgegossip.report.log import Noted
 from edgegossip.report.units import percent
 
 STAGE = "stage"
-"""The kind of note that a stage leaves now and then."""
+"""The kind of a stage's periodic note."""
 COSINE = "gradient_cosine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """One stage of a run; None where a number is unknown, or the stage has none such.
+    """One stage of a run; None for unknown or missing numbers.
 
     Attributes:
-        run: Run that has the stage.
+        run: Run of the stage.
         stage: Number of the stage, from 0.
-        ranks: Ranks that hold it, in words.
-        worked: Share of the steady state in which they trained, on average.
-        waited: Share in which they were there and did not train.
-        num_batches: Batches by which they have updated the stage, in all.
-        num_given_up: Batches whose answer did not come in time, in all.
-        most_waiting: Batches from below that waited at one of them at a time, at most.
-        most_pending: Batches of one of them without an answer from above, at most.
-        cosine: Cosine of synthetic and true gradient, median of the second half of the notes.
+        ranks: Ranks of the stage, in words.
+        worked: Mean share of the steady state with training.
+        waited: Mean share of the steady state without training while present.
+        num_batches: Total batches that updated the stage.
+        num_given_up: Total batches without an answer in time.
+        most_waiting: Maximum number of waiting batches from below at one rank.
+        most_pending: Maximum number of batches of one rank without an answer from above.
+        cosine: Cosine of synthetic and true gradient: median over the second half of the notes.
     """
 
     run: Run
@@ -50,12 +50,12 @@ class StageRow:
 
 
 def stage_rows(folder: ReportData) -> list[StageRow]:
-    """Account for each stage of each run that has any."""
+    """Make a row for each stage of each run."""
     return [_row(run, stage) for run in folder.runs for stage in run.log.stages]
 
 
 def stage_sentence(run: Run) -> str:
-    """Say which stage was busiest, and which waited; empty where there is nothing to tell."""
+    """Describe the busiest stage and the waiting ones; empty if there are none."""
     rows = [_row(run, stage) for stage in run.log.stages]
     known = [(row.worked, row.waited or 0.0, row.stage) for row in rows if row.worked]
     if len(known) < 2:
@@ -69,15 +69,15 @@ def stage_sentence(run: Run) -> str:
 
 
 def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
-    """The notes of a stage that have all the numbers called `names`."""
+    """The notes of a stage with all numbers in `names`."""
     notes = [note for note in run.log.notes if (note.kind, note.rank) == (STAGE, rank)]
     return [note for note in notes if {*names} <= {*note.numbers}]
 
 
 def steady_state(run: Run) -> Span:
-    """From when all stages have begun to train to when the first has trained for the last time.
+    """Span from the first training of the last stage to the last training of the first stage.
 
-    The whole run, where that is nothing.
+    It is the whole run if that span is empty.
     """
     begins, ends = [], []
     for ranks in run.log.stages.values():
@@ -110,7 +110,7 @@ def _row(run: Run, stage: int) -> StageRow:
 
 
 def _shares(workers: Sequence[Activity], span: Span) -> tuple[float | None, float | None]:
-    """How much of `span` they worked and waited, on average."""
+    """Mean shares of `span` with work and with waits."""
     if not workers:
         return None, None
     begin, end = span
@@ -141,7 +141,7 @@ def _most(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
 
 
 def _sum(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
-    """Add up what each rank has counted, before a restart and since."""
+    """Add up the counts of each rank, before and after restarts."""
     counts = [[note.numbers[name] for note in stage_notes(run, rank, name)] for rank in ranks]
     if not any(counts):
         return None
@@ -154,11 +154,11 @@ def _sum(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
 
 
 def worked_shares(workers: Sequence[Activity], edges: Spans) -> Spans:
-    """The share of time in which `workers` trained, on average, between each two `edges`.
+    """Mean share of time with training of `workers` between consecutive `edges`.
 
     Args:
-        workers: At least one.
-        edges: Rising times, [num_edges].
+        workers: Workers, at least one.
+        edges: Increasing times, [num_edges].
 
     Returns:
         [num_edges - 1].

@@ -1,4 +1,4 @@
-"""The page of a study: its figures, tables, and what the paper printed."""
+"""The page of a study: its figures and tables, and the paper's figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_study_report(folder: Path) -> Path:
         folder: Folder of a study; it may have been interrupted.
 
     Returns:
-        Where the page is. It makes no request to anywhere: all it shows is inside.
+        Path of the page, which is self-contained and makes no requests.
 
     Raises:
         RunFolderError: If `study.json` is missing or damaged, or `folder` cannot be written.
@@ -65,10 +65,10 @@ def write_study_report(folder: Path) -> Path:
 
 
 def _require_drawable(figures: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that figures have names for files, and that there is an end to them.
+    """Validate the names and the size of figures.
 
     Raises:
-        ValueError: If not; other errors if they are no figures at all.
+        ValueError: If one is invalid; other errors if they are no figures at all.
     """
     for figure in figures:
         if not re.fullmatch(r"\w[\w.-]{,99}", figure["name"], re.ASCII):

@@ -1,4 +1,4 @@
-"""How figures look: one palette, one type size, the same bytes for the same data."""
+"""Style of figures: one palette, one type size, the same bytes for the same data."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A figure as files, and what it says to those who cannot see it.
+    """A figure as files, with a description in words.
 
     Attributes:
         name: File name without suffix.
-        heading: Says in a few words what it shows.
-        caption: How to read it.
-        alt: Describes what is to be seen in it.
+        heading: Short description.
+        caption: Explanation.
+        alt: Description of the picture.
         png: Raster image.
         svg: Vector image.
     """
@@ -82,7 +82,7 @@ class Picture:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Apply our style, whatever the user's matplotlibrc says; figures are drawn inside."""
+    """Context with the report's style, independent of the user's matplotlibrc."""
     with mpl.style.context(["default", STYLE]):
         yield
 
@@ -103,7 +103,7 @@ def render(figure: Figure, image_format: str) -> bytes:
 
 
 def run_colors(names: list[str], baseline: str | None) -> dict[str, str]:
-    """Give each run one colour for the whole report: grey for the baseline.
+    """Give each run one color for the whole report; gray for the baseline.
 
     >>> run_colors(["all-reduce", "gossip"], baseline="all-reduce")
     {'all-reduce': '#5b6470', 'gossip': '#0072b2'}

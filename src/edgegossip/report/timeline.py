@@ -40,7 +40,7 @@ KINDS = {
 
 
 def timeline_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
-    """Draw the timeline of each run in which any virtual time passed."""
+    """Draw the timeline of each run with any virtual time."""
     for run in folder.runs:
         if run.workers:
             name = f"timeline-{run.name}" if folder.is_comparison else "timeline"
@@ -48,9 +48,9 @@ def timeline_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Pi
 
 
 def legible_window(workers: Sequence[Activity], duration: Seconds) -> Seconds:
-    """Time from the start that can be drawn without bars too narrow to see.
+    """Duration from the start that can be drawn with visible bars.
 
-    Long enough for `LEGIBLE_BARS` typical bars of the worker with the shortest ones.
+    It fits `LEGIBLE_BARS` typical bars of the worker with the shortest ones.
     """
     typical = [
         float(np.median(worker.training[:, 1] - worker.training[:, 0]))
@@ -104,7 +104,7 @@ def _styles(color: str) -> dict[str, dict[str, Any]]:
 
 
 def _shown_ranks(run: Run) -> list[Rank]:
-    """All ranks, or `MAX_WORKERS` from the fastest to the slowest where there are more."""
+    """All ranks, or at most `MAX_WORKERS` from the fastest to the slowest."""
     ranks = range(len(run.log.workers))
     if len(ranks) <= MAX_WORKERS:
         return list(ranks)
@@ -116,7 +116,7 @@ def _shown_ranks(run: Run) -> list[Rank]:
 def _draw_spans(
     axes: Axes, workers: Sequence[Activity], window: Seconds, styles: dict[str, Any]
 ) -> None:
-    """Draw one shape for each kind of span: an artist per event would take minutes."""
+    """Draw one shape for each kind of span, because an artist per event would take minutes."""
     upper, lower, whole = (-0.38, 0.16), (0.21, 0.38), (-0.38, 0.38)
     layers: list[tuple[str, tuple[float, float], Callable[[Activity], Spans]]] = [
         ("waiting", upper, lambda worker: worker.present),

@@ -1,4 +1,4 @@
-"""Numbers as people read them: seconds, bytes, percent, times."""
+"""Readable numbers: seconds, bytes, percent, times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNKNOWN = "\u2013"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands separated.
+    """Format with three significant digits and separated thousands.
 
     >>> number(12.345), number(1437), number(0.5), number(None) == UNKNOWN
     ('12.3', '1,437', '0.5', True)
@@ -20,7 +20,7 @@ def number(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration: always in seconds, so that two can be compared at a glance.
+    """Format a duration, always in seconds for easy comparison.
 
     >>> seconds(1234.5).split()
     ['1,234', 's']
@@ -94,7 +94,7 @@ def written(value: str | float | None, unit: str) -> str:
 
 
 def listing(words: Sequence[str]) -> str:
-    """Words as a sentence lists them.
+    """Join words as a list in a sentence.
 
     >>> listing(["a"]), listing(["a", "b", "c"])
     ('a', 'a, b and c')
@@ -103,7 +103,7 @@ def listing(words: Sequence[str]) -> str:
 
 
 def capitalized(words: str) -> str:
-    """Begin a sentence with `words`.
+    """Capitalize `words` for the beginning of a sentence.
 
     >>> capitalized("worker 3")
     'Worker 3'

@@ -1,4 +1,4 @@
-"""When messages that come together have passed their receiver's downlink."""
+"""Downlinks: the times at which simultaneous messages have passed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edgegossip.core.protocol import Seconds
 
 @dataclass(slots=True)
 class Downlink:
-    """Bytes that wait at a downlink, and those still to come.
+    """Waiting and future bytes at a downlink.
 
-    Bytes pass as soon as they are there and the downlink is free; those of messages that began
-    earlier go first. It never rests while bytes wait, so it is done with all of them when a
-    real one is. TCP, though, shares it among the senders: then the last message ends at the
-    same time, and the others later than here.
+    Bytes pass as soon as they have arrived and the downlink is free; earlier messages go first.
+    The downlink is never idle while bytes wait, so it finishes at the same time as a real one.
+    TCP shares it among the senders: the last message ends at the same time, and the others
+    later than here.
 
     Attributes:
-        now: Until when bytes have come and passed.
-        waiting: How many bytes are there that have not passed yet.
-        flows: When the last byte of each message comes, in order, and how many come each
-            second until then.
+        now: Time up to which bytes are accounted for.
+        waiting: Number of waiting bytes.
+        flows: Arrival time of the last byte of each message, in order, and bytes per second
+            until then.
 
     >>> downlink = Downlink()
     >>> [downlink.receive(0.0, last=2.0, num_bytes=200, bandwidth=100.0) for _ in range(2)]
@@ -35,7 +35,8 @@ class Downlink:
     flows: list[tuple[Seconds, float]] = field(default_factory=list)
 
     def receive(self, now: Seconds, last: Seconds, num_bytes: int, bandwidth: float) -> Seconds:
-        """Begin with a message whose bytes come from `now` to `last`; say when all have passed.
+        """Begin a message with bytes arriving from `now` to `last`; return the time when all
+        have passed.
 
         Messages that begin later do not change that time. `bandwidth` is in bytes/s.
         """
@@ -48,7 +49,7 @@ class Downlink:
         return self._end(last, bandwidth)
 
     def _advance(self, until: Seconds, bandwidth: float) -> None:
-        """Let bytes come and pass."""
+        """Advance the arriving and passing bytes to a time."""
         for end, surplus in self._spans(bandwidth):
             stop = min(end, until)
             self.waiting = max(0.0, self.waiting + surplus * (stop - self.now))
@@ -58,7 +59,7 @@ class Downlink:
         self.flows = [flow for flow in self.flows if flow[0] > until]
 
     def _end(self, last: Seconds, bandwidth: float) -> Seconds:
-        """When nothing waits any more, from `last` on."""
+        """Time from `last` on at which nothing waits any more."""
         now, waiting = self.now, self.waiting
         for end, surplus in self._spans(bandwidth):
             if now >= last and waiting + surplus * (end - now) <= 0:
@@ -68,7 +69,7 @@ class Downlink:
         return now + waiting / -surplus if waiting else now
 
     def _spans(self, bandwidth: float) -> Iterator[tuple[Seconds, float]]:
-        """Until when bytes come at one rate, and by how much more come then than pass."""
+        """End of the current constant rate of arrival, and its excess over the bandwidth."""
         rates = [rate for _, rate in reversed(self.flows)]
         inflows = reversed([*accumulate(rates)])
         for (last, _), inflow in zip(self.flows, inflows, strict=True):

@@ -24,7 +24,7 @@ class Start:
 
 @dataclass(slots=True, eq=False)
 class Ready:
-    """A result that is there."""
+    """An available result."""
 
     value: TrainingResult
 
@@ -34,7 +34,7 @@ class Ready:
 
 @dataclass(slots=True, eq=False)
 class InTraining:
-    """Work under way; it ends when virtual time gets there."""
+    """Running work with its virtual end."""
 
     start: Seconds
     began: Seconds  # later than `start` if the platform was busy
@@ -43,32 +43,33 @@ class InTraining:
     pending: Pending[TrainingResult]
 
     def finish(self, now: Seconds) -> Trained:
-        """Event that the worker is told when virtual time reaches the end."""
+        """Event for the worker at the virtual end."""
         return self.pending.result().event(self.before, now - self.start, self.cost)
 
 
 @dataclass(slots=True, eq=False)
 class Evaluating:
-    """An evaluation of `params` that ends when virtual time gets there."""
+    """A running evaluation of `params` with its virtual end."""
 
     params: Tensor
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A message under way.
+    """A message in flight.
 
     Attributes:
-        sender: Rank that sends it.
-        receiver: Rank to which it is sent.
-        message: Message as the receiver will see it.
+        sender: Rank of the sender.
+        receiver: Rank of the receiver.
+        message: Message for the receiver.
         num_bytes: Size on the wire.
-        start: When its sender's uplink begins to carry it.
-        end: When its last byte has left.
-        first: When the first byte gets to the receiver's downlink.
-        last: When the last byte does: it is received then unless the downlink is busy.
-        is_dropped: The link loses it.
-        is_cut_off: Its sender crashed before the last byte left.
+        start: Start of the transmission by the sender's uplink.
+        end: End of the transmission.
+        first: Arrival of the first byte at the receiver's downlink.
+        last: Arrival of the last byte there; the message is received then unless the downlink
+            is busy.
+        is_dropped: Whether the link loses it.
+        is_cut_off: Whether its sender crashed before the last byte left.
     """
 
     sender: Rank
@@ -85,14 +86,14 @@ class Delivery:
 
 @dataclass(slots=True, eq=False)
 class FirstByte:
-    """The first byte of a message gets to a downlink that is limited."""
+    """The first byte of a message arrives at a limited downlink."""
 
     delivery: Delivery
 
 
 @dataclass(slots=True)
 class Alarm:
-    """A timer that is due unless it was set again since."""
+    """A timer, which is due unless it was set again."""
 
     name: str
     serial: int
@@ -110,11 +111,11 @@ class WorkerRecord:
 
 
 Entry: TypeAlias = tuple[Seconds, int, Rank, Any]
-"""When, a serial that breaks ties, whose, and what: the queue is a heap of these."""
+"""Time, serial for ties, rank and item; the queue is a heap of these."""
 
 
 def forget_crashed(queue: list[Entry], rank: Rank, now: Seconds) -> None:
-    """Take out what the crashed worker `rank` was doing, and cut off what it was sending."""
+    """Remove the work of the crashed worker `rank`, and cut off its messages."""
     kept = (Crash, Recover, Delivery, FirstByte)
     # In place: the loop holds the list.
     queue[:] = [entry for entry in queue if entry[2] != rank or isinstance(entry[3], kept)]

@@ -14,7 +14,7 @@ from edgegossip.core.ranges import check_range, check_ranges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """Worker `rank` stops `at` a time and forgets everything it held."""
+    """Worker `rank` stops at time `at` and forgets everything."""
 
     at: Seconds
     rank: Rank
@@ -22,7 +22,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Worker `rank` starts again `at` a time, with nothing but the initial parameters."""
+    """Worker `rank` restarts at time `at`, with only the initial parameters."""
 
     at: Seconds
     rank: Rank
@@ -30,7 +30,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """From `start` to `end`, nothing passes between the workers in `group` and the others."""
+    """Nothing passes between the workers in `group` and the others from `start` to `end`."""
 
     start: Seconds
     end: Seconds
@@ -44,7 +44,7 @@ class Partition:
 class Drop:
     """Each message is lost with `probability` in [0, 1] between `start` and `end`.
 
-    `sender` and `receiver` limit it to messages from or to one worker.
+    `sender` and `receiver` limit the fault to messages from or to one worker.
     """
 
     probability: float
@@ -67,7 +67,7 @@ class Delay:
 
 @dataclass(slots=True)
 class Detection:
-    """The moment at which workers notice who is lost, or that a partition is over."""
+    """The moment at which workers notice losses, or the end of a partition."""
 
 
 Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay
@@ -79,8 +79,8 @@ class Faults:
 
     Args:
         script: Faults, in any order.
-        detection_time: Seconds after which the others are told that a worker is lost.
-        seed: Seeds which messages are dropped, and how late the delayed ones are.
+        detection_time: Seconds until the others are told of a lost worker.
+        seed: Seed of the drops and delays of messages.
 
     Raises:
         ValueError: If a time or probability is out of range.
@@ -96,7 +96,7 @@ class Faults:
             _check(fault)
 
     def schedule(self) -> Iterator[tuple[Seconds, Rank, Crash | Recover | Detection]]:
-        """Time, rank (-1 for all) and event of everything that is scheduled."""
+        """Time, rank (-1 for all) and event of all scheduled faults."""
         for fault in self.script:
             match fault:
                 case Crash() | Recover():
@@ -116,7 +116,7 @@ class Faults:
 
     @property
     def ranks(self) -> set[Rank]:
-        """Every worker that the script names."""
+        """All workers in the script."""
         named: set[Rank | None] = set()
         for fault in self.script:
             match fault:
@@ -139,7 +139,8 @@ class Faults:
         drop_probability: float = 0.0,
         detection_time: Seconds = 1.0,
     ) -> Faults:
-        """Crashes at random times before `horizon`, each healed after up to half of it.
+        """Crashes at random times before `horizon`, each with a recovery after up to half of
+        it.
 
         >>> faults = Faults.random(num_workers=4, horizon=10.0, seed=0, num_crashes=2)
         >>> [type(fault).__name__ for fault in faults.script]
@@ -171,7 +172,7 @@ def _check(fault: Fault) -> None:
 
 
 def applies(fault: Drop | Delay, now: Seconds, sender: Rank, receiver: Rank) -> bool:
-    """Say whether `fault` touches a message sent `now`."""
+    """Whether `fault` applies to a message sent `now`."""
     return (
         fault.start <= now < fault.end
         and fault.sender in (None, sender)

@@ -19,18 +19,18 @@ FORECAST_SECONDS: Seconds = 1e-3
 """Time for a forecast: reading counters, accounting for measurements, regression."""
 
 MakePredictor = Callable[[Rank], Predictor]
-"""Makes the predictor of a worker, and another one for each of its incarnations."""
+"""Makes the predictor of each incarnation of a worker."""
 
 
 class SimulatedMonitor(Watch):
     """Watches one platform, and forecasts its throughput.
 
-    It reads its counters at every whole second; it sees neither sensitivity nor throttling.
+    It reads its counters at every full second; sensitivity and throttling are hidden from it.
 
     Args:
-        platform: Platform that it watches.
+        platform: Watched platform.
         make_predictor: Called when the first forecast is asked for.
-        start: When it begins to watch.
+        start: Start time.
     """
 
     __slots__ = ()
@@ -46,12 +46,12 @@ def _whole_seconds(after: Seconds, until: Seconds) -> range:
 
 
 def default_predictor(platform: Platform) -> PerformancePredictor:
-    """Without a profile: as fast as the machine alone, and then as it lately was."""
+    """Predictor without a profile: idle speed first, then the last measured one."""
     return PerformancePredictor(platform.executors, seconds_alone=1 / platform.throughput)
 
 
 def profiled(platforms: Sequence[Platform], profiles: Mapping[Rank, Profile]) -> MakePredictor:
-    """Predictors that are fitted to the worker's profile where there is one."""
+    """Predictors, fitted to the workers' profiles if available."""
 
     def make(rank: Rank) -> PerformancePredictor:
         if rank not in profiles:
@@ -64,12 +64,12 @@ def profiled(platforms: Sequence[Platform], profiles: Mapping[Rank, Profile]) ->
 def profile(
     platform: Platform, num_samples: int = 100, seed: int = 0, noise: float = 0.02
 ) -> Profile:
-    """Profile `platform` as a session on it would: train under random loads, and measure.
+    """Profile `platform` like a real session: train under random loads, and measure.
 
     Args:
-        platform: Platform to measure; its trace and throttling play no part.
-        num_samples: Loads to try, at least 10; the first is none at all.
-        seed: Seeds loads and noise.
+        platform: Platform to measure; its trace and throttling are ignored.
+        num_samples: Number of loads, at least 10; the first is empty.
+        seed: Seed of loads and noise.
         noise: Standard deviation of the measured times, relative; at least 0.
 
     Raises:

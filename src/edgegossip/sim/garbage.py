@@ -1,4 +1,4 @@
-"""Garbage collection that does not grow with the number of workers."""
+"""Garbage collection with a cost independent of the number of workers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for reference cycles a hundred times less often.
+    """Make Python search for reference cycles a hundred times less often.
 
-    The event loop makes and drops objects by the thousand, none of them in cycles, while the
-    states and events of all workers stay alive; the collector walks over these again and
-    again. With 10,000 workers it took 40 % of the loop's time (docs/performance.md).
+    The event loop makes and drops thousands of objects without cycles, while the states and
+    events of all workers stay alive. The collector traverses these repeatedly. With 10,000
+    workers it took 40 % of the time (benchmarks/results/simulator.md).
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, 50, 1000)

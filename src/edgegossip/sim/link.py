@@ -36,12 +36,12 @@ class Link:
 class Links:
     """All links of a run.
 
-    Alone, a message takes ``latency + num_bytes / bandwidth``. Uplinks and downlinks, which
-    messages share, belong to the workers' platforms.
+    A single message takes ``latency + num_bytes / bandwidth``. The workers' platforms have the
+    shared uplinks and downlinks.
 
     Args:
-        default: Every link that is not listed.
-        overrides: Single links by (sender, receiver); directions may differ.
+        default: Link for all pairs without an override.
+        overrides: Links by (sender, receiver); directions may differ.
     """
 
     default: Link = Link()

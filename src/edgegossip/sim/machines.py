@@ -1,4 +1,4 @@
-"""Trainer and monitor on each worker's platform, which end when that crashes."""
+"""Trainer and monitor of each worker's platform, which end with a crash."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 
 
 class Machines:
-    """The trainer and the monitor of each worker, and how long its platform is busy.
+    """The trainer and the monitor of each worker, and the time until its platform is free.
 
     Args:
         platforms: One for each worker.
-        make_trainer: Makes a worker's trainer when it first trains.
-        make_predictor: Makes a worker's predictor when it first asks for a forecast.
+        make_trainer: Makes a worker's trainer at its first training.
+        make_predictor: Makes a worker's predictor at its first forecast.
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class Machines:
         return self._monitors[rank]
 
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
-        """Have the platform do work (in samples' worth) once it is free: from when to when."""
+        """Schedule work (in samples) for when the platform is free; return start and end."""
         start = max(now, self._busy_until[rank])
         end = start + self._platforms[rank].duration(start, cost)
         self._busy_until[rank] = end
         return start, end
 
     def stop(self, rank: Rank) -> None:
-        """A crash: what its trainer and its monitor knew is gone."""
+        """Drop the trainer and the monitor after a crash."""
         self._trainers.pop(rank, None)
         self._busy_until[rank] = 0.0
         self._incarnations[rank] += 1
         self._monitors[rank] = self._new_monitor(rank)
 
     def restart(self, rank: Rank, now: Seconds) -> None:
-        """The platform is back: watch it from now on."""
+        """Watch a recovered platform from now on."""
         self._monitors[rank] = self._new_monitor(rank, now)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes during a run."""
+        """All mutable state of a run."""
         return {
             "incarnations": list(self._incarnations),
             "busy_until": list(self._busy_until),
@@ -83,7 +83,7 @@ class Machines:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict` of machines made alike."""
+        """Restore a `state_dict` of equal machines."""
         self._incarnations = list(state["incarnations"])
         self._busy_until = list(state["busy_until"])
         self._trainers = {}

@@ -1,4 +1,4 @@
-"""Online workers, their reachability, and what each of them has been told about it."""
+"""Online workers, their reachability, and their knowledge of it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from edgegossip.sim.entries import Delivery
 from edgegossip.sim.fault import Partition
 
 Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
-"""A rank, and the event that it is told."""
+"""A rank, and an event for it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Membership:
-    """The truth about the workers, and what each of them believes.
+    """The truth about the workers, and their beliefs.
 
     Attributes:
-        is_online: By rank.
-        offline_since: When those who are not have crashed, by rank.
-        partitions: All of the run's partitions, kept in the order of their starts.
-        believed_lost: Pairs (who believes, who is believed lost) in order, and whether the lost
-            one has restarted since.
+        is_online: Whether each rank is online.
+        offline_since: Time of the crash of each offline rank.
+        partitions: All partitions of the run, in the order of their starts.
+        believed_lost: Ordered pairs (believing worker, worker believed lost), and whether the
+            lost one has restarted since.
     """
 
     is_online: list[bool]
@@ -39,10 +39,10 @@ class Membership:
     def evaluated(
         self, role_of: Callable[[Rank], Role], states: Sequence[WorkerState]
     ) -> list[Rank]:
-        """List whose parameters count.
+        """List the ranks whose parameters count.
 
-        These are, of each role and slice, those that are online and say so, else those that
-        are online, else all of it.
+        For each role and slice, these are the online ranks whose state says that they count; if
+        there are none, all online ranks, and otherwise all ranks.
         """
         roles = [role_of(rank) for rank in range(len(states))]
         holds = [(role.name, role.slice_index) for role in roles]
@@ -56,7 +56,7 @@ class Membership:
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
     ) -> bool:
-        """Say whether a partition lies between two workers now, or did `since` then."""
+        """Whether a partition separates two workers now, or did at some time after `since`."""
         since = now if since is None else since
         return any(
             p.start <= now and since < p.end and p.separates(one, other)
@@ -64,7 +64,7 @@ class Membership:
         )
 
     def loss(self, delivery: Delivery, now: Seconds) -> str | None:
-        """Say why a message cannot be received `now`; None if it can."""
+        """Reason why a message cannot be received `now`; None if it can."""
         one, other = delivery.sender, delivery.receiver
         if delivery.is_cut_off or not self.is_online[other]:
             return "crashed"
@@ -80,7 +80,9 @@ class Membership:
         self.believed_lost = {pair: back for pair, back in known if pair[0] != rank}
 
     def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
-        """Bring `rank` back; it is told who is lost, the others that it has joined."""
+        """Bring `rank` back: it is told of lost workers, and the others are told that it has
+        joined.
+        """
         self.is_online[rank] = True
         del self.offline_since[rank]
         yield from self.detect(now, of=rank)
@@ -96,16 +98,16 @@ class Membership:
                 yield other, WorkerJoined(rank, has_restarted=True)
 
     def changes(self, now: Seconds, lasting: Seconds) -> Iterator[Notice]:
-        """Tell everyone what is new: who cannot be reached any more, who can be again."""
+        """Report newly lost and newly reachable workers to everyone."""
         yield from self.detect(now, lasting)
         yield from self.heal(now)
 
     def detect(
         self, now: Seconds, lasting: Seconds = 0.0, of: Rank | None = None
     ) -> Iterator[Notice]:
-        """Tell every worker (or only worker `of`) whom it cannot reach and does not know of.
+        """Report unknown losses to every worker, or only to worker `of`.
 
-        Only of what has lasted for at least `lasting` seconds.
+        Only losses of at least `lasting` seconds are reported.
         """
         everyone = range(len(self.is_online))
         is_divided = any(p.start <= now < p.end for p in self.partitions)
@@ -125,7 +127,7 @@ class Membership:
         return min(since, self._separated_since(one, other, now)) + lasting <= now
 
     def _separated_since(self, one: Rank, other: Rank, now: Seconds) -> Seconds:
-        """Since when there has always been a partition between them; infinity for none."""
+        """Start of the continuous separation of two workers; infinity for none."""
         since, until = math.inf, -math.inf
         for p in self.partitions:
             if p.start <= now and p.separates(one, other):
@@ -134,7 +136,7 @@ class Membership:
         return since if now < until else math.inf
 
     def heal(self, now: Seconds) -> Iterator[Notice]:
-        """Tell the workers who believe another lost that can be reached again."""
+        """Report workers that are reachable again to those that believe them lost."""
         for one, other in list(self.believed_lost):
             can_reach = self.is_online[one] and self.is_online[other]
             if can_reach and not self.are_separated(one, other, now):

@@ -1,4 +1,4 @@
-"""How long a message takes from one worker to another, and whether it arrives at all."""
+"""Network: the duration and loss of messages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from edgegossip.sim.platform import Platform
 class Network:
     """Uplinks, links with their faults, and downlinks.
 
-    An uplink carries one message after the other, in the order sent. At a downlink, messages go
-    in the order in which their first bytes get to it; where that is at the same time, in the
-    order sent. Bytes flow on as they come, so a message over two equally fast ends takes the
-    time of one.
+    An uplink carries one message after the other, in the order of sending. At a downlink,
+    messages go in the order of arrival of their first bytes; ties keep the order of sending.
+    Bytes are forwarded as they arrive, so a message over two equally fast ends takes the time
+    of one.
 
     Args:
         links: Latencies and bandwidths.
@@ -42,10 +42,10 @@ class Network:
     def send(
         self, now: Seconds, record: WorkerRecord, sender: Rank, effect: Send, serial: int
     ) -> Delivery:
-        """Carry a message as soon as its sender's uplink is free; `serial` names it.
+        """Transmit a message as soon as its sender's uplink is free; `serial` is its key.
 
         Raises:
-            LocalProtocolError: If the receiver is no other worker.
+            LocalProtocolError: If the receiver is not another worker.
         """
         receiver, message = effect.receiver, effect.message
         if not 0 <= receiver < len(self._platforms) or receiver == sender:
@@ -71,7 +71,7 @@ class Network:
     def _disturb(
         self, now: Seconds, sender: Rank, receiver: Rank, serial: int
     ) -> tuple[bool, Seconds]:
-        """Say whether the link loses a message sent `now`, and by how much it delays it."""
+        """Return whether the link loses a message sent `now`, and its additional delay."""
         is_dropped = any(
             applies(drop, now, sender, receiver)
             and uniform(self._seed, "drop", k, serial) < drop.probability
@@ -85,15 +85,15 @@ class Network:
         return is_dropped, delay
 
     def entry(self, delivery: Delivery) -> tuple[Seconds, Rank, FirstByte | Delivery]:
-        """Say when something next happens to a message that was sent, where, and what.
+        """Return time, place and entry of the next event of a sent message.
 
-        A downlink without limit delays nothing, so there only the last byte counts.
+        An unlimited downlink delays nothing, so only the last byte counts there.
         """
         if self._platforms[delivery.receiver].downlink == math.inf:
             return delivery.last, delivery.receiver, delivery
         return delivery.first, delivery.receiver, FirstByte(delivery)
 
     def receive(self, now: Seconds, record: WorkerRecord, delivery: Delivery) -> Seconds:
-        """Queue a message whose first byte is there at the downlink; say when it has passed."""
+        """Queue a message when its first byte arrives; return the time when it has passed."""
         bandwidth = self._platforms[delivery.receiver].downlink
         return record.downlink.receive(now, delivery.last, delivery.num_bytes, bandwidth)

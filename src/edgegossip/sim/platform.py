@@ -1,4 +1,4 @@
-"""The hardware that a worker runs on: how fast, how many executors, how loaded."""
+"""Platforms: the hardware of a worker, with speed, executors and load."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edgegossip.machine.contention import Contention
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """How much contention slows training down; algorithms never see it.
+    """Slow-down of training by contention; hidden from algorithms.
 
     The slow-down is ``1 / (1 - cores * U.cores) + network * U.network + disk * U.disk``: a task
     that loses half of the cores takes twice as long.
 
     Args:
-        cores: In [0, 1): how far training depends on the cores that others use.
+        cores: Dependence of training on the cores that others use, in [0, 1).
         network: Added slow-down per byte/s.
         disk: Added slow-down per byte/s.
     """
@@ -35,7 +35,7 @@ class Sensitivity:
             raise ValueError(f"sensitivities must be >= 0 and that to cores < 1, got {self}")
 
     def slow_down(self, contention: Contention) -> float:
-        """Time under `contention` over time alone, at least 1."""
+        """Time under `contention` over time without it, at least 1."""
         alone = 1 / (1 - self.cores * contention.cores)
         return alone + self.network * contention.network + self.disk * contention.disk
 
@@ -47,10 +47,10 @@ class ContentionTrace:
     Args:
         times: Seconds, ascending, beginning with 0.
         contentions: One for each time.
-        period: Seconds after which it starts again; infinite to let the last one hold.
+        period: Seconds until it repeats; infinite to keep the last one.
 
     Raises:
-        ValueError: If times and contentions do not fit together.
+        ValueError: If times and contentions do not match.
     """
 
     times: tuple[Seconds, ...]
@@ -61,7 +61,7 @@ class ContentionTrace:
         _require_steps(self.times, self.contentions, self.period)
 
     def at(self, now: Seconds) -> tuple[Contention, Seconds]:
-        """The contention at `now`, and the time at which the next one begins."""
+        """The contention at `now`, and the beginning of the next one."""
         index, end = _step(self.times, self.period, now)
         return self.contentions[index], end
 
@@ -72,11 +72,11 @@ class ThrottlingTrace:
 
     Args:
         times: Seconds, ascending, beginning with 0.
-        slow_downs: Time over time alone, at least 1; one for each time.
-        period: Seconds after which it starts again; infinite to let the last one hold.
+        slow_downs: Slow-down factors, at least 1; one for each time.
+        period: Seconds until it repeats; infinite to keep the last one.
 
     Raises:
-        ValueError: If times and slow-downs do not fit together, or one is below 1.
+        ValueError: If times and slow-downs do not match, or one is below 1.
     """
 
     times: tuple[Seconds, ...]
@@ -89,7 +89,7 @@ class ThrottlingTrace:
             raise ValueError(f"slow-downs must be at least 1 and finite, got {self.slow_downs}")
 
     def at(self, now: Seconds) -> tuple[float, Seconds]:
-        """The slow-down at `now`, and the time at which the next one begins."""
+        """The slow-down at `now`, and the beginning of the next one."""
         index, end = _step(self.times, self.period, now)
         return self.slow_downs[index], end
 
@@ -105,7 +105,7 @@ def _require_steps(times: Sequence[Seconds], values: Sequence[object], period: S
 
 
 def _step(times: Sequence[Seconds], period: Seconds, now: Seconds) -> tuple[int, Seconds]:
-    """Index of the step that holds at `now`, and the time when the next one begins."""
+    """Index of the step at `now`, and the beginning of the next one."""
     start = 0.0 if period == math.inf else now // period * period
     # Division rounds, so `now` may fall a hair outside [start, start + period).
     index = bisect.bisect_right(times, now - start) - 1
@@ -119,13 +119,14 @@ class Platform:
 
     Args:
         name: For people.
-        throughput: Training samples per second of one executor, alone, for the workload.
-        executors: Nodes of the platform; their throughputs add up.
+        throughput: Training samples per second of one executor on an idle machine, for this
+            workload.
+        executors: Number of executors; their throughputs add up.
         trace: Contention over time; None for an idle machine.
-        throttling: Further slow-downs over time, which no monitor shows; None for none.
-        sensitivity: How contention slows it down; hidden from algorithms.
-        uplink: Bytes per second that it sends at most, all messages together, above 0.
-        downlink: Bytes per second that it receives at most, all messages together, above 0.
+        throttling: Additional slow-downs over time, hidden from monitors; None for none.
+        sensitivity: Slow-down by contention; hidden from algorithms.
+        uplink: Maximum bytes per second sent, for all messages together, above 0.
+        downlink: Maximum bytes per second received, for all messages together, above 0.
 
     Raises:
         ValueError: If a number is out of range.
@@ -149,7 +150,7 @@ class Platform:
 
     @property
     def total_throughput(self) -> float:
-        """Samples per second of all executors together, alone."""
+        """Samples per second of all executors together on an idle machine."""
         return self.throughput * self.executors
 
     def contention(self, now: Seconds) -> Contention:
@@ -192,7 +193,7 @@ class Platform:
         return done
 
     def _speed(self, now: Seconds) -> tuple[float, Seconds]:
-        """Samples per second of all executors at `now`, and until when."""
+        """Samples per second of all executors at `now`, and the end of this rate."""
         speed, end = self.total_throughput, math.inf
         if self.trace is not None:
             contention, end = self.trace.at(now)
@@ -221,11 +222,11 @@ def uneven(
 
 
 def paper(throughput: float = 250.0) -> tuple[Platform, ...]:
-    """Two CPU and two GPU platforms, the kinds of the EdgeGossip paper's four.
+    """Make two CPU and two GPU platforms, like the EdgeGossip paper's four.
 
     The paper prints no speeds. Here a CPU platform has four executors of `throughput`
-    samples/s, a GPU platform one that is 12 times as fast: three times in all, the smaller of
-    the two imbalances that it evaluates.
+    samples/s, and a GPU platform has one that is 12 times as fast. The ratio of three is the
+    smaller of the paper's two imbalances.
 
     >>> [platform.total_throughput for platform in paper()]
     [3000.0, 3000.0, 1000.0, 1000.0]

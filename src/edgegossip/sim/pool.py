@@ -1,4 +1,4 @@
-"""The compute pool: real training on all cores while virtual time stands still."""
+"""The compute pool: real training on all cores."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """A result that may not be there yet."""
+    """A result that may still be pending."""
 
     def result(self) -> T_co:
-        """Wait for it; raises what the task raised."""
+        """Wait for the result; raises the task's error."""
 
 
 class _Deferred(Generic[T]):
-    """A task that runs once, in the caller's thread, when its result is asked for."""
+    """A task that runs once, in the caller's thread, when its result is needed."""
 
     __slots__ = ("_error", "_result", "_task")
 
@@ -76,13 +76,13 @@ class _Waiting:
 class ComputePool:
     """Runs tasks on `num_threads` threads, one intra-op thread each.
 
-    PyTorch releases the interpreter lock inside its kernels, so threads keep all cores busy
-    and share memory. Results do not depend on `num_threads`, because no two tasks touch the
-    same learner at once and each draws from streams of its own.
+    PyTorch releases the interpreter lock inside its kernels, so threads keep all cores busy and
+    share memory. Results do not depend on `num_threads`, because parallel tasks never share a
+    learner and each draws from its own streams.
 
     Args:
-        num_threads: None for one a core; 0 runs each task in the caller's thread when its
-            result is needed, which is fastest for tasks of microseconds.
+        num_threads: Number of threads; None for one per core. 0 runs each task in the caller's
+            thread when its result is needed, which is fastest for tasks of microseconds.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
@@ -100,7 +100,7 @@ class ComputePool:
         )
 
     def submit(self, task: Callable[[], T]) -> Pending[T]:
-        """Start `task`, or remember it where there are no threads."""
+        """Start `task`, or store it if there are no threads."""
         if self._executor is None:
             return _Deferred(task)
         future: Future[T] = self._executor.submit(task)
@@ -109,9 +109,9 @@ class ComputePool:
     def train(
         self, trainer: Trainer, request: Train, progress: float
     ) -> Pending[TrainingResult]:
-        """Start training, as `Trainer.train` says; the trainer rests afterwards.
+        """Start training, as described in `Trainer.train`; the trainer rests afterwards.
 
-        What can be done together waits until a result of it is asked for.
+        Requests that can run together wait until one of their results is needed.
         """
         prepared = trainer.prepare(request, progress)
         if prepared is None:
@@ -121,7 +121,7 @@ class ComputePool:
         return waiting
 
     def _start(self, first: _Waiting) -> None:
-        """Start all that waits, together what can be; before all others what `first` is in."""
+        """Start all waiting requests, together where possible; the group of `first` begins."""
         waiting = [first, *(each for each in self._waiting if each is not first)]
         self._waiting = []
         groups: dict[Hashable, list[_Waiting]] = {}
@@ -137,7 +137,7 @@ class ComputePool:
                     each.outcome = partial(_pick, outcomes, index)
 
     def close(self) -> None:
-        """Forget tasks that have not begun and wait for the others."""
+        """Drop tasks that have not begun and wait for the others."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 

@@ -70,28 +70,27 @@ _KEPT = (
 class Simulator(Generic[State]):
     """A discrete-event loop: pop the earliest event, handle it, carry out its effects.
 
-    Two runs with equal arguments process the same events at the same virtual times in the
-    same order and end with the same bits: ties break by insertion, nothing here reads a clock
-    or draws from a global generator, and real training is only waited for when virtual time
+    Two runs with equal arguments process the same events at the same virtual times in the same
+    order and end with the same bits. Ties break by insertion, nothing here reads a clock or
+    draws from a global generator, and the loop waits for real training only when virtual time
     reaches its end.
 
     Args:
-        algorithm: Algorithm that the workers run.
+        algorithm: Algorithm of the workers.
         platforms: One for each worker.
-        initial_params: Parameters that every worker starts from, [num_params]; or a function of
-            its rank.
-        make_trainer: Makes a worker's trainer when it first trains.
-        make_predictor: Makes the predictor of a worker's throughput; by default one that knows
-            the platform's throughput alone and follows the measurements.
+        initial_params: Initial parameters of every worker, [num_params]; or a function of its
+            rank.
+        make_trainer: Makes a worker's trainer at its first training.
+        make_predictor: Makes the predictor of a worker's throughput; by default one that starts
+            from the idle platform's throughput and follows the measurements.
         links: Latencies and bandwidths.
         faults: Script of the faults.
-        pool: Where training runs; by default in the caller's thread.
-        observer: Sees what happens.
+        pool: Pool for training; by default the caller's thread.
+        observer: Observer of all events.
         evaluate: Answers `Evaluate` effects with (loss, accuracy).
-        evaluation_cost: Cost of an evaluation, in training samples' worth of the platform's
-            time.
-        wire: Push every message through the codec, as a network would.
-        max_seconds: When the run will be cut off, for `Traits.progress`.
+        evaluation_cost: Cost of an evaluation for the platform, in training samples.
+        wire: Encode and decode every message, as a network would.
+        max_seconds: Time limit of the run, for `Traits.progress`.
     """
 
     def __init__(
@@ -146,18 +145,18 @@ class Simulator(Generic[State]):
 
     @property
     def is_over(self) -> bool:
-        """Everyone who is online has finished, and nothing is in flight."""
+        """Whether all online workers have finished and nothing is in flight."""
         is_anyone_online = any(self._membership.is_online)
         return not self._num_open and (is_anyone_online or self._num_recoveries == 0)
 
     @rare_collections()
     def run(self, until: Seconds = math.inf) -> bool:
-        """Process events up to and including time `until`; say whether the run is over.
+        """Process events up to and including time `until`; return whether the run is over.
 
-        Returns early, between two events, once `should_stop` is set.
+        It returns early, between two events, once `should_stop` is set.
 
         Raises:
-            LocalProtocolError: If the algorithm breaks the contract, or waits for ever.
+            LocalProtocolError: If the algorithm breaks the contract, or waits forever.
         """
         queue = self._queue
         while queue and queue[0][0] <= until and not self.should_stop:
@@ -175,7 +174,7 @@ class Simulator(Generic[State]):
         return self.is_over
 
     def estimates(self) -> dict[Rank, Tensor]:
-        """The parameters to evaluate: of a role's workers that are online, else of all."""
+        """The parameters to evaluate: those of a role's online workers, or else of all."""
         ranks = self._membership.evaluated(self._algorithm.role, self.states)
         return {rank: self.states[rank].estimate for rank in ranks}
 
@@ -201,7 +200,7 @@ class Simulator(Generic[State]):
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the run depends on; waits for the work under way."""
+        """All state for the rest of the run; waits for running work."""
         for record in self._records:
             if record.training is not None:
                 record.training.pending = Ready(record.training.pending.result())
@@ -209,7 +208,7 @@ class Simulator(Generic[State]):
         return {**values, "machines": self._machines.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of a simulator built with the same arguments."""
+        """Restore a `state_dict` of a simulator with the same arguments."""
         for name in _KEPT:
             setattr(self, name, state[name])
         self._machines.load_state_dict(state["machines"])
@@ -230,7 +229,7 @@ class Simulator(Generic[State]):
         self._push(self.now, rank, Assigned(*self._get_ready(rank)))
 
     def _get_ready(self, rank: Rank) -> tuple[int, float]:
-        """Keep the platform busy with its data; say how much there is and what a pass costs."""
+        """Prepare a platform's data; return its amount and the cost of a pass."""
         trainer = self._machines.trainer(rank)
         self._machines.occupy(rank, self.now, trainer.setup_cost)
         return trainer.num_samples, trainer.epoch_cost

@@ -1,4 +1,4 @@
-"""Platforms from measurements of real phones and GPUs (the files are the user's own); jobs."""
+"""Platforms from measurements of real phones and GPUs, in the user's own files; jobs."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _SORT = (
 def phones(
     path: Path, num_workers: int, throughput: float, seed: int = 0
 ) -> tuple[Platform, ...]:
-    """Draw phones, with replacement, whose speeds are those of the AI-Benchmark list.
+    """Draw phones, with replacement, with speeds from the AI-Benchmark list.
 
     Args:
         path: JSON, plain or gzipped: a list of objects with "Model" and "CPU_F_AI_Score", the
             benchmark's score of floating-point work on the processor. The list that the FLASH
             study published is one (github.com/PKU-Chengxu/FLASH, raw_ai_benchmark_list.json).
-        num_workers: Phones to draw.
+        num_workers: Number of phones to draw.
         throughput: Samples per second of the fastest phone of the list.
-        seed: Seeds the draw.
+        seed: Seed of the draw.
 
     Raises:
-        DataError: If the file is missing or not of this form.
+        DataError: If the file is missing or has another format.
     """
     hint = 'a list of {"Model": ..., "CPU_F_AI_Score": ...}, as in github.com/PKU-Chengxu/FLASH'
     entries = _read(path, hint)
@@ -66,14 +66,14 @@ def phones(
 def gpus(
     path: Path, num_workers: int, job: str = "ResNet-18 (batch size 64)", seed: int = 0
 ) -> tuple[Platform, ...]:
-    """Draw GPUs, with replacement, at the speeds at which they were measured on a job alone.
+    """Draw GPUs, with replacement, with their measured speeds on a single job.
 
     Args:
         path: JSON, plain or gzipped, of the Gavel study (github.com/stanford-futuredata/gavel,
             physical_cluster_throughputs.json): {GPU: {"('JOB', GPUs)": {"null": steps/s}}}.
-        num_workers: GPUs to draw.
+        num_workers: Number of GPUs to draw.
         job: One of the file's jobs whose name ends in its batch size.
-        seed: Seeds the draw.
+        seed: Seed of the draw.
 
     Raises:
         DataError: If the file is missing or not of this form, or the job is not in it.
@@ -107,17 +107,17 @@ def gpus(
 def batch_jobs(
     seed: int = 0, *, phase: Seconds = 8.0, intensity: float = 1.0, period: Seconds = 3600.0
 ) -> ContentionTrace:
-    """Co-running jobs like WordCount and Sort, one after another with pauses between them.
+    """Co-running jobs like WordCount and Sort, in sequence with pauses.
 
-    A job goes through its phases (map, shuffle, reduce; read, shuffle, merge, write), each of
-    which uses cores, network and disk in its own way; jobs differ in how much. How long a phase
-    or a pause lasts is drawn from an exponential distribution, and nobody can foresee it. The
-    shares are made up, after what such jobs do on a machine with eight cores and one disk.
+    A job goes through its phases (map, shuffle, reduce; read, shuffle, merge, write). Each
+    phase uses cores, network and disk differently, and jobs differ in intensity. The duration
+    of a phase or a pause has an exponential distribution and is unpredictable. The shares are
+    invented, modeled on such jobs on a machine with eight cores and one disk.
 
     Args:
-        seed: Seeds the draws; give each platform its own.
-        phase: Mean seconds of a phase or pause: the load changes this often.
-        intensity: Share of the usual load, in (0, 2]; it varies by a third either way.
+        seed: Seed of the draws; use a different one for each platform.
+        phase: Mean seconds of a phase or pause, between two changes of the load.
+        intensity: Load relative to the usual one, in (0, 2]; it varies by a third either way.
         period: Seconds after which it all repeats.
 
     Raises:

@@ -26,27 +26,27 @@ class BalancedState(WorkerState):
     """State of one worker.
 
     Attributes:
-        inner: The inner algorithm's state.
-        epoch_cost: Cost of a pass over all own data, in training samples' worth; 0 for a spare
-            that is not needed yet.
-        layout: Layout of `params`, as the worker was told when it started.
-        throughput: Own last forecast, in training samples' worth per second.
-        waiting: Training that the inner algorithm asked for and that has not begun.
-        plan: The epoch under way.
-        keep_ratio: The own share of this epoch.
-        trained_at: Time of its last training; infinite before it ever has trained.
-        step_cost: Cost of a step of that training, in training samples' worth.
+        inner: State of the inner algorithm.
+        epoch_cost: Cost of a pass over all own data, in training samples; 0 for an unused
+            spare.
+        layout: Layout of `params`, from `Started`.
+        throughput: Own last forecast, in training samples per second.
+        waiting: Training requested by the inner algorithm that has not begun.
+        plan: Plan of the current epoch.
+        keep_ratio: This worker's share in this epoch.
+        trained_at: Time of the last training; infinite before the first.
+        step_cost: Cost of a step of that training, in training samples.
         rest_seconds: Seconds between two forecasts of a failed platform that nobody waits for;
             0 for a platform that does not rest.
         pass_left: Rest of the pass until the next forecast, for an algorithm that trains by
             steps.
-        forecasts: Last forecast of each platform (`spread = "exact"`).
-        fastest: The fastest heard of (`spread = "gossip"`).
+        forecasts: Last forecast of each platform (``spread="exact"``).
+        fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.
-        inherited: Workers whose data it has taken over, in order.
-        is_predicting: A forecast was asked for, for the training that waits.
-        is_assigning: Data was asked for and is not there yet.
-        is_spare: It waits to be needed, and the inner algorithm has not started.
+        inherited: Workers whose data this worker has taken over, in order.
+        is_predicting: A forecast was requested for the waiting training.
+        is_assigning: Requested data has not arrived yet.
+        is_spare: The worker is an unused spare, and the inner algorithm has not started.
     """
 
     inner: Any
@@ -75,52 +75,52 @@ class BalancedState(WorkerState):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether it counts, as the inner algorithm has it."""
+        """Whether the model counts, according to the inner algorithm."""
         return bool(self.inner.is_evaluated)
 
     @property
     def is_busy(self) -> bool:
-        """It must not begin the waiting training yet."""
+        """The waiting training must not begin yet."""
         return self.is_predicting or self.is_assigning or self.rest_seconds > 0
 
     @property
     def is_within_pass(self) -> bool:
-        """Steps are waiting that go on with a pass whose share is known."""
+        """The waiting steps continue a pass whose share is known."""
         is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
         return is_steps and self.pass_left > 0
 
     def take_waiting(self) -> Train:
-        """Take the waiting training, which begins now."""
+        """Remove and return the waiting training, which begins now."""
         train, self.waiting = self.waiting, None
         assert train is not None
         return train
 
     def take_plan(self) -> EpochPlan:
-        """Take the plan of the epoch under way, which ends now."""
+        """Remove and return the plan of the current epoch, which ends now."""
         plan, self.plan = self.plan, None
         assert plan is not None
         return plan
 
     @property
     def own_forecast(self) -> PlatformForecast:
-        """Forecast for the others."""
+        """This worker's forecast, as sent to the others."""
         speed = (self.throughput, self.epoch_cost)
         return PlatformForecast(self.inner.round, *speed, inherited=self.inherited)
 
     @property
     def holdings(self) -> dict[Rank, tuple[Rank, ...]]:
-        """Workers whose data each reachable platform has taken over, as it has said."""
+        """Workers whose data each reachable platform has taken over, by its own report."""
         known = {j: f.inherited for j, f in self.forecasts.items() if j not in self.lost}
         return {**known, self.rank: self.inherited}
 
     def hear_forecast(self, sender: Rank, message: Message) -> None:
-        """Keep what `sender` says, unless it has said something newer."""
+        """Keep a forecast of `sender`, unless a newer one is known."""
         known = self.forecasts.get(sender)
         if known is None or known.round <= message.round:
             self.forecasts[sender] = PlatformForecast.from_message(message)
 
     def has_heard_all(self, expected: Iterable[Rank]) -> bool:
-        """Training waits, and all forecasts that it waits for are there."""
+        """Training waits, and all its required forecasts have arrived."""
         if self.waiting is None:
             return False
         # Algorithms that train by steps do not wait for each other's rounds.
@@ -132,30 +132,30 @@ class BalancedState(WorkerState):
         return True
 
     def is_due_to_try(self, now: Seconds) -> bool:
-        """One step would take no more than a tenth of the time for which it has not trained."""
+        """One step would take at most a tenth of the time since the last training."""
         if not self.epoch_cost:
             return False
         return self.throughput * (now - self.trained_at) >= 10 * self.step_cost > 0
 
     def rests_on(self, min_throughput: float, now: Seconds) -> bool:
-        """It rests, and the new forecast does not end that."""
+        """The platform rests, and the new forecast does not end that."""
         if not self.has_failed(min_throughput) or self.is_due_to_try(now):
             self.rest_seconds = 0.0
         return self.rest_seconds > 0
 
     def has_failed(self, min_throughput: float) -> bool:
-        """It is too slow to train, or has nothing to train on."""
+        """The platform is too slow to train, or has no data."""
         return self.throughput < min_throughput or self.seconds == math.inf
 
     def patience(self, timeout: Seconds | None, min_throughput: float) -> Seconds:
-        """Seconds to wait for forecasts: a worker that is not to train needs none."""
+        """Seconds to wait for forecasts; a worker that does not train needs none."""
         if self.has_failed(min_throughput):
             return 0.0
         return timeout or 0.05 * (self.keep_ratio or 1.0) * self.seconds
 
     @property
     def seconds(self) -> Seconds:
-        """Time for all own data; infinite where there is none, or no forecast yet."""
+        """Time for all own data; infinite without data or without a forecast."""
         if not (self.epoch_cost and self.throughput):
             return math.inf
         return self.epoch_cost / self.throughput

@@ -17,7 +17,7 @@ class Shares:
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
-        seconds: [E] :math:`T_i`, time for all of its data; infinite if it failed.
+        seconds: [E] :math:`T_i`, time for all data of a platform; infinite if it has failed.
         has_failed: [E] :math:`F_i`.
     """
 
@@ -27,32 +27,32 @@ class Shares:
 
     @property
     def failed_share(self) -> float:
-        """Failed platforms over all, for comparison with the threshold."""
+        """Share of failed platforms, for comparison with the threshold."""
         return float(self.has_failed.mean())
 
     @property
     def mean_keep_ratio(self) -> float:
-        r""":math:`\bar r`, of those who are to train; 0 if nobody is."""
+        r""":math:`\bar r`, the mean share of platforms that train; 0 if none does."""
         kept = self.keep_ratios[self.keep_ratios > 0]
         return float(kept.mean()) if len(kept) else 0.0
 
     @property
     def fastest_seconds(self) -> float:
-        """:math:`T_j` of the fastest; infinite if nobody is to train."""
+        """:math:`T_j` of the fastest platform; infinite if none trains."""
         return float(self.seconds[self.keep_ratios > 0].min(initial=np.inf))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balancer:
-    r"""Gives every platform as much data as lets all end together.
+    r"""Gives every platform the amount of data that lets all end together.
 
     With predicted throughput :math:`p_i` and :math:`|X_i|` samples, platform :math:`i` has
     failed if :math:`p_i <` `min_throughput`; of the others
 
     .. math:: T_i = |X_i| / p_i, \qquad r_i = \min_j T_j / T_i
 
-    so the fastest keeps all of its data. More failures than `max_failed_share` are an exception
-    for the caller to handle.
+    so the fastest keeps all of its data. The caller handles more failures than
+    `max_failed_share`.
 
     Args:
         min_throughput: Samples per second below which a platform counts as failed, at least 0;
@@ -65,7 +65,7 @@ class Balancer:
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 1. Departure: failures are
         compared with the threshold after the loop over platforms, not within it; a platform
-        without data does not count among the fastest.
+        without data is never the fastest.
 
     >>> shares = Balancer().balance([100.0, 50.0, 0.0], num_samples=[1000, 1000, 1000])
     >>> shares.keep_ratios.tolist()
@@ -84,8 +84,7 @@ class Balancer:
         """Compute the share of each platform.
 
         Args:
-            throughputs: [E] :math:`p_i`, samples per second, at least 0; 0 for a platform that
-                is lost.
+            throughputs: [E] :math:`p_i`, samples per second, at least 0; 0 for a lost platform.
             num_samples: [E] :math:`|X_i|`, at least 0.
 
         Raises:

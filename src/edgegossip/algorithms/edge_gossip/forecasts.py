@@ -1,4 +1,4 @@
-"""Spread of forecasts: workers learn how long the fastest of them needs for its data."""
+"""Spread of forecasts: workers learn the time that the fastest needs for its data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgegossip.core.protocol import Message, Rank, Received, Seconds, Send
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 
 _SECONDS, _AGE = "fastest_seconds", "fastest_age"
-"""Names of the numbers that ride on the inner algorithm's messages."""
+"""Names of the additional numbers in the inner algorithm's messages."""
 _OLDEST = 2**31
 _INHERITED = "inherited"
 
@@ -24,9 +24,9 @@ class PlatformForecast:
 
     Attributes:
         round: Its round at the time of the forecast.
-        throughput: Training samples' worth per second.
-        epoch_cost: Cost of a pass over all its data, in training samples' worth.
-        inherited: Workers whose data it has taken over, in order.
+        throughput: Training samples per second.
+        epoch_cost: Cost of a pass over all its data, in training samples.
+        inherited: Workers whose data this worker has taken over, in order.
     """
 
     round: int
@@ -35,7 +35,9 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """Make a message of it: both numbers, and the workers whose data it has taken over."""
+        """Make a message with both numbers and the workers whose data this worker has taken
+        over.
+        """
         inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
         numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
         return Message("forecast", self.round, inherited, numbers)
@@ -49,35 +51,35 @@ class PlatformForecast:
 
 @dataclass(slots=True)
 class Fastest:
-    r"""Push-min of :math:`T_i`, with an age so that stale values die out.
+    r"""Push-min of :math:`T_i`, with an age that removes stale values.
 
-    A worker that knows of nobody faster is itself the fastest, at age 0. With each of its own
-    epochs, the value that it has heard ages by one; above `max_age` it is forgotten. So if the
-    fastest slows down or is lost, everybody knows after that many epochs. On a complete graph,
+    A worker that knows no faster one is itself the fastest, at age 0. A received value ages by
+    one in each epoch of the worker, and is forgotten above `max_age`. If the fastest slows down
+    or is lost, all workers therefore know after that many epochs. On a complete graph,
     :math:`O(\log E)` random pushes spread a minimum to all.
 
     Attributes:
-        seconds: :math:`T_j` of the fastest that was heard of; infinite for none.
-        age: Epochs since it said so, along the way by which it came.
+        seconds: :math:`T_j` of the fastest known worker; infinite for none.
+        age: Age of that value, in epochs.
     """
 
     seconds: Seconds = math.inf
     age: int = 0
 
     def grow_older(self, max_age: int) -> None:
-        """An epoch has passed."""
+        """Account for the end of an epoch."""
         self.age += 1
         if self.age > max_age:
             self.seconds, self.age = math.inf, 0
 
     def hear(self, message: Message, max_age: int) -> None:
-        """Take over the value in a message, if it is faster, or as fast and fresher."""
+        """Take over the value in a message if it is faster, or equally fast and fresher."""
         heard = (message.numbers.get(_SECONDS, math.inf), int(message.numbers.get(_AGE, 0)))
         if heard[1] <= max_age and heard < (self.seconds, self.age):
             self.seconds, self.age = heard
 
     def ride_on(self, send: Send, own_seconds: Seconds) -> Send:
-        """Let `send` tell the fastest known, the sender included, if any is known."""
+        """Add the fastest known worker, including the sender, to the message of `send`."""
         known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
         if known[0] == math.inf:
             return send
@@ -85,12 +87,12 @@ class Fastest:
 
 
 def detach(event: Received) -> Received:
-    """Give the message as the inner algorithm sent it."""
+    """Restore the message as the inner algorithm sent it."""
     return without_numbers(event, (_SECONDS, _AGE))
 
 
 def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
-    """Describe the messages that travel beside the inner algorithm's (`spread = "exact"`)."""
+    """Describe the messages beside the inner algorithm's (``spread="exact"``)."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
     positive = (0, math.inf)
     forecast = MessageSpec(
@@ -102,7 +104,7 @@ def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, Messag
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
-    """Let the inner algorithm's messages tell the fastest as well (`spread = "gossip"`)."""
+    """Add the fastest to the inner algorithm's messages (``spread="gossip"``)."""
     more: dict[str, Limits] = {_SECONDS: (0, math.inf), _AGE: range(_OLDEST)}
     return {
         kind: replace(spec, optional_numbers={**spec.optional_numbers, **more})
@@ -118,8 +120,8 @@ def known_of(
 ) -> tuple[list[float], list[float]]:
     """Throughputs and costs of all platforms, as `Balancer.balance` takes them.
 
-    A lost platform has throughput 0. One that nobody has heard of yet is just fast enough not
-    to have failed, and has no data, so that it is not among the fastest either.
+    A lost platform has throughput 0. An unknown platform is just fast enough not to have
+    failed, and has no data, so it is never the fastest.
     """
     unheard = PlatformForecast(0, min_throughput or 1e-9, 0.0)
     throughputs, costs = [], []

@@ -18,7 +18,7 @@ def require_valid(
     *,
     inner: object = None,
 ) -> None:
-    """Raise `ValueError` if these settings of `EdgeGossip` do not go together.
+    """Raise `ValueError` if these settings of `EdgeGossip` are inconsistent.
 
     >>> require_valid(3, spares=(2,), reachable={0: (1, 7)})
     Traceback (most recent call last):
@@ -57,19 +57,19 @@ def choose_heirs(
     spares: Collection[Rank] = (),
     reachable: Mapping[Rank, Collection[Rank]] | None = None,
 ) -> dict[Rank, Rank]:
-    """Give each failed platform's data to a spare, else to the fastest that can reach it.
+    """Give each failed platform's data to a spare, or else to the fastest that can reach it.
 
     Args:
-        heirs: Present heir of each platform's data, as `heirs_by` finds it. A platform that has
-            recovered has its data for itself again, unless a spare inherited it, which would be
-            left with none: then both train on it.
-        shares: Shares that tell which platforms have failed.
+        heirs: Present heir of each platform's data, as `heirs_by` finds it. A recovered
+            platform gets its data back. A spare that inherited the data would be left with
+            none, so it keeps the data and both train on it.
+        shares: Shares of the platforms, with a mark for each failed one.
         throughputs: [E] samples per second.
         spares: Platforms without data of their own; each takes over one platform's.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:
-        The heir of each failed platform that has data and for which there is one.
+        The heir of each failed platform with data, if there is one.
 
     >>> from edgegossip.algorithms.edge_gossip.balancer import Balancer
     >>> throughputs = [100.0, 80.0, 0.0]

@@ -1,4 +1,4 @@
-"""One balanced epoch, done in blocks, so that it ends on time though speeds change."""
+"""One balanced epoch, done in blocks so that it ends on time at changing speeds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 from edgegossip.core.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
 
 TOLERANCE = 0.02
-"""A plan is kept while it is off by no more than this share of the epoch: batches and forecasts
-are not exact either."""
+"""Tolerated deviation from a plan, as a share of the epoch, because batches and forecasts are
+not exact either.
+"""
 
 MOST_BLOCKS = 12
-"""Blocks are no smaller than a twelfth of the first one, so their number is bounded."""
+"""Smallest block relative to the first one, which bounds the number of blocks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -23,26 +24,26 @@ class EpochPlan:
     """Plan of one epoch: the work, its deadline, and the work done so far.
 
     Attributes:
-        train: The training that was asked for.
-        keep_ratio: Share of the own data that the pass visits.
-        epoch_cost: Cost of a pass over all data, in training samples' worth.
-        cost: Work to do in all, in training samples' worth.
-        deadline: Time at which it is to be done.
-        start: Time at which it was begun.
-        block_share: Share of the remaining work that the next block does, in (0, 1].
-        done: Work done so far, in training samples' worth.
+        train: The requested training.
+        keep_ratio: Share of the worker's data that the pass visits.
+        epoch_cost: Cost of a pass over all data, in training samples.
+        cost: Total work, in training samples.
+        deadline: Planned end.
+        start: Start time.
+        block_share: Share of the remaining work in the next block, in (0, 1].
+        done: Work done so far, in training samples.
         num_samples: Samples processed.
         num_steps: Steps taken.
         total_loss: Sum of the losses over the steps.
-        params: Present parameters, [num_params].
+        params: Current parameters, [num_params].
         outputs: As in `Trained`.
         pass_samples: Samples that the pass visits in all; 0 before the first block.
-        mean_keep_ratio: Mean over all workers that train; None if it is not known, and nothing
-            corrected.
+        mean_keep_ratio: Mean over all training workers; None if unknown, which disables
+            correction.
         correction: Exponent of the correction; see `EdgeGossip`.
         layout: Layout of `params`; see `Started`.
         metrics: As in `Trained`, of the newest block.
-        has_changed: The work to do is no longer the planned work, nor whole batches.
+        has_changed: The work has deviated from the plan and from whole batches.
     """
 
     train: Train
@@ -79,7 +80,7 @@ class EpochPlan:
         correction: float = 0.0,
         layout: Layout | None = None,
     ) -> EpochPlan:
-        """Plan `train` for this predicted `throughput`, in training samples' worth a second."""
+        """Plan `train` for this predicted `throughput`, in training samples per second."""
         assert isinstance(train.work, Epochs)
         cost = train.work.share * keep_ratio * epoch_cost
         return cls(
@@ -98,7 +99,7 @@ class EpochPlan:
         )
 
     def first(self) -> Train:
-        """The first block: begins the pass, unless the request goes on with one."""
+        """The first block, which begins the pass unless the request continues one."""
         work = self.train.work
         assert isinstance(work, Epochs)
         share = work.share * self.block_share
@@ -106,7 +107,7 @@ class EpochPlan:
 
     def account(self, event: Trained) -> None:
         """Add the work of a block."""
-        if not self.num_steps:  # the first block has paid for the look at aggregated points
+        if not self.num_steps:  # the first block paid for the look at aggregated points
             look_cost = max(0.0, event.cost - event.num_samples)
             self.pass_samples = self.keep_ratio * self.epoch_cost - look_cost
         self.done += event.cost or event.num_samples
@@ -118,15 +119,15 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """The rest of the plan is not worth a batch."""
+        """The rest of the plan is less than a batch."""
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
-        """The next block at this predicted speed; None if the time is over.
+        """The next block at this predicted speed; None after the deadline.
 
         Args:
-            throughput: Training samples' worth per second.
-            now: The time.
+            throughput: Training samples per second.
+            now: Time on the worker's clock.
         """
         left = self.cost - self.done
         affordable = throughput * max(0.0, self.deadline - now)
@@ -141,7 +142,7 @@ class EpochPlan:
         return self._train(Epochs(share), begins_pass=False)
 
     def result(self, now: Seconds) -> Trained:
-        """All blocks as the one training that was asked for."""
+        """All blocks combined into the requested training."""
         return Trained(
             params=self._corrected_params(),
             before=self.train.params,
@@ -157,7 +158,7 @@ class EpochPlan:
     def _corrected_params(self) -> Tensor:
         if self.mean_keep_ratio is None:
             return self.params
-        # Not the planned share: after a moment's slow-down it may be far off.
+        # The actual share and not the planned one, which a short slow-down may have made wrong.
         assert isinstance(self.train.work, Epochs)
         kept = self.done / (self.train.work.share * self.epoch_cost)
         focus = self.metrics.get("focus", 0.0)
@@ -171,8 +172,8 @@ class EpochPlan:
 
     @property
     def _least(self) -> float:
-        # As planned, the last batch may be small. For less than half of one that the pass has
-        # not got, another pass would begin.
+        # The last batch may be small, as planned. For less than half a batch, training would
+        # begin another pass.
         return 0.5 * self.num_samples / self.num_steps if self.has_changed else 1.0
 
     def _train(self, work: Epochs, *, begins_pass: bool) -> Train:

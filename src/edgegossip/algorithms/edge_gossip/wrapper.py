@@ -1,4 +1,4 @@
-"""EdgeGossip: any gossip algorithm, each worker's data cut to what its speed allows."""
+"""EdgeGossip: any gossip algorithm, with each worker's data cut to fit its speed."""
 
 from __future__ import annotations
 
@@ -54,52 +54,54 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeGossip(Algorithm[BalancedState]):
-    r"""Lets every worker train on as much of its data as lets all end together.
+    r"""Gives every worker a share of its data, so that all finish together.
 
     Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
     data would take :math:`T_i = |X_i| / p_i`. It then trains on the share
     :math:`r_i = \min_j T_j / T_i` (Algorithm 1, `Balancer`), chosen by its trainer
-    (Algorithm 2, `AccuracyAware`). The inner algorithm asks for epochs, or steps, and does not
-    notice:
+    (Algorithm 2, `AccuracyAware`). The inner algorithm asks for epochs or steps, and is not
+    aware of the change:
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
-      forecast anew, and the rest adjusted so that the epoch still ends when it was to end.
-      Its parameter change is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the
-      share done, the mean (`exact` only) and the share :math:`f` of samples chosen for their
-      high loss (`Trained.metrics["focus"]`), or the data of the fastest would win.
+      forecast again, and the rest is adjusted so that the epoch still ends on time. Its
+      parameter change is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the share
+      done, the mean (`exact` only) and the share :math:`f` of samples chosen for their high
+      loss (`Trained.metrics["focus"]`), or the data of the fastest would win.
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
-      share :math:`r_i` of the data; forecasts are made anew when such a pass is over.
+      share :math:`r_i` of the data; the next forecast follows at the end of such a pass.
 
-    :math:`\min_j T_j` is learnt in one of two ways. `exact`: every worker tells every other its
-    forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with the
-    inner algorithm's own messages, which grow by some 40 bytes (`Fastest`); failures then go
-    unnoticed by the balancer. A forecast that is late or lost blocks nobody: after `timeout`
-    the last one known has to do.
+    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
+    its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
+    the inner algorithm's own messages, which grow by some 40 bytes (`Fastest`); failures then
+    go unnoticed by the balancer. A late or lost forecast blocks nobody: after `timeout` the
+    last known one is used.
 
-    A failed platform passes on the model untrained where others wait for it. Where nobody does
-    it has finished, until a forecast, one in the time of the fastest's pass, says that it has
-    recovered. So that it can train again, it takes a step every ten times as long as one takes.
+    A failed platform relays the model untrained if others wait for it. Otherwise it has
+    finished, until a forecast says that it has recovered; it makes one forecast in the time of
+    the fastest worker's pass. To keep its measurements fresh, it spends at most a tenth of the
+    time on single steps.
 
     Args:
-        inner: Any algorithm with a `topology`; the keep ratios are the wrapper's. Parameter
+        inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. Parameter
             servers need a barrier after many steps: `FixedADACOMM`.
-        spread: Way in which :math:`\min_j T_j` is learnt.
+        spread: Way in which workers learn :math:`\min_j T_j`.
         balancer: Algorithm 1, with its thresholds.
         on_failure: Policy when more platforms have failed than the balancer allows (only
-            `exact` can tell): "continue" without, "halt" the run with a `PlatformError`, or
-            "reassign" the data of each to a spare, else to the fastest that can reach it.
-        spares: Workers without data that stay out until a failed platform's data is theirs.
+            `exact` can tell): "continue" without them, "halt" the run with a `PlatformError`,
+            or "reassign" the data of each to a spare, or else to the fastest that can reach it.
+        spares: Workers without data that stay idle until they get a failed platform's data.
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
         max_keep_ratio: Share of its data that the fastest keeps each epoch, in (0, 1]; the
-            others in proportion. Below 1, models are averaged more often.
-        block_share: Share of the rest of an epoch that is done before the speed is forecast
-            anew, in (0, 1]; 1 forecasts once an epoch, as the paper does.
+            others keep theirs in proportion. Below 1, models are averaged more often.
+        block_share: Share of the rest of an epoch between two forecasts of the speed, in (0,
+            1]; 1 forecasts once an epoch, as the paper does.
         correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weighs all data
-            alike, but few steps count for many; at 1/2, of equal data, all noise counts alike.
-        timeout: Seconds to wait for forecasts; None for 5 % of the own epoch. A failed platform
-            does not wait.
-        max_age: Epochs after which `gossip` forgets the fastest; None for twice
-            :math:`1 + \lceil \log_2 E \rceil`.
+            alike, but amplifies the noise of few steps. At 1/2 and with equally much data, all
+            workers' noise counts the same.
+        timeout: Seconds to wait for forecasts; None for 5 % of the worker's own epoch. A failed
+            platform does not wait.
+        max_age: Epochs after which `gossip` forgets the fastest worker; None for twice :math:`1
+            + \lceil \log_2 E \rceil`.
 
     Raises:
         ValueError: If a number, rank or name is out of range.
@@ -107,9 +109,9 @@ class EdgeGossip(Algorithm[BalancedState]):
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: there is no central balancer, each worker computes its own ratio; blocks,
-        `gossip`, spares and the treatment of steps are ours; what the look at aggregated
-        points costs is part of :math:`|X_i|`; a failed platform's behavior; the correction,
-        which with 1 is that of Wang et al., "FedNova", NeurIPS 2020, arXiv:2007.07481.
+        `gossip`, spares and the treatment of steps are ours; the cost of the look at aggregated
+        points is part of :math:`|X_i|`; a failed platform's behavior; the correction, which
+        with 1 is that of Wang et al., "FedNova", NeurIPS 2020, arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]
@@ -141,7 +143,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     @property
     def traits(self) -> Traits:
-        """The inner algorithm's."""
+        """Traits of the inner algorithm."""
         return self.inner.traits
 
     def warnings(self, setting: Setting) -> list[str]:
@@ -162,7 +164,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
 
     def role(self, rank: Rank) -> Role:
-        """As the inner algorithm has it; spares have no data and are not evaluated."""
+        """Role in the inner algorithm; spares have no data and are not evaluated."""
         role = self.inner.role(rank)
         if rank in self.spares:
             return Role(role.name, has_data=False, is_evaluated=False)
@@ -219,11 +221,11 @@ class EdgeGossip(Algorithm[BalancedState]):
         return self._pass_on(state, event, now)
 
     def _pass_on(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
-        """Let the inner algorithm handle `event`; take its training aside."""
+        """Let the inner algorithm handle `event`; hold its training back."""
         effects = self.inner.handle(state.inner, event, now)
         state.params, state.round = state.inner.params, state.inner.round
         if state.is_spare:
-            return []  # it keeps itself informed, and has nothing to say yet
+            return []  # the inner algorithm keeps its state up to date and must not send yet
         carried: list[Effect] = []
         for effect in effects:
             match effect:
@@ -241,7 +243,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     @property
     def _regulars(self) -> list[Rank]:
-        # A server has no data either: it makes no forecast, and needs none.
+        # A rank without data, such as a server, needs no forecast.
         return [j for j in range(self.num_workers) if self.role(j).has_data]
 
     @property
@@ -252,7 +254,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         if state.plan is not None:
             return self._go_on(state, now)
         if state.rests_on(self.balancer.min_throughput, now):
-            return [SetTimer("rest", now + state.rest_seconds)]  # nothing new to tell
+            return [SetTimer("rest", now + state.rest_seconds)]  # no news to announce
         if self.spread == "gossip":
             state.fastest.grow_older(self._max_age)
             return self._begin(state, now)
@@ -269,9 +271,9 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Send(j, message) for j in others]
 
     def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        """Something new is known of another platform."""
+        """React to news of another platform."""
         if state.rank not in state.forecasts:
-            return []  # the own forecast comes first
+            return []  # this worker's own forecast comes first
         if state.is_spare:
             return self._handle_failures(state, self._shares(state))
         return self._begin(state, now) if state.has_heard_all(self._regulars) else []
@@ -323,7 +325,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return state.plan.first()
 
     def _pause(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
-        """A failed platform hardly trains, holds nobody up and keeps no run open."""
+        """Finish as a failed platform: it hardly trains and holds nobody up."""
         if state.is_due_to_try(now):
             return [replace(state.take_waiting(), work=Steps(1))]
         if self.traits.is_synchronous:
@@ -333,7 +335,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
-        if event.has_gone_back:  # the plan was for other parameters
+        if event.has_gone_back:  # the plan belongs to other parameters
             state.plan = None
             return self._pass_on(state, event, now)
         cost = event.cost or event.num_samples
@@ -382,7 +384,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Assign(own + data)]
 
     def _is_stranded(self, state: BalancedState) -> bool:
-        """It is a spare that can reach nobody with a model to begin with."""
+        """The worker is a spare that can reach nobody with an initial model."""
         return state.is_spare and state.lost.keys() >= {*self._regulars}
 
     def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
@@ -411,5 +413,5 @@ class EdgeGossip(Algorithm[BalancedState]):
         return told if event.rank in self.spares else [*told, *self._pass_on(state, event, now)]
 
 
-_REST: Seconds = 1.0  # of a failed platform that knows of nobody who trains
+_REST: Seconds = 1.0  # pause of a failed platform that knows of no training worker
 _CHOICES = {"spread": ("exact", "gossip"), "on_failure": ("continue", "halt", "reassign")}

@@ -23,7 +23,7 @@ class ADACOMMServerState(ServerState):
     """State of the server.
 
     Attributes:
-        tau: Local steps in a round, as they are now.
+        tau: Current number of local steps in a round.
         first_loss: Loss of the initial model; None before it is known.
     """
 
@@ -45,7 +45,7 @@ class ADACOMM(FixedADACOMM):
             \lceil \tau / 2 \rceil & \text{otherwise}
         \end{cases}
 
-    Each answer tells a worker the present :math:`\tau`.
+    Each answer tells a worker the current :math:`\tau`.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -56,7 +56,7 @@ class ADACOMM(FixedADACOMM):
 
     References:
         Wang & Joshi, SysML 2019, arXiv:1810.08313, equations 17 and 18. Departures: the
-        learning rate is the schedule's affair; the loss is measured on validation data.
+        schedule sets the learning rate; the loss is measured on validation data.
     """
 
     window: Seconds = 60.0
@@ -74,7 +74,7 @@ class ADACOMM(FixedADACOMM):
 
     @property
     def limits(self) -> Mapping[str, Limits]:
-        return {"local_steps": range(1, self.tau + 1)}  # it never rises
+        return {"local_steps": range(1, self.tau + 1)}  # `tau` never rises
 
     @property
     def optional_limits(self) -> Mapping[str, Limits]:
@@ -99,7 +99,7 @@ class ADACOMM(FixedADACOMM):
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
         assert isinstance(state, ADACOMMServerState)
         if not math.isfinite(loss):
-            pass  # it says nothing
+            pass  # a loss that is not finite carries no information
         elif state.first_loss is None:
             state.first_loss = loss
         else:

@@ -1,4 +1,4 @@
-"""ADSP: workers never wait, and commit at a rate that is searched while they train."""
+"""ADSP: workers never wait, and an online search sets their commit rate."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class SearchingServerState(ADSPServerState):
 
     Attributes:
         search: State of the search for the rate.
-        asked_at: Time at which each loss that is being measured was asked for.
-        num_windows: Windows since the search was begun anew.
+        asked_at: Request time of each loss under measurement.
+        num_windows: Windows since the start of the search.
         steps_before: `num_steps` when the window began.
         commits_before: `num_commits` when the window began.
     """
@@ -47,11 +47,11 @@ class SearchingServerState(ADSPServerState):
 class ADSP(ADSPPlus):
     r"""Search for the commit rate online, while workers train without waiting.
 
-    Extends `ADSPPlus`: the server measures its model's loss on validation data during a window,
-    the reward says how fast it fell, and as long as rewards rise the next window tries a higher
-    rate (see `CommitSearch`). The rate found stays until the epoch is over, or the loss has
-    risen by `loss_rise` between the ends of two windows; then the search begins anew, from the
-    present rate.
+    Extends `ADSPPlus`. The server measures its model's loss on validation data during a window,
+    and the reward measures how fast it fell. While rewards rise, the next window tries a higher
+    rate (see `CommitSearch`). The best rate stays until the epoch is over, or until the loss
+    has risen by `loss_rise` between the ends of two windows. A new search then begins from the
+    current rate.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -62,16 +62,16 @@ class ADSP(ADSPPlus):
         rate: The first rate to try.
         waits_for_answer: See `ADSPPlus`.
         reward: Rates a window: `LogSlope`, `ConstrainedFit` or `PaperReward`.
-        windows_per_epoch: Windows until the search begins anew, at least 2; 20 in the paper.
-        loss_rise: Relative rise of the loss that begins it anew, above 0.
-        growth: Ratio of a rate to the one tried before, at least 1; 1 tries one more commit
-            each time, as published, and takes a window for each.
+        windows_per_epoch: Windows until a new search begins, at least 2; 20 in the paper.
+        loss_rise: Relative rise of the loss that starts a new search, above 0.
+        growth: Ratio of a rate to the previous one, at least 1; 1 tries one more commit in each
+            window, as published.
 
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
         Departures, in addition to those of `ADSPPlus`: the default reward; `growth`, without
         which a rate of ten is found after ten windows; the loss is measured on validation data;
-        a window in which the loss did not fall never ends the search.
+        a window without a falling loss never ends the search.
     """
 
     reward: Reward = LogSlope()
@@ -86,7 +86,7 @@ class ADSP(ADSPPlus):
 
     @property
     def max_rate(self) -> int:
-        """The highest rate that the least interval allows."""
+        """The highest rate that the minimum interval allows."""
         return max(1, int(self.window / self.min_interval)) if self.min_interval else 1000
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
@@ -137,7 +137,7 @@ class ADSP(ADSPPlus):
         return [*sends, SetTimer(WINDOW, now + self._until_look(state))]
 
     def end_window(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Look at the loss, in a window or at its end."""
+        """Record the loss, in a window or at its end."""
         assert isinstance(state, SearchingServerState)
         num_looks = len(state.search.looks) + len(state.asked_at)
         effects = self._look(state, now)
@@ -188,13 +188,13 @@ class ADSP(ADSPPlus):
     def _implicit_momentum(
         self, state: SearchingServerState, commits: Mapping[Rank, int]
     ) -> float | None:
-        """Theorem 1, with the commits and steps that were counted in this window."""
+        """Theorem 1, from the commits and steps of this window."""
         steps = {j: n - state.steps_before[j] for j, n in state.num_steps.items()}
         active = [j for j in self.workers if commits[j] > 0 and steps[j] > 0]
         return implicit_momentum([steps[j] / commits[j] for j in active]) if active else None
 
 
 def trials(state: Any) -> list[Tried]:  # noqa: ANN401 - of any algorithm
-    """List the windows of a run's search; none for a state that is not `ADSP`'s server's."""
-    server = getattr(state, "inner", state)  # one of several has the slice of a model
+    """List the windows of a run's search; none for a state of anything but `ADSP`'s server."""
+    server = getattr(state, "inner", state)  # a server of a slice wraps its state
     return server.search.tried if isinstance(server, SearchingServerState) else []

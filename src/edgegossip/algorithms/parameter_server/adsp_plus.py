@@ -1,4 +1,4 @@
-"""ADSPPlus: workers never wait, and commit at a rate that was found beforehand."""
+"""ADSPPlus: workers never wait, and commit at a given rate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ADSPServerState(ServerState):
     """State of the server.
 
     Attributes:
-        target: Commits that each worker is to have made by the end of the window.
+        target: Total commits of each worker wanted by the end of the window.
         rate: Commits of each worker in a window.
     """
 
@@ -40,7 +40,7 @@ class ADSPServerState(ServerState):
 
 @dataclass(frozen=True, kw_only=True)
 class ADSPPlus(ParameterServer):
-    r"""Train without waiting, and commit so often that all workers' counts stay level.
+    r"""Train without waiting, and commit at intervals that keep all workers' counts level.
 
     At the start of each window of :math:`\Gamma` seconds the server raises the target
     :math:`C` by the commit rate, and tells worker :math:`i`, which has made :math:`c_i`
@@ -59,16 +59,17 @@ class ADSPPlus(ParameterServer):
         resend_after: See `ParameterServer`.
         window: :math:`\Gamma` in seconds, above 0.
         min_interval: :math:`T_{min}` in seconds, at least 0 and below `window`.
-        rate: Commits of each worker in a window, at least 1; here for good, in `ADSP` at first.
-        waits_for_answer: A worker stands still while its commit is under way, as published. If
-            not, it trains on, and its progress meanwhile is added to the answer: no time is
-            lost, but those steps are taken from a model that is out of date. None, the default,
-            trains on only where the last answer took longer than a step does.
+        rate: Commits of each worker in a window, at least 1; fixed here, the initial rate in
+            `ADSP`.
+        waits_for_answer: A worker pauses while its commit is in flight, as published. If false,
+            it trains on, and its progress is added to the answer. No time is lost, but these
+            steps start from a stale model. None, the default, trains on only if the last answer
+            took longer than a step.
 
     References:
         Hu, Wang & Wu, "Distributed machine learning through heterogeneous edge systems", AAAI
-        2020, arXiv:1911.06949. Departures: workers are not halted between windows; the first
-        commit goes by the timer, not by a number of steps; the least interval runs from the
+        2020, arXiv:1911.06949. Departures: workers are not halted between windows; the timer,
+        not a number of steps, triggers the first commit; the minimum interval starts with the
         sending; `waits_for_answer`.
     """
 
@@ -132,7 +133,7 @@ class ADSPPlus(ParameterServer):
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
         if "num_due" not in numbers:
-            return []  # an answer, and not a target
+            return []  # this is an answer and not a target
         state.interval = self._interval(numbers["num_due"])
         return [] if state.is_due else self.committed(state, now)
 
@@ -154,7 +155,7 @@ class ADSPPlus(ParameterServer):
     def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Raise the target, and tell each worker how many commits it lacks."""
         assert isinstance(state, ADSPServerState)
-        # A worker that is one commit ahead raises nobody's target: the rate would creep up.
+        # A worker that is one commit ahead raises no target, or the rate would creep up.
         state.target = max(state.target, max(state.rounds.values()) - 1) + state.rate
         sends: list[Effect] = []
         for rank in self.training(state):

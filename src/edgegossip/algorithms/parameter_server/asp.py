@@ -1,4 +1,4 @@
-"""ASP: workers commit every step, and nobody waits for anybody."""
+"""ASP: workers commit every step, without waiting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgegossip.core.protocol import Effect, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class ASP(ParameterServer):
-    r"""Commit every step, whatever the others do.
+    r"""Commit every step, independently of the others.
 
-    The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`, and answers at
+    The server merges each commit on arrival, :math:`W \leftarrow W + U_i / M`, and answers at
     once.
 
     Args:

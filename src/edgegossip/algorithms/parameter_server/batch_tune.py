@@ -1,4 +1,4 @@
-"""BatchTune: batches by speed, so that a step takes all workers equally long."""
+"""BatchTune: batch sizes by speed, so that a step takes all workers equally long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec
 
 _SPEED, _RATIO = "speed", "batch_ratio"
-"""Numbers that ride on commits, and on the server's answers."""
+"""Additional numbers in commits and in the server's answers."""
 _MAX_RATIO = 1e4
 _MAX_SPEED = 1e12
 
@@ -41,10 +41,10 @@ class BatchTuneState(WorkerState):
     """State of the server or of a worker.
 
     Attributes:
-        inner: The inner algorithm's state.
+        inner: State of the inner algorithm.
         speed: Speed of a worker, in samples per second; 0 before it has trained.
         batch_ratio: Size of a worker's batches over the task's.
-        speeds: On the server: last reported speed of each worker that can be reached.
+        speeds: On the server: last reported speed of each reachable worker.
     """
 
     inner: State
@@ -55,22 +55,21 @@ class BatchTuneState(WorkerState):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTune(Algorithm[BatchTuneState]):
-    r"""Give fast workers larger batches and slow ones smaller, as many samples in all.
+    r"""Give fast workers larger batches and slow ones smaller, with the same total.
 
     With :math:`v_i` the samples per second of worker :math:`i`, measured while it trains, and
     :math:`B` the task's batch size, :math:`M` workers take batches of
 
     .. math:: B_i = B\, M \frac{v_i}{\sum_{j=1}^{M} v_j}
 
-    samples, rounded, and at least one. Workers tell their speeds with each commit, and learn
-    their batch size with each answer; until all that can be reached have told it, sizes are
-    equal. Updates are averaged as the inner algorithm averages them, whatever the batch.
+    samples, rounded, and at least one. Workers report their speeds with each commit, and
+    receive their batch size with each answer. Sizes are equal until all reachable workers have
+    reported. The inner algorithm averages updates regardless of the batch.
 
     Args:
-        inner: Any parameter server; one with a barrier after a fixed number of steps gains
-            most.
-        smoothing: Weight of the former estimate of the speed, in [0, 1); 0 goes by the last
-            piece of work alone.
+        inner: Any parameter server; a barrier after a fixed number of steps gains the most.
+        smoothing: Weight of the previous estimate of the speed, in [0, 1); 0 uses only the last
+            piece of work.
 
     References:
         Chen, Wang & Li, "Round-robin synchronization: mitigating communication bottlenecks in
@@ -97,11 +96,11 @@ class BatchTune(Algorithm[BatchTuneState]):
 
     @property
     def traits(self) -> Traits:
-        """The inner algorithm's."""
+        """Traits of the inner algorithm."""
         return self.inner.traits
 
     def role(self, rank: Rank) -> Role:
-        """As the inner algorithm has it."""
+        """Value of the inner algorithm."""
         return self.inner.role(rank)
 
     def warnings(self, setting: Setting) -> list[str]:

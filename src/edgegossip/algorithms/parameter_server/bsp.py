@@ -1,4 +1,4 @@
-"""BSP: all workers train a block, all updates are averaged, all go on."""
+"""BSP: all workers train a block, all updates are averaged, and the next round begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BSP(ParameterServer):
     .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
 
     Updates are summed in rank order, so speeds change times and never results. Nobody waits for
-    workers that are lost; :math:`M` is then the number of those that have committed.
+    lost workers; :math:`M` is then the number of workers that have committed.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.

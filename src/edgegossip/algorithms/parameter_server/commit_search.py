@@ -1,4 +1,4 @@
-"""The online search for the commit rate: more commits a window, as long as that helps."""
+"""Online search for the commit rate: more commits a window while that helps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edgegossip.core.protocol import Note, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A window that is over.
+    """A finished window.
 
     Attributes:
-        at: Time at which it ended.
-        window: Its number since the search was begun anew, from 1.
-        rate: Commits of each worker that were wanted in it.
-        reward: Reward that the search gave it; None if it did not search.
+        at: End time.
+        window: Number in the current search, from 1.
+        rate: Commits wanted of each worker.
+        reward: Reward in the search; None outside a search.
         loss: Loss at its end.
         num_commits: Commits of all workers in it.
         implicit_momentum: Momentum by Theorem 1; None if nobody committed.
@@ -33,7 +33,7 @@ class Tried:
 
     @property
     def note(self) -> Note:
-        """Put it on record, less unknown values and the time that each note has."""
+        """Make a note without unknown values and without the time, which each note has."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         del known["at"]
         return Note("search", known)
@@ -43,22 +43,22 @@ class Tried:
 class CommitSearch:
     """State of the search; the state of a server has one.
 
-    A window tries a rate. While rewards rise, the next window tries a higher one; the first
-    that does not do better ends the search, and the best rate stays. A window in which the
-    loss did not fall is no reward at all: more commits mean less implicit momentum, so the
-    search goes on upwards from there, which is what stops a divergence.
+    A window tries a rate. While rewards rise, the next window tries a higher one. The first
+    window without improvement ends the search, and the best rate stays. If the loss did not
+    fall in a window, the search continues upwards: more commits mean less implicit momentum,
+    which stops a divergence.
 
-    A later search begins at the present rate. (One that began below it sank to a rate of 1 in
+    A later search begins at the current rate. (One that began below it sank to a rate of 1 in
     most of 36 runs: rewards differ by less than their noise once the loss falls slowly.)
 
     Attributes:
-        growth: The next rate is so many times the present one, and at least one more.
-        rate: Commits of each worker in the present window.
-        is_searching: Another rate will be tried.
+        growth: Ratio of the next rate to the current one; the next rate is at least one higher.
+        rate: Commits of each worker in the current window.
+        is_searching: The search will try another rate.
         best_reward: Best reward among the windows of this search.
         best_rate: The rate of that window.
         looks: Losses of this window, from its start.
-        tried: Each window so far.
+        tried: Finished windows.
     """
 
     growth: float = 1.0
@@ -70,11 +70,11 @@ class CommitSearch:
     tried: list[Tried] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Search anew, from the present rate."""
+        """Start a new search from the current rate."""
         self.is_searching, self.best_reward, self.best_rate = True, -math.inf, self.rate
 
     def judge(self, reward: float, max_rate: int) -> None:
-        """Account for a window in which `rate` was tried."""
+        """Account for a window that tried `rate`."""
         if reward > self.best_reward:
             self.best_reward, self.best_rate = reward, self.rate
         elif self.best_reward > 0:

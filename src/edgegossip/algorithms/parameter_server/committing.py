@@ -1,4 +1,4 @@
-"""The worker's half of a parameter server: train, commit, take the model in return."""
+"""The worker's half of a parameter server: train, commit, receive the model."""
 
 from __future__ import annotations
 
@@ -59,31 +59,31 @@ class Committing(Algorithm[State]):
     # For algorithms to define.
 
     def is_due(self, state: CommitterState) -> bool:
-        """Say whether a worker that has just trained is to commit."""
+        """Return whether a worker that has just trained commits."""
         return state.num_asked >= state.local_steps
 
     def block(self, state: CommitterState) -> int:
-        """Say how many steps to train at a stretch."""
+        """Return the number of steps of one piece of training."""
         return max(1, state.local_steps - state.num_asked)
 
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Account for a commit that a worker has just sent."""
+        """Account for a commit that was just sent."""
         return []
 
     def trains_on(self, state: CommitterState) -> bool:
-        """Say whether a worker trains while its commit is under way."""
+        """Return whether a worker trains while its commit is in flight."""
         return False
 
     def take_settings(
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
-        """Go by what the server says, in an answer or between two."""
+        """Apply the server's settings, from an answer or a message between answers."""
         return []
 
     def wake(
         self, state: ServerState | CommitterState, name: str, now: Seconds
     ) -> list[Effect]:
-        """Do what a timer was set for."""
+        """Handle a timer."""
         return []
 
     # Common to all algorithms.
@@ -131,7 +131,7 @@ class Committing(Algorithm[State]):
         return [*self._send_again(state, now), *self.go_on(state, now)]
 
     def go_on(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Commit if that is due, and train if there is nothing to wait for."""
+        """Commit if due, and train unless the worker has to wait."""
         if state.is_pulling or state.is_training:
             return []
         commit: list[Effect] = []
@@ -142,7 +142,7 @@ class Committing(Algorithm[State]):
         if not state.has_server or (state.commit is not None and not self.trains_on(state)):
             return commit
         if state.round + (state.commit is not None) >= self.num_rounds:
-            return commit  # the last one is under way
+            return commit  # the last commit is in flight
         state.is_training, num_steps = True, self.block(state)
         state.num_asked += num_steps
         train = Train(
@@ -161,7 +161,7 @@ class Committing(Algorithm[State]):
             )
 
     def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop the progress from parameters that were no good, and ask for the model."""
+        """Drop progress from unsound parameters, and ask for the model."""
         state.params, state.commit, state.committed = event.params, None, None
         state.num_asked, state.num_steps = 0, 0
         state.is_due, state.has_moved = False, False
@@ -173,7 +173,7 @@ class Committing(Algorithm[State]):
 
     def _learn(self, state: CommitterState, event: Trained) -> None:
         if state.has_moved:
-            # Answers that came meanwhile stay in, but statistics are as they were measured.
+            # Answers of the meantime stay in, but statistics must be as they were measured.
             moved = state.params + event.delta
             state.params = self._layout(state).with_statistics(moved, event.params)
         else:
@@ -197,14 +197,14 @@ class Committing(Algorithm[State]):
         return [*self._send_again(state, now), *self.committed(state, now)]
 
     def _send_again(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Send the open commit or pull again, if the server can be reached."""
+        """Resend the open commit or pull, if the server is reachable."""
         message = Message("pull", state.round) if state.is_pulling else state.commit
         if message is None or not state.has_server:
             return []
         send = Send(SERVER, message)
         if self.resend_after is None:
             return [send]
-        # Each time later: an answer that is only slow would be slowed down by asking again.
+        # The interval grows, because repeated requests would delay a slow answer further.
         state.num_sends += 1
         return [send, SetTimer(RESEND, now + self.resend_after * state.num_sends)]
 
@@ -217,12 +217,12 @@ class Committing(Algorithm[State]):
         if not state.is_pulling and (
             state.commit is None or num_merged < state.commit.numbers["number"]
         ):
-            return settings  # an answer to what was sent twice
+            return settings  # a duplicate answer to a resent commit
         if state.commit is not None:
             state.answer_seconds = now - state.sent_at
         base = message.payload["params"]
         if state.num_steps and state.committed is not None:
-            # Progress made while the commit was under way stays, and is committed next.
+            # Progress made while the commit was in flight stays, and goes into the next commit.
             moved = base + (state.params - state.committed)
             state.params = self._layout(state).with_statistics(moved, state.params)
         else:
@@ -236,12 +236,12 @@ class Committing(Algorithm[State]):
         return settings
 
     def _copy(self, state: CommitterState) -> Send:
-        """Show a server that has restarted the newest model that it has given.
+        """Report the newest received model to a restarted server.
 
-        `number` is that of the last commit which was sent: no server can have merged more.
+        `number` is that of the last sent commit; no server can have merged more.
         """
         if state.is_pulling and not state.counts.any():
-            return Send(SERVER, Message("pull", state.round))  # there is nothing to show
+            return Send(SERVER, Message("pull", state.round))  # no model to report
         payload = {"params": state.base, "counts": state.counts}
         number = state.num_commits + (state.commit is not None)
         numbers = {**state.memory, "number": number}

@@ -1,15 +1,15 @@
-"""Elections: workers elect another server by a majority once theirs is lost.
+"""Elections: workers elect another server by majority once theirs is lost.
 
-Each server has a term of its own, a whole number; `term` modulo the number of ranks is the rank
-that serves in it. So no two servers are ever in one term, whatever voters forget. The highest
-term counts: a rank that hears of a higher one follows that server, and a server that does steps
+Each server has its own term, a whole number; `term` modulo the number of ranks is the rank that
+serves in it. Two servers are therefore never in one term, even if voters lose their memory. The
+highest term counts. A rank that hears of a higher one follows that server, and a server steps
 down.
 
-A worker that misses its server waits for a short, random time, and asks all others to vote for
-a term of its own that is higher than all that it knows. A vote is given
+A worker that misses its server waits for a short, random time. It then asks all others to vote
+for a term of its own, higher than all known terms. A vote is given
 
-- once for a term, and for none below one that a vote was given for;
-- only by ranks that miss their server too, so that one that is cut off deposes nobody;
+- once for a term, and for no term below an earlier vote;
+- only by ranks that miss their server too, so that a rank that is cut off cannot depose it;
 - to a candidate whose model is at least as new as the voter's.
 
 The votes of more than half of all ranks elect. Any two majorities have a rank in common.
@@ -27,39 +27,39 @@ from edgegossip.core.schema import MessageSpec
 
 ELECTION = "election"
 UNKNOWN = -1
-"""The term of one that has come back with nothing, until it is told."""
+"""The unknown term of a returned worker with an empty state."""
 MAX_TERM = 2**53
 AGE = {"as_of": range(UNKNOWN, MAX_TERM), "num_commits": range(2**63)}
-"""Limits of the numbers that tell an `Age`."""
+"""Limits of the numbers of an `Age`."""
 _SHORTEST: Seconds = 0.1
 _SPREAD: Seconds = 0.4
 _LONGEST: Seconds = 10.0
 _REPEATS = 8
-"""Attempts of a candidate in one term: messages may be lost, or take long."""
+"""Attempts of a candidate in one term, because messages may be lost or slow."""
 
 Age: TypeAlias = tuple[int, int]
-"""Age of a model: the term in which it was given, and the commits that it has."""
+"""Age of a model: the term of its server, and the number of its commits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Election:
-    """One rank's knowledge of the serving rank; events in, effects out.
+    """One rank's view of the serving rank; events in, effects out.
 
     Attributes:
-        rank: Rank that the state belongs to.
+        rank: Rank of this worker.
         num_ranks: Number of ranks in all, each with a vote.
-        term: Term of the server that it follows.
-        promised: The highest term that it has voted for.
-        stands_for: The term that it asks votes for; `UNKNOWN` if for none.
-        votes: Ranks that have voted for that term, as keys.
-        lost: Ranks that cannot be reached, as keys.
-        is_leading: It serves.
-        misses_leader: Its server is lost, has restarted, or is not known.
-        followers: While it leads: ranks that have spoken in its term since it was last told, as
-            keys.
-        must_confirm: While it leads: for a while it could not reach most ranks, which may have
+        term: Term of the followed server.
+        promised: The highest term with this rank's vote.
+        stands_for: The term of this rank's candidacy; `UNKNOWN` without one.
+        votes: Voters for that term, as keys.
+        lost: Unreachable ranks, as keys.
+        is_leading: This rank serves.
+        misses_leader: The server is lost, restarted or unknown.
+        followers: While leading: ranks that have sent a message in this term since the last
+            announcement, as keys.
+        must_confirm: While leading: most ranks were unreachable for a while, and may have
             another server by now.
-        num_attempts: Number of times that it has stood since.
+        num_attempts: Candidacies since the server was lost.
     """
 
     rank: Rank
@@ -77,22 +77,22 @@ class Election:
 
     @property
     def leader(self) -> Rank:
-        """The rank that serves in the present term, which must be known."""
+        """The rank that serves in the current term, which must be known."""
         return self.term % self.num_ranks
 
     @property
     def has_majority(self) -> bool:
-        """More than half of all ranks can be reached, this one included."""
+        """More than half of all ranks are reachable, including this one."""
         return self._is_majority(self.num_ranks - len(self.lost))
 
     @property
     def may_merge(self) -> bool:
-        """It serves, and most follow."""
+        """This rank serves, and most ranks follow."""
         return self.has_majority and not self.must_confirm
 
     @property
     def has_forgotten(self) -> bool:
-        """Others follow it, and it has restarted since it served."""
+        """Others follow this rank, but it has restarted since it served."""
         return not self.is_leading and self.term != UNKNOWN and self.leader == self.rank
 
     def _is_majority(self, number: int) -> bool:
@@ -101,16 +101,17 @@ class Election:
     # Ranks that leave and return.
 
     def lose(self, rank: Rank, now: Seconds) -> list[Effect]:
-        """Account for a rank that cannot be reached."""
+        """Account for an unreachable rank."""
         self.lost[rank] = None
         if self.is_leading and not self.has_majority:
             self.must_confirm, self.followers = True, {}
         return self.miss_leader(now) if self._follows(rank) else []
 
     def join(self, rank: Rank, has_restarted: bool, now: Seconds) -> list[Effect]:
-        """Account for one that is back; one that has restarted serves no more."""
+        """Account for a returned rank; a restarted rank no longer serves."""
         self.lost.pop(rank, None)
         if has_restarted:
+            # It has forgotten its vote and may give another.
             self.votes.pop(rank, None)
         if self.is_leading:
             self.followers.pop(rank, None)
@@ -125,7 +126,7 @@ class Election:
         return not self.is_leading and self.term != UNKNOWN and rank == self.leader
 
     def miss_leader(self, now: Seconds) -> list[Effect]:
-        """Prepare to stand, unless that is under way."""
+        """Prepare a candidacy, unless one is under way."""
         if self.misses_leader:
             return []
         self.misses_leader, self.num_attempts = True, 0
@@ -136,13 +137,13 @@ class Election:
         return [SetTimer(ELECTION, math.inf)]
 
     def _pause(self) -> Seconds:
-        # Messages take time that nobody knows: each further attempt waits twice as long.
+        # The latency of messages is unknown, so each further attempt waits twice as long.
         longest = min(_LONGEST, _SPREAD * 2.0**self.num_attempts)
         draw = uniform(0, self.rank, "election", self.term, self.num_attempts)
         return _SHORTEST + longest * draw + (longest / 2 if self.num_attempts else 0)
 
     def hear(self, rank: Rank) -> None:
-        """Note that one follows that is in the present term."""
+        """Record a follower in the current term."""
         self.followers[rank] = None
         if self._is_majority(len(self.followers) + 1):
             self.must_confirm = False
@@ -150,14 +151,17 @@ class Election:
     # Standing and voting.
 
     def stand(self, age: Age, now: Seconds) -> list[Effect]:
-        """Ask all for their votes, in a new term if others were promised a higher one."""
+        """Ask all for their votes, in a new term if another candidate has a higher one."""
         if not self.misses_leader:
             return []
         self.num_attempts = min(self.num_attempts + 1, 100)
         timer = SetTimer(ELECTION, now + self._pause())
+        # Without a majority no candidacy can succeed, and its terms would only grow.
         if not self.has_majority:
             return [timer]
         is_late = self.stands_for < max(self.promised, self.term + 1)
+        # Repeating a term asks only for missing votes. A new one makes all vote again, which is
+        # needed if another candidate is ahead, or votes have been split for too long.
         if is_late or self.num_attempts % _REPEATS == 0:
             highest = max(self.term, self.promised)
             self.stands_for = (highest // self.num_ranks + 1) * self.num_ranks + self.rank
@@ -169,13 +173,15 @@ class Election:
     def vote(
         self, candidate: Rank, stand: Message, age: Age, may_stand: bool, now: Seconds
     ) -> list[Effect]:
-        """Answer one that stands: by a vote, or by standing with a newer model at once."""
+        """Answer a candidate with a vote, or with a candidacy for a newer model."""
         numbers = {name: int(number) for name, number in stand.numbers.items()}
         term = numbers["stands_for"]
         if not self.misses_leader:
             return [Send(candidate, Message("lead", 0))]
         if term % self.num_ranks != candidate:
             return []
+        # A rank never votes below a promise: once a majority has promised a higher term, no
+        # candidate of a lower one can win.
         is_late, self.promised = term < self.promised, max(self.promised, term)
         if (numbers["as_of"], numbers["num_commits"]) < age:
             return self.stand(age, now) if may_stand and self.stands_for < term else []
@@ -183,14 +189,14 @@ class Election:
         return [Send(candidate, Message(kind, 0, numbers={"stands_for": self.promised}))]
 
     def count(self, voter: Rank, vote: Message) -> bool:
-        """Count a vote; say whether that one has elected this rank."""
+        """Count a vote; return whether it has elected this rank."""
         if not self.misses_leader or vote.numbers["stands_for"] != self.stands_for:
             return False
         self.votes[voter] = None
         return self._is_majority(len(self.votes))
 
     def heed(self, promised: Message) -> None:
-        """Account for one that has promised its vote for a higher term."""
+        """Account for a voter that has promised a higher term."""
         self.promised = max(self.promised, int(promised.numbers["stands_for"]))
 
     def lead(self) -> list[Effect]:
@@ -200,19 +206,19 @@ class Election:
         return [*self._found(), *self.tell(Message("lead", 0))]
 
     def follow(self, term: int, now: Seconds) -> list[Effect]:
-        """Go over to the server of a higher term."""
+        """Follow the server of a higher term."""
         self.term, self.is_leading = term, False
         effects = self._found()
         is_gone = self.leader == self.rank or self.leader in self.lost
         return [*effects, *self.miss_leader(now)] if is_gone else effects
 
     def remind(self) -> list[Send]:
-        """Tell again the ranks that have not answered."""
+        """Repeat the announcement to ranks that have not answered."""
         told = self.tell(Message("lead", 0)) if self.is_leading else []
         return [each for each in told if each.receiver not in self.followers]
 
     def tell(self, message: Message) -> list[Send]:
-        """Send a message to all ranks that can be reached."""
+        """Send a message to all reachable ranks."""
         others = (j for j in range(self.num_ranks) if j != self.rank and j not in self.lost)
         return [Send(j, message) for j in others]
 

@@ -17,7 +17,7 @@ from edgegossip.core.ranges import check_ranges
 class FixedADACOMM(BSP):
     r"""Average all workers' updates after every :math:`\tau` local steps.
 
-    `BSP` with blocks: with :math:`\tau = 1` the two are the same.
+    This is `BSP` with blocks; with :math:`\tau = 1` the two are equal.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.

@@ -1,7 +1,7 @@
 """The two halves of a rank that may serve: a worker, and a server.
 
-Neither knows of elections: for both, the server is rank 0. Messages from one half to the other
-go to the rank that serves now, be it this one.
+Neither half is aware of elections: for both, the server is rank 0. Messages between halves go
+to the rank that currently serves, which may be this one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 
 SERVING = "serving "
-"""Begins the names of timers of the half that serves."""
+"""Prefix of the names of the serving half's timers."""
 OF_WORKERS = ("commit", "pull", "copy")
 """Kinds of messages to the server."""
 
@@ -48,15 +48,15 @@ class StandbyState(WorkerState):
     Attributes:
         election: Election that tells which rank serves.
         worker: The half that trains; None on rank 0.
-        server: The half that serves, where it does.
-        copy: The newest model of the server that it was given; None for none.
+        server: The half that serves; None on ranks that do not.
+        copy: The newest received model of the server; None without one.
         age: Age of that model.
-        recent: On the server: workers that have committed, as keys, the last one last.
-        held: The answer to its own worker, until other ranks have the model in it.
+        recent: On the server: workers that have committed, as keys, most recent last.
+        held: The answer to the worker on this rank, until other ranks have its model.
         held_for: Those other ranks, as keys.
-        timers: Timers that are set for `server`, as keys.
-        num_asked: Evaluations that are under way.
-        num_stale: Number of these that were for a server that has stepped down.
+        timers: Active timers of `server`, as keys.
+        num_asked: Running evaluations.
+        num_stale: Evaluations among these for a server that has stepped down.
     """
 
     election: Election
@@ -73,7 +73,7 @@ class StandbyState(WorkerState):
 
     @property
     def estimate(self) -> Tensor:
-        """The server's model, as far as it is known here, [num_params]."""
+        """The newest model of the server known on this rank, [num_params]."""
         if self.server is not None:
             return self.server.params
         return self.params if self.worker is None else self.worker.base
@@ -85,7 +85,7 @@ class StandbyState(WorkerState):
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """Gives events to the halves of a rank, and carries messages between the two.
+    """Dispatches events to the halves of a rank, and carries messages between them.
 
     Args:
         algorithm: Algorithm of the two halves.
@@ -113,10 +113,10 @@ class Halves:
     def _keep_fresh(
         self, state: StandbyState, server: ServerState, effects: list[Effect]
     ) -> list[Effect]:
-        """Give the workers that have committed last the new model, even if it answers another.
+        """Give the new model to the most recent committers, even if it answers another worker.
 
-        The worker on this rank waits for that as the others wait for their answers. Otherwise
-        it would commit without a pause, and leave nothing over for them.
+        The worker on this rank waits for that, as the others wait for their answers. Otherwise
+        it would commit without pause and starve the others.
         """
         answers = {
             each.receiver: each
@@ -141,7 +141,7 @@ class Halves:
     def release(
         self, state: StandbyState, rank: Rank, now: Seconds, num_kept: float = math.inf
     ) -> list[Effect]:
-        """Give the worker its answer, if `rank` was the last to have so many commits."""
+        """Answer this rank's worker, if `rank` was the last to confirm so many commits."""
         if state.held is None or num_kept < int(state.held.payload["counts"].sum()):
             return []
         state.held_for.pop(rank, None)
@@ -164,7 +164,7 @@ class Halves:
                     carried.append(SetTimer(SERVING + name, at))
                 case Finish():
                     if is_server and state.worker is not None:
-                        continue  # it serves as long as it is asked
+                        continue  # it keeps serving until it is told otherwise
                     carried.append(effect)
                 case Evaluate():
                     state.num_asked += 1
@@ -196,7 +196,7 @@ class Halves:
         return self.serve(state, Received(state.rank, message), now)
 
     def hear_server(self, state: StandbyState, message: Message, now: Seconds) -> list[Effect]:
-        """Keep the model, if the message has one, and tell the half that works."""
+        """Keep the model in the message, if any, and inform the worker's half."""
         match message.kind:
             case "params" | "keep":
                 age = (state.election.term, int(message.payload["counts"].sum()))
@@ -212,15 +212,15 @@ class Halves:
     def _show(
         self, state: StandbyState, newest: Message, show: Message, now: Seconds
     ) -> list[Effect]:
-        """Show a new server the newest model here, or tell it that its own is as new."""
+        """Report the newest model to a new server, or confirm that the server's is as new."""
         worker, payload = state.worker, {**newest.payload}
         assert worker is not None
         number = worker.num_commits + (worker.commit is not None)
-        # One that has restarted may have been given a model, and knows nothing of itself.
+        # A restarted worker may have received a model, but has no memory of its own state.
         number = max(number, int(payload["counts"][state.rank - 1]))
         theirs = (show.numbers.get("as_of", UNKNOWN), show.numbers.get("num_commits", 0))
         if state.age <= theirs:
-            del payload["params"]  # it may take long to send
+            del payload["params"]  # sending it may take long
         numbers = {**newest.numbers, "number": number, "as_of": state.age[0]}
         return self.carry(
             state, [Send(SERVER, Message("copy", worker.round, payload, numbers))], now

@@ -1,9 +1,8 @@
 """Rank 0 of several servers: it tells all of them the order of events.
 
-A commit counts as having come once all servers hold their pieces of it, so that no order has
-to wait: one whose worker is lost on the way is never spoken of. A worker counts as lost while
-any of the servers misses it. An evaluation needs all slices, which come to rank 0 for that
-alone.
+A commit counts as arrived once all servers hold their pieces of it, so no order has to wait. If
+the worker is lost in between, no order mentions the commit. A worker counts as lost while it is
+missing at any server. An evaluation needs all slices; only then are they sent to rank 0.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Leading(Sharing):
         again = self.algorithm.resend_after
         if again is not None and not lead.is_timed and self._is_pending(state, lead):
             lead.is_timed = True
-            # A full link would never drain if messages were repeated over and over.
+            # Fixed intervals would repeat messages on a full link faster than it drains.
             effects.append(SetTimer(_AGAIN, now + again * _GROWTH**lead.num_sends))
         return effects
 
@@ -124,9 +123,9 @@ class Leading(Sharing):
                 return self._hail(state, [rank])
             if event.has_restarted:
                 return self._begin_anew(state, lead, state.epoch + 1, now)
-            lead.held.pop(rank, None)  # one that goes on from a checkpoint counts anew
+            lead.held.pop(rank, None)  # after a checkpoint it counts anew
             repeated = self._repeat(state, lead, rank)
-            # Models that were shown to it meanwhile are to be shown again.
+            # Workers must report models again that they reported to it in the meantime.
             return [*repeated, *self._order(state, lead, RESEND, now)]
         if not (event.has_restarted and state.epoch):
             return []
@@ -164,7 +163,7 @@ class Leading(Sharing):
                 lead.heard[sender] = int(numbers["epoch"])
             if len(lead.heard) < len(self.others):
                 return []
-            # Where all servers have restarted, workers may still know a later one.
+            # If all servers have restarted, workers may still know a later order.
             newest = max(*lead.heard.values(), int(1000 * now))
             return self._begin_anew(state, lead, newest + 1, now)
         if numbers["epoch"] != state.epoch:
@@ -178,7 +177,7 @@ class Leading(Sharing):
         if held is None or held.numbers["num_orders"] < numbers["num_orders"]:
             lead.num_sends = max(0, lead.num_sends - 1)
         lead.held[sender] = message
-        # One that goes on from a checkpoint has carried out others than it was sent.
+        # After resuming from a checkpoint it may have carried out other orders.
         first = min(lead.orders, default=state.num_orders)
         if numbers["is_astray"] or not first <= numbers["num_orders"] <= state.num_orders:
             return self._begin_anew(state, lead, state.epoch + 1, now)
@@ -233,7 +232,7 @@ class Leading(Sharing):
     def _is_under_way(
         self, lead: Lead, what: str, worker: Rank = 0, piece: tuple[float, float] = (0.0, 0)
     ) -> bool:
-        """Say whether such an order exists, and will be asked for again if need be."""
+        """Return whether such an order exists; it is resent on request."""
         found = (WHAT.index(what), worker, *piece)
         names = ("what", "worker", "life", "serial")
         return (
@@ -243,7 +242,7 @@ class Leading(Sharing):
         )
 
     def _settle(self, state: SharingState, lead: Lead, now: Seconds) -> list[Effect]:
-        """Order all events that may be ordered now, and evaluate complete models."""
+        """Order all ready events, and evaluate complete models."""
         effects: list[Effect] = []
         missed = {j for j in self.single.workers if self._is_missed(state, lead, j)}
         for worker in sorted(missed - state.inner.lost.keys()):
@@ -264,7 +263,7 @@ class Leading(Sharing):
     def _tell_of(
         self, state: SharingState, lead: Lead, kind: str, worker: Rank, now: Seconds
     ) -> list[Effect]:
-        """Order that a piece be used which all servers hold."""
+        """Order the use of a piece that all servers hold."""
         message = state.pieces[kind][worker]
         piece, what = label(message), kind
         if kind == "copy" and worker not in state.inner.unseen:
@@ -299,7 +298,7 @@ class Leading(Sharing):
     def _begin_anew(
         self, state: SharingState, lead: Lead, epoch: int, now: Seconds
     ) -> list[Effect]:
-        """Begin another epoch: some server has lost its slice, or what led to it."""
+        """Begin another epoch, because a server has lost its slice or its history."""
         again = self.begin_epoch(state, epoch)
         commits = dict.fromkeys(state.pieces["commit"])
         lead.orders, lead.held, lead.heard = {}, {}, {}
@@ -312,19 +311,19 @@ class Leading(Sharing):
                 effects += self._order(state, lead, "lost", now, worker)
         return [*effects, *self._order(state, lead, "rejoined", now), *again]
 
-    # Orders and slices that other servers lack.
+    # Orders and slices that are missing at other servers.
 
     def _is_pending(self, state: SharingState, lead: Lead) -> bool:
         return not state.epoch or bool(lead.orders or state.looks)
 
     def _hail(self, state: SharingState, ranks: range | list[Rank]) -> list[Effect]:
-        """Ask servers for the pieces that they hold."""
+        """Ask servers for their pieces."""
         return [Send(j, Message("hail", state.round)) for j in ranks if j not in state.lost]
 
     def _repeat(
         self, state: SharingState, lead: Lead, rank: Rank, most: int | None = None
     ) -> list[Effect]:
-        """Repeat orders that a server may lack, and ask for slices that it must send again."""
+        """Repeat orders that a server may lack, and ask for missing slices."""
         done = self._num_done(lead, rank)
         lacking = [order for index, order in lead.orders.items() if index >= done]
         owes = any(rank not in lead.slices.get(look, {}) for look in state.looks)
@@ -352,7 +351,7 @@ def _lead(state: SharingState) -> Lead:
 
 
 def _holds(lead: Lead, rank: Rank, row: int, worker: Rank) -> tuple[float, float] | None:
-    """Label the piece that a server has said it holds of a worker."""
+    """Label the piece of a worker that a server has reported."""
     if rank not in lead.held:
         return None
     life, serial = lead.held[rank].payload["holds"][2 * row : 2 * row + 2, worker - 1].tolist()

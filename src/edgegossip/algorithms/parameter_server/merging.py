@@ -1,4 +1,4 @@
-"""Merging: commits, and the models that a server is shown after a restart."""
+"""Merging of commits, and of the models that workers report to a restarted server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from edgegossip.core.protocol import Layout, Message, Rank
 
 
 def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
-    """Count the commits in each copy, for a worker no more than it says it has sent.
+    """Count the commits in each copy, limited by the worker's own count.
 
-    The word of two others counts too: a worker that goes on from a checkpoint has forgotten
-    some.
+    Two other workers' counts also suffice, because a worker that resumes from a checkpoint has
+    forgotten some commits.
     """
     told = {
         j: dict(zip(workers, copy.payload["counts"].tolist(), strict=True))
@@ -30,7 +30,7 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
 
 
 def change(commit: Message, params: Tensor) -> Tensor:
-    """Give the change that a commit makes to `params`, [num_params]; statistics as measured."""
+    """Return the change of `params` by a commit, [num_params]; statistics stay as measured."""
     update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
     if num_trained == update.numel():
         return update

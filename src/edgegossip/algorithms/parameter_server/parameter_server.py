@@ -1,14 +1,14 @@
 """A parameter server and workers that commit to it: base of BSP, SSP, ASP, ADACOMM and ADSP.
 
 Rank 0 is the server. Workers train from its model, *commit* their change of it, and get the
-server's model in return. The base makes each commit travel, be answered once and for all, and
-survive loss, cuts and restarts. An algorithm built on it says when a worker commits
-(`is_due`), and when and how the server merges and answers (`serve`).
+server's model in return. The base delivers each commit, answers it exactly once, and survives
+losses, cuts and restarts. A derived algorithm decides when a worker commits (`is_due`), and
+when and how the server merges and answers (`serve`).
 
-Each answer says how many commits of each worker its model holds. Nothing else is needed to go
-on after the server has lost its memory: it asks all workers for the model that each got last,
-takes the newest, and those whose commits are not in there send them again. A worker is the
-authority on its own commits: no copy can count more of them than the worker says it has sent.
+Each answer says how many commits of each worker its model holds. This suffices to continue
+after the server has lost its memory. It asks all workers for their latest model and takes the
+newest, and workers resend commits that this model lacks. A worker is the authority on its own
+commits: no copy can count more of them than the worker itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from edgegossip.core.topology import complete, star
 
 _MAX_NUMBER = 2**53
 _MAX_COUNT = 2**52
-"""Well below `_MAX_NUMBER`: one that believes a false count can still go on from there."""
+"""Well below `_MAX_NUMBER`, so that a server that believes a false count can still continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,32 +73,31 @@ class ParameterServer(Committing):
         U_i = x_i - W^{pulled}_i, \qquad W \leftarrow W + \tfrac{1}{M} U_i, \qquad
         x_i \leftarrow W
 
-    A worker has one commit at a time under way, and waits for the answer unless the algorithm
-    says otherwise. Running statistics of normalisation layers are merged as they were
-    measured, :math:`W \leftarrow W + \tfrac1M (x_i - W)`: sums of their stale differences
-    could make a variance negative.
+    A worker has one commit in flight at a time, and by default waits for the answer. Running
+    statistics of normalization layers are merged as measured, :math:`W \leftarrow W + \tfrac1M
+    (x_i - W)`: sums of stale differences could make a variance negative.
 
-    Ranks 1 to `num_workers` are workers, rank 0 is the server: it has no data, and its model
-    is the one that is evaluated. With `num_servers` above 1, the first ranks are servers, and
-    each has one slice of that model (see `SeveralServers`).
+    Ranks 1 to `num_workers` are workers. Rank 0 is the server: it has no data, and its model is
+    evaluated. With `num_servers` above 1, the first ranks are servers, and each has one slice
+    of that model (see `SeveralServers`).
 
-    A worker that comes back asks for the model (`pull`) and goes on in the round of the last
-    of the others; nobody waits for its missed rounds. A worker stops when the server is lost,
-    and gives up after `patience`; so does a server that has lost all its workers.
+    A worker that comes back asks for the model (`pull`) and continues in the round of the
+    slowest other worker; nobody waits for its missed rounds. A worker stops when the server is
+    lost, and gives up after `patience`; so does a server that has lost all its workers.
 
     Args:
         num_workers: :math:`M`, workers that train; the run has one rank more.
         num_rounds: Commits of each worker until it finishes.
-        resend_after: Seconds until a commit without an answer is sent again, each further time
-            so many more. None never does: right where links lose nothing.
+        resend_after: Seconds until an unanswered commit is resent; each further wait is that
+            much longer. None never does, which suits lossless links.
         patience: Seconds for which a worker waits for a lost server, and a server for the
             first of its workers to come back.
         rate_ratio: Learning rate of the workers over the task's, above 0.
-        momentum: Explicit momentum of the workers' SGD, in [0, 1), on top of that which
-            asynchrony adds; None leaves the task's.
-        standby: Number of the workers that have committed last that are kept up to date, so
-            that one can be elected in the server's place (see `Standby`). 0 never elects.
-        num_servers: Servers that share the model, at least 1; only 1 goes with `standby`.
+        momentum: Explicit momentum of the workers' SGD, in [0, 1), in addition to that of
+            asynchrony; None keeps the task's.
+        standby: Number of the most recent committers that are kept up to date, so that one of
+            them can be elected server (see `Standby`). 0 never elects.
+        num_servers: Servers that share the model, at least 1; `standby` needs exactly 1.
 
     Raises:
         ValueError: If a number is out of range.
@@ -126,10 +125,10 @@ class ParameterServer(Committing):
 
     @abstractmethod
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Merge and answer those of `state.waiting` whose turn it is."""
+        """Merge and answer the commits of `state.waiting` that are due."""
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401 - of `ServerState`
-        """Build the server's first state from the fields that all have."""
+        """Build the server's first state from the common fields."""
         return ServerState(**fields)
 
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
@@ -141,9 +140,9 @@ class ParameterServer(Committing):
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
-        """Tell worker `rank` in each answer how to go on, and the values to keep for `recall`.
+        """Settings for worker `rank` in each answer, and values to keep for `recall`.
 
-        Names as in `limits`, and any of `optional_limits`.
+        Names are those of `limits`, and any of `optional_limits`.
         """
         return {}
 
@@ -154,11 +153,11 @@ class ParameterServer(Committing):
 
     @property
     def optional_limits(self) -> Mapping[str, Limits]:
-        """Limits of those numbers of `settings` that are not always there."""
+        """Limits of the optional numbers of `settings`."""
         return {}
 
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
-        """Take up, after a restart, `settings` that a worker has remembered; any may lack."""
+        """Restore `settings` that a worker has kept, after a restart; any may be missing."""
 
     # Common to all algorithms.
 
@@ -172,7 +171,7 @@ class ParameterServer(Committing):
     def role(self, rank: Rank) -> Role:
         if self.num_servers > 1:
             return several_servers(self).role(rank)
-        if self.standby:  # any may come to serve, and its state says whether it does
+        if self.standby:  # any rank may come to serve; its state says whether it does
             return Role("worker", has_data=rank != SERVER)
         if rank == SERVER:
             return Role("server", has_data=False)
@@ -308,7 +307,7 @@ class ParameterServer(Committing):
         state.lost.pop(rank, None)
         effects = self._ask(state, now)
         if event.has_restarted:
-            # It numbers its commits as this one is numbered, and does not know of it.
+            # A restarted worker reuses its commit numbers, and does not know of this one.
             state.waiting.pop(rank, None)
             state.dropped.pop(rank, None)
         elif rank in state.dropped:
@@ -342,7 +341,7 @@ class ParameterServer(Committing):
         return [*self._ask(state, now), SetTimer(PATIENCE, now + self.patience)]
 
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Ask workers for the newest model, having lost the own."""
+        """Ask workers for the newest model after losing the server's own."""
         show = Message("show", state.round)
         effects: list[Effect] = [Send(j, show) for j in state.unseen if j not in state.lost]
         if effects and self.resend_after is not None:
@@ -351,7 +350,7 @@ class ParameterServer(Committing):
 
     def _look_at(self, state: ServerState, sender: Rank, copy: Message) -> None:
         if sender not in state.unseen:
-            return  # nobody has asked
+            return  # no server has asked
         del state.unseen[sender]
         if state.is_new:
             state.copies[sender] = copy
@@ -359,10 +358,10 @@ class ParameterServer(Committing):
         state.round = max(state.round, state.rounds[sender])
 
     def _knows_enough(self, state: ServerState) -> bool:
-        """Say whether no worker that can be reached has more to show.
+        """Return whether all reachable workers have reported their model.
 
-        One that pulls has restarted, and has no model. One that is lost may have a newer one
-        than the others, but nobody waits for it, unless it were the only one.
+        A worker that pulls has restarted, and has no model. A lost worker may have a newer
+        model than the others, but the server waits for it only if nobody else has one.
         """
         if len(state.pulling) == self.num_workers:
             return True
@@ -370,12 +369,12 @@ class ParameterServer(Committing):
         return bool(state.copies) and state.unseen.keys() <= mute
 
     def _recover(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Take over the newest model that was shown, and begin to serve."""
+        """Take over the newest reported model, and begin to serve."""
         copies, state.copies, state.is_new = state.copies, {}, False
         counts = believed(copies, self.workers)
-        # Those that have none that is newer than an elected server's own show no model.
+        # Workers without a model newer than the elected server's own report none.
         if whole := [j for j in counts if "params" in copies[j].payload]:
-            # Among elected servers, the one of the later term knows more.
+            # Of two elected servers, the one of the later term has the newer state.
             as_of = {j: copies[j].numbers.get("as_of", 0) for j in counts}
             newest = max(whole, key=lambda j: (as_of[j], sum(counts[j].values())))
             state.params, state.num_commits = copies[newest].payload["params"], counts[newest]
@@ -390,9 +389,9 @@ class ParameterServer(Committing):
         return [*effects, *(self.answer(state, j) for j in known)]
 
     def _skip(self, state: ServerState, rank: Rank) -> None:
-        """Let a worker that was away go on in the round of the last of the others.
+        """Let a returned worker continue in the round of the slowest other worker.
 
-        The round of a worker that has not shown its model to a restarted server is unknown.
+        A worker that has not reported its model to a restarted server has an unknown round.
         """
         known = [j for j in self.training(state) if j != rank and j not in state.unseen]
         others = [state.rounds[j] for j in known]
@@ -401,7 +400,7 @@ class ParameterServer(Committing):
     # Rounds and commits.
 
     def training(self, state: ServerState) -> list[Rank]:
-        """List the workers that can be reached and have not finished."""
+        """List the reachable workers that have not finished."""
         rounds = state.rounds
         return [j for j in self.workers if j not in state.lost and rounds[j] < self.num_rounds]
 
@@ -417,14 +416,14 @@ class ParameterServer(Committing):
             state.round = max(state.round, state.rounds[rank])
 
     def merge_each(self, state: ServerState) -> list[Effect]:
-        """Merge each commit that waits on its own, in order of ranks, and answer it."""
+        """Merge each waiting commit separately, in order of ranks, and answer it."""
         ranks = sorted(state.waiting)
         for rank in ranks:
             self.merge(state, [rank], 1 / self.num_workers)
         return [self.answer(state, rank) for rank in ranks]
 
     def is_merged(self, state: ServerState, rank: Rank) -> bool:
-        """Say whether the model has the waiting commit of worker `rank`."""
+        """Return whether the model includes the waiting commit of worker `rank`."""
         return state.waiting[rank].numbers["number"] <= state.num_commits[rank]
 
     def answer(self, state: ServerState, rank: Rank) -> Send:

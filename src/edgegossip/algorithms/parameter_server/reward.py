@@ -1,4 +1,4 @@
-"""Rewards of a commit rate: how fast the loss fell while it was tried."""
+"""Rewards of a commit rate: the speed at which the loss fell during its trial."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ FloatArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class Reward(Protocol):
-    """Rates a window in which one commit rate was tried."""
+    """Rates the window of one commit rate."""
 
     @property
     def num_looks(self) -> int:
-        """Number of losses that it uses, the first at the start and the last at the end."""
+        """Number of losses used, the first at the start and the last at the end."""
 
     def __call__(self, looks: Sequence[Look]) -> float:
-        """Say how good the window was: more is better, above 0 only if the loss fell."""
+        """Rate the window: more is better, above 0 only if the loss fell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSlope:
-    r"""The slope of the logarithm of the loss, by least squares: robust, and the default.
+    r"""The slope of the logarithm of the loss, by least squares: robust and the default.
 
     .. math:: r = -\frac{\sum_k (t_k - \bar t)\, \ln \ell_k}{\sum_k (t_k - \bar t)^2}
 
-    It is above 0 only if the fitted loss falls, and the last loss is below the first; a loss
-    that is not finite gives minus infinity.
+    The reward is above 0 only if the fitted loss falls and the last loss is below the first. A
+    loss that is not finite gives minus infinity.
 
     Args:
         num_looks: Losses in a window, at least 3.
@@ -63,15 +63,15 @@ class LogSlope:
 
 @dataclass(frozen=True, kw_only=True)
 class ConstrainedFit:
-    r"""The paper's curve with its parameters kept where they make sense.
+    r"""The paper's curve with its parameters constrained to sensible ranges.
 
     Fits :math:`\ell(t) = 1 / (a t + b) + c` with :math:`a, b > 0` and
     :math:`0 \le c < \min_k \ell_k`, and rates the window by the relative fall of the fitted
-    curve: :math:`r = (\ell(0) - \ell(\Gamma)) / (\Gamma \ell(0))`. Such a curve cannot rise; if
-    the loss did, from first to last, the reward is minus that rise.
+    curve: :math:`r = (\ell(0) - \ell(\Gamma)) / (\Gamma \ell(0))`. Such a curve cannot rise. If
+    the loss rose from first to last, the reward is minus that rise.
 
     Args:
-        num_looks: Losses in a window, at least 4: there are three parameters.
+        num_looks: Losses in a window, at least 4, because there are three parameters.
     """
 
     num_looks: int = 7
@@ -86,7 +86,7 @@ class ConstrainedFit:
         span = times[-1] - times[0]
         if losses[-1] >= losses[0]:
             return float((losses[0] - losses[-1]) / (span * max(losses[0], 1e-12)))
-        # For a given c the curve is a line in 1 / (loss - c): the best of many is taken.
+        # For a given c the curve is a line in 1 / (loss - c). Many values of c are tried.
         best, fall = math.inf, 0.0
         for share in np.linspace(0.0, 0.98, 50):
             c = share * losses.min()
@@ -109,13 +109,13 @@ class PaperReward:
 
     .. math:: r = \frac{a^2}{1 / (\ell_{end} - c) - b}
 
-    With as many parameters as losses there is no smoothing, and the sign flips where
-    :math:`1 / (\ell_{end} - c) < b`: a window in which the loss rose may be rated well. This is
-    why it is not the default.
+    With as many parameters as losses there is no smoothing. The sign flips if :math:`1 /
+    (\ell_{end} - c) < b`, so a window with a rising loss may get a good rating. It is therefore
+    not the default.
 
     Args:
-        final_loss: :math:`\ell_{end}`, the loss that training is to reach; 0.7 for CIFAR-10 in
-            the published code.
+        final_loss: :math:`\ell_{end}`, the target loss of training; 0.7 for CIFAR-10 in the
+            published code.
 
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, and its published code (`get_reward`), the
@@ -137,7 +137,7 @@ class PaperReward:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 (a, b, c), _ = curve_fit(curve, times, losses, maxfev=20_000)
-        except (RuntimeError, ValueError):  # it found no curve, or a loss is not finite
+        except (RuntimeError, ValueError):  # the fit failed, or a loss is not finite
             return -math.inf
         if self.final_loss == c:
             return -100_000.0

@@ -1,7 +1,7 @@
-"""Several servers that share the model: each has a slice, and each worker talks to all of them.
+"""Several servers that share the model: each has a slice, and each worker uses all of them.
 
-A worker acts as with a single server, but its commits go out in pieces, one to each server, and
-an answer counts once all its pieces are there. `Sharing` makes the servers agree.
+A worker acts as with a single server, but it sends commits in pieces, one to each server. An
+answer counts once all its pieces have arrived. `Sharing` makes the servers agree.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class SeveralServersState(WorkerState):
 
     Attributes:
         inner: State of the worker of a single server.
-        life: Time of its last return, if it has come back; pieces of a former life are older.
-        serial: Serial number of the last commit that it has made.
-        epoch: Epoch in which it was asked for its model last; answers of earlier epochs count
-            no more.
+        life: Time of the last return, if any; pieces of an earlier life are older.
+        serial: Serial number of the worker's last commit.
+        epoch: Epoch of the last request for its model; answers of earlier epochs no longer
+            count.
         parts: The newest piece of an answer of each server.
         lost: Servers that cannot be reached, as keys.
     """
@@ -72,7 +72,7 @@ SharedState: TypeAlias = SharingState | SeveralServersState
 
 
 class SeveralServers:
-    """Gives each event to the half of a rank that it is for.
+    """Dispatches each event to the right half of a rank.
 
     Args:
         algorithm: Algorithm with `num_servers` above 1.
@@ -86,7 +86,7 @@ class SeveralServers:
 
     @property
     def topology(self) -> Topology:
-        """Servers reach each other and all workers; workers reach the servers alone."""
+        """Servers reach each other and all workers; workers reach only the servers."""
         num_ranks = len(self._servers) + self.algorithm.num_workers
         edges = [(i, j) for i in self._servers for j in range(i + 1, num_ranks)]
         return from_edges(num_ranks, edges)
@@ -115,7 +115,7 @@ class SeveralServers:
             case Started():
                 state.life = now if event.has_rejoined else 0.0
             case Received(sender, Message(kind="again")) if sender in self._servers[1:]:
-                # It needs its own piece alone; rank 0 asks for any others.
+                # A server needs only its own piece; rank 0 asks for others.
                 commit = state.inner.commit
                 pieces = [] if commit is None else self._cut(state, Send(SERVER, commit))
                 return [each for each in pieces if each.receiver == sender]
@@ -156,7 +156,7 @@ class SeveralServers:
     def _hear(
         self, state: SeveralServersState, sender: Rank, message: Message
     ) -> Received | None:
-        """Give the event that the worker of a single server would get, if there is one."""
+        """Return the event that the worker of a single server would get, if any."""
         match message.kind:
             case "params":
                 joined = self._join(state, sender, message)
@@ -167,7 +167,7 @@ class SeveralServers:
         return Received(SERVER, message) if sender == SERVER else None
 
     def _join(self, state: SeveralServersState, sender: Rank, part: Message) -> Message | None:
-        """Keep a piece of an answer; give the answer once all its pieces are there."""
+        """Keep a piece of an answer; return the answer once all its pieces have arrived."""
         num_held = self.role(sender).num_held(state.params.numel())
         if part.payload["params"].numel() != num_held:
             return None
@@ -190,7 +190,7 @@ class SeveralServers:
         return replace(first, payload={**first.payload, "params": params}, numbers=numbers)
 
     def _cut(self, state: SeveralServersState, effect: Send) -> list[Send]:
-        """Cut a message for the server into pieces; one that has none goes to rank 0."""
+        """Cut a message for the server into pieces; a message without pieces goes to rank 0."""
         message, numbers = effect.message, {**effect.message.numbers, "life": state.life}
         match message.kind:
             case "commit":

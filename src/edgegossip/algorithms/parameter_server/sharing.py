@@ -1,14 +1,14 @@
-"""A server of several: it holds a slice of the model, and handles events in rank 0's order.
+"""One of several servers: it holds a slice of the model, and handles events in rank 0's order.
 
 All servers run the same algorithm, each on its own slice. No decision of a server depends on
-the entries of the model, so servers that are told the same events in the same order decide the
+the entries of the model. Servers that receive the same events in the same order decide the
 same: the workers merged in a round, the time of an answer, and its content. Rank 0 puts events
 in order (`Leading`), and sends each as an *order*, which has no tensors; the pieces of commits
 and copies come from the workers themselves.
 
-An *epoch* is a stretch of orders from one beginning. Where a server has lost its slice, rank 0
-begins another one, and all servers do what a single server does that has restarted: they take
-the newest model that a worker shows, each its slice of it.
+An *epoch* is a sequence of orders from one beginning. If a server has lost its slice, rank 0
+begins another epoch. All servers then act like a single restarted server: they take the newest
+model of any worker, each its own slice.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ WHAT = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
     *("lost", "lied", "joined", "restarted", *TIMERS),
 )
-"""Events that an order may speak of, by number."""
+"""Events of orders, by number."""
 PIECES = ("commit", "copy")
-"""Kinds of messages of which each server gets a piece."""
+"""Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
 """Numbers of a piece in addition to those of the whole message."""
 _IDLE = "idle"
-"""A timer that only says that it has time: one without would take slow workers for silent."""
+"""An idle timer; without any timer, a host would consider slow workers silent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,18 +73,18 @@ class Lead:
     """State of rank 0 in addition to that of a server.
 
     Attributes:
-        orders: Orders that some server may not have carried out yet, by number.
-        held: Last report of each other server on the pieces that it holds.
-        fresh: Workers, as keys, with a new piece that no order names yet; by kind.
-        ordered: The commit of each worker that an order named last.
-        put_off: Events while nobody trains; to order them would keep the run going for ever.
+        orders: Orders that a server may not have carried out yet, by number.
+        held: Last report of each other server on its pieces.
+        fresh: Workers, as keys, with a new piece that is not in an order yet; by kind.
+        ordered: Last ordered commit of each worker.
+        put_off: Events while nobody trains; ordering them would keep the run open forever.
         slices: Slices to evaluate, by number of the look and server.
-        num_looked: Looks of this epoch whose slices were all there.
-        num_asked: Evaluations that are under way.
-        num_stale: Number of these that were for an earlier epoch.
-        heard: Epochs that the others know, while rank 0 knows of none.
-        is_timed: The timer for sending again is set.
-        num_sends: Number of repeats, as far as waits grow with it.
+        num_looked: Looks of this epoch with complete slices.
+        num_asked: Running evaluations.
+        num_stale: Evaluations among these from an earlier epoch.
+        heard: Epochs of the other servers, while rank 0 knows of none.
+        is_timed: The resend timer is set.
+        num_sends: Number of repeats, which lengthens the waits.
     """
 
     orders: dict[int, Message] = field(default_factory=dict)
@@ -105,25 +105,25 @@ class Lead:
 
 @dataclass(slots=True, kw_only=True)
 class SharingState(WorkerState):
-    """State of a server that holds a slice; `params` are the slice once it knows it.
+    """State of a server that holds a slice; `params` are the slice once it is known.
 
     Attributes:
-        inner: State of the algorithm, as if it were the only server and its slice the model.
-        first: The slice of the model that the run began with.
+        inner: State of the algorithm, as if this were the only server and its slice the model.
+        first: Slice of the initial model.
         num_params: Entries of the whole model.
-        epoch: The present epoch; 0 while it knows of none.
+        epoch: The current epoch; 0 while none is known.
         num_orders: Orders carried out in this epoch.
         chain: A digest of these orders.
-        early: Orders that came before those which they follow, by number.
-        num_answers: Answers that were given in this epoch.
-        num_looks: Evaluations that were asked for in this epoch.
-        pieces: The newest piece of each worker, by kind; without its tensors once it was used.
-        looks: Slices to be evaluated that rank 0 may not have yet, by number of the look.
-        lost: Ranks that cannot be reached, as keys.
+        early: Orders that arrived before their predecessors, by number.
+        num_answers: Answers of this epoch.
+        num_looks: Evaluations requested in this epoch.
+        pieces: The newest piece of each worker, by kind; without tensors after its use.
+        looks: Slices for evaluation that rank 0 may lack, by number of the look.
+        lost: Unreachable ranks, as keys.
         num_told: Reports to rank 0.
-        is_astray: It cannot carry out what it was told; rank 0 has to begin another epoch.
-        has_finished: The algorithm has.
-        lead: State that only rank 0 has.
+        is_astray: The server cannot carry out an order; rank 0 has to begin another epoch.
+        has_finished: The algorithm has finished.
+        lead: State of rank 0 only.
     """
 
     inner: ServerState
@@ -147,7 +147,7 @@ class SharingState(WorkerState):
 
 
 def label(piece: Message) -> tuple[float, float]:
-    """Tell pieces of one worker apart: the newer one is larger."""
+    """Key to compare pieces of one worker: the newer one is larger."""
     return piece.numbers["life"], piece.numbers["serial"]
 
 
@@ -250,7 +250,7 @@ class Sharing:
             kept[worker] = piece
         elif label(old) > label(piece):
             return False
-        elif not old.payload:  # it has been made use of, and may have to be once more
+        elif not old.payload:  # it was used, and may be needed again
             kept[worker] = piece
         return True
 
@@ -263,7 +263,7 @@ class Sharing:
         if numbers["epoch"] > state.epoch:
             effects += self.begin_epoch(state, int(numbers["epoch"]))
         if numbers["index"] < state.num_orders:
-            return self._report(state)  # it was sent again
+            return self._report(state)  # it is a repetition
         state.early[int(numbers["index"])] = order
         for look in [look for look in state.looks if look < numbers["num_looked"]]:
             del state.looks[look]
@@ -272,7 +272,9 @@ class Sharing:
         return [*effects, *self._report(state)]
 
     def _report(self, state: SharingState, again: bool = False) -> list[Effect]:
-        """Tell rank 0 of the pieces here, and `again` the slices that it may lack."""
+        """Report this server's pieces to rank 0; with `again`, also the slices that it may
+        lack.
+        """
         if SERVER in state.lost:
             return []
         none = Message("", 0, {}, {"life": 0.0, "serial": 0})
@@ -302,9 +304,9 @@ class Sharing:
     # Common to all servers.
 
     def begin_epoch(self, state: SharingState, epoch: int) -> list[Effect]:
-        """Forget the model, as a server that has restarted.
+        """Forget the model, like a restarted server.
 
-        Pieces of commits that were used in the last epoch are to be sent again.
+        Workers must resend pieces of commits that were used in the last epoch.
         """
         state.inner = self.single.init_server(SERVER, state.first)
         state.epoch, state.num_orders, state.chain = epoch, 0, 0
@@ -316,11 +318,11 @@ class Sharing:
         return [Send(j, again) for j in self.algorithm.workers if j not in state.lost]
 
     def carry_out(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
-        """Tell the algorithm of an event, if all that it needs is there."""
+        """Pass an event to the algorithm, if all required pieces are present."""
         is_next = order.numbers["chain"] == state.chain
         event = self._event(state, order.numbers) if is_next else None
         if event is None:
-            # A newer piece has come meanwhile, or a server goes on from a checkpoint.
+            # A newer piece has arrived, or a server has resumed from a checkpoint.
             state.is_astray = True
             return []
         state.num_orders += 1
@@ -345,7 +347,7 @@ class Sharing:
                 return WorkerLost(worker, has_lied=what == "lied")
             case "joined" | "restarted":
                 return WorkerJoined(worker, has_restarted=what == "restarted")
-            case "repeat":  # it is known, and asks for its answer
+            case "repeat":  # a known commit that asks for its answer again
                 number = {"number": numbers["number"]}
                 return Received(worker, Message("commit", 0, numbers=number))
             case "commit" | "copy":
@@ -355,13 +357,13 @@ class Sharing:
                     return None
                 state.pieces[what][worker] = replace(piece, payload={})
                 own = {name: n for name, n in piece.numbers.items() if name not in LABELS}
-                # The same model may be shown twice, with another count.
+                # The same model may be reported twice, with different counts.
                 own["number"], round = numbers["number"], int(numbers["round"])
                 return Received(worker, replace(piece, round=round, numbers=own))
         return TimerFired(what)
 
     def _pass_on(self, state: SharingState, effect: Effect) -> list[Effect]:
-        """Carry out an effect: each server for its slice, rank 0 alone for all else."""
+        """Carry out an effect: each server for its slice, and rank 0 for everything else."""
         is_leading = state.lead is not None
         match effect:
             case Send(worker, Message(kind="params") as answer):
@@ -387,6 +389,6 @@ class Sharing:
 
 
 def next_chain(order: Message) -> int:
-    """Digest an order and all before it."""
+    """Digest an order and all its predecessors."""
     fields = sorted(item for item in order.numbers.items() if item[0] != "num_looked")
     return zlib.crc32(repr(fields).encode())

@@ -1,4 +1,4 @@
-"""SSP: workers commit every step; the fastest may lead the slowest by a bounded lag."""
+"""SSP: workers commit every step; the lead of the fastest over the slowest is bounded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgegossip.core.ranges import check_ranges
 
 @dataclass(frozen=True, kw_only=True)
 class SSP(ParameterServer):
-    r"""Commit every step; wait for the slowest only when far ahead of it.
+    r"""Commit every step; wait only when far ahead of the slowest worker.
 
     The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`, and answers
     worker :math:`i` as soon as :math:`c_i - \min_j c_j < s`, where :math:`c_i` counts its
-    commits. Lost workers, and those that have finished, are not waited for.
+    commits. Nobody waits for lost or finished workers.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.

@@ -1,13 +1,12 @@
 """One rank of a parameter server whose workers can take the server's place.
 
-Each worker has the server's model from its last answer, and the values that the server has to
-remember. Once an `Election` has found another server, that one acts like a server that has
-restarted: it asks all for the newest model. A worker that serves trains on; so a rank has up to
-two halves.
+Each worker has the server's model from its last answer, and the values that the server must
+remember. A server that an `Election` has found acts like a server that has restarted: it asks
+all for the newest model. A serving worker keeps training, so a rank has up to two halves.
 
 All messages state their sender's term. A message of an older term is ignored, and answered with
-the present term. A server that cannot reach more than half of all ranks merges nothing. So if a
-cut leaves a server on each side, one stands still, and steps down when the cut is over.
+the current term. A server that cannot reach more than half of all ranks merges nothing. If a
+cut leaves a server on each side, one of them therefore pauses, and steps down after the cut.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ MAJORITY, REMIND = "majority", "remind"
 
 @dataclass(frozen=True, slots=True)
 class Standby(Halves):
-    """Gives each event to the half of a rank that it is for, and decides which rank serves."""
+    """Dispatches each event to the right half of a rank, and decides which rank serves."""
 
     def init(self, rank: Rank, params: Tensor) -> StandbyState:
         algorithm = self.algorithm
@@ -147,7 +146,7 @@ class Standby(Halves):
         if not event.has_rejoined:
             election.is_leading = state.rank == SERVER
             return [*self.serve(state, event, now), *self.work(state, event, now)]
-        # It knows neither the serving rank nor the model.
+        # A restarted worker knows neither the serving rank nor the model.
         election.term, state.age, state.server = UNKNOWN, (UNKNOWN, 0), None
         found = self.carry(state, election.miss_leader(now), now)
         missing = self.work(state, WorkerLost(SERVER), now)
@@ -203,7 +202,7 @@ class Standby(Halves):
         return self.serve(state, TimerFired(RESEND), now) if is_free else []
 
     def _confirm(self, state: StandbyState, leader: Rank, now: Seconds) -> list[Effect]:
-        """Tell a server that says it leads that this rank follows."""
+        """Confirm to a leading server that this rank follows."""
         election = state.election
         if leader != election.leader:
             return []
@@ -243,7 +242,7 @@ class Standby(Halves):
             effects += self.work(state, news, now)
         if election.is_leading and election.has_majority:
             effects.append(SetTimer(MAJORITY, math.inf))
-        # The half that serves knows nothing of rank 0, but may merge waiting commits again.
+        # The serving half does not know of rank 0, but may merge waiting commits again.
         return [*effects, *self.serve(state, event if rank else TimerFired(RESEND), now)]
 
     def _follow(self, state: StandbyState, term: int, now: Seconds) -> list[Effect]:
@@ -252,7 +251,7 @@ class Standby(Halves):
         return [*effects, *self._change_server(state, now)]
 
     def _step_down(self, state: StandbyState) -> list[Effect]:
-        """Drop the state of the server; the others have gone on without it."""
+        """Drop the state of the server, because the others have continued without it."""
         timers = [SetTimer(SERVING + name, math.inf) for name in state.timers]
         state.num_stale = state.num_asked
         state.server, state.timers, state.recent = None, {}, {}
@@ -260,7 +259,7 @@ class Standby(Halves):
         return [*timers, SetTimer(MAJORITY, math.inf)] if state.election.is_leading else []
 
     def _lead(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Serve: ask all for the newest model, as a server that has restarted does."""
+        """Begin to serve: ask all for the newest model, like a restarted server."""
         assert state.worker is not None
         election = state.election
         effects = self.carry(state, election.lead(), now)
@@ -275,7 +274,7 @@ class Standby(Halves):
         return [*effects, *self._change_server(state, now)]
 
     def _remind(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Repeat which rank serves to those that have not answered, if messages can be lost."""
+        """Repeat the announcement to ranks that have not answered, if messages can be lost."""
         again = self.algorithm.resend_after
         reminders = self.carry(state, [*state.election.remind()], now)
         if again is None or not reminders:
@@ -283,7 +282,7 @@ class Standby(Halves):
         return [*reminders, SetTimer(REMIND, now + again)]
 
     def _change_server(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Tell the half that works that there is another server, unless that is lost too."""
+        """Inform the worker's half of another server, unless that one is lost too."""
         effects = self.work(state, WorkerLost(SERVER), now)
         if state.election.misses_leader:
             return effects

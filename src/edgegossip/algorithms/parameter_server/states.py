@@ -10,28 +10,29 @@ from torch import Tensor
 from edgegossip.core.protocol import Layout, Message, Rank, Seconds, WorkerState
 
 SERVER: Rank = 0
-"""The rank that serves at first, and for good without standby."""
+"""The initial server, which is permanent without standby."""
 RESEND, PATIENCE = "resend", "patience"
 """Timers of servers and workers."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerState(WorkerState):
-    """State of the server; `params` are the model, `round` that of the worker furthest on.
+    """State of the server; `params` are the model, and `round` is that of the most advanced
+    worker.
 
     Attributes:
         num_commits: Commits merged of each worker, by rank.
         num_steps: Steps that went into them, by rank.
-        rounds: The round of each worker, by rank; one that comes back skips the missed rounds.
-        waiting: Commits that have come and are not answered yet, by sender.
-        pulling: Workers, as keys, that ask for the model.
+        rounds: The round of each worker, by rank; a returning worker skips its missed rounds.
+        waiting: Arrived commits without an answer, by sender.
+        pulling: Workers that ask for the model, as keys.
         lost: Workers that cannot be reached, as keys.
-        dropped: Workers, as keys, whose commit was dropped because they lied.
-        unseen: Workers, as keys, that have not yet shown a server that has restarted the model
-            that they got last.
-        copies: Models that were shown to it, by sender.
-        is_new: It has restarted, and does not know the model yet.
-        may_merge: It can reach a majority, where it needs one.
+        dropped: Workers whose commit was dropped because they lied, as keys.
+        unseen: Workers that have not reported their latest model to the restarted server yet,
+            as keys.
+        copies: Reported models, by sender.
+        is_new: The server has restarted, and does not know the model yet.
+        may_merge: A majority is reachable, or none is needed.
     """
 
     num_commits: dict[Rank, int]
@@ -52,25 +53,25 @@ class CommitterState(WorkerState):
     """State of a worker that trains, and commits its progress to the server.
 
     Attributes:
-        base: The model that `params` have grown out of: `params - base` is not committed yet.
-        counts: The server's `num_commits`, as its last answer had them, [num_workers].
-        memory: Other numbers that the server's last answer had it remember; see `settings`.
+        base: The model that `params` started from: `params - base` is not committed yet.
+        counts: The server's `num_commits` in its last answer, [num_workers].
+        memory: Other numbers to remember from the server's last answer; see `settings`.
         layout: See `Started.layout`.
-        commit: The commit that was sent and has no answer yet.
-        committed: The parameters when it was sent.
-        num_sends: Sends of the message that has no answer yet, as far as waits grow with it.
+        commit: The sent commit without an answer.
+        committed: The parameters at the time of that commit.
+        num_sends: Sends of the unanswered message, which lengthen the waits.
         sent_at: Time at which the last commit was sent, or work began.
-        num_commits: Commits that were answered.
-        local_steps: SGD steps between two commits, as the server has said last.
-        num_asked: Steps asked for since the last commit; a wrapper may take fewer.
+        num_commits: Answered commits.
+        local_steps: SGD steps between two commits, from the server's last message.
+        num_asked: Steps requested since the last commit; a wrapper may take fewer.
         num_steps: Steps taken since the last commit.
-        is_due: A commit is due for another reason than the number of steps.
-        interval: Seconds between two commits, where time decides.
-        is_training: A `Train` is under way.
-        has_moved: An answer has changed the parameters since it began.
-        is_pulling: It needs the server's model before it trains on.
-        has_server: The server can be reached.
-        answer_seconds: Time from the last commit that was answered to its answer.
+        is_due: A commit is due for a reason other than the number of steps.
+        interval: Seconds between two commits, if time decides.
+        is_training: A `Train` is running.
+        has_moved: An answer has changed the parameters since that training began.
+        is_pulling: The worker needs the server's model before it trains on.
+        has_server: The server is reachable.
+        answer_seconds: Time from the last answered commit to its answer.
         step_seconds: Time of a step of the last piece of training.
     """
 

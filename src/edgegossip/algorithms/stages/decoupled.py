@@ -1,4 +1,4 @@
-"""Decoupled training in stages: each stage updates at once, and waits for no gradient."""
+"""Decoupled training in stages: each stage updates at once, without waiting for a gradient."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edgegossip.core.ranges import check_ranges
 
 @dataclass(frozen=True, kw_only=True)
 class Decoupled(Stages):
-    r"""Update each stage at once, from a gradient or a loss that it makes itself.
+    r"""Update each stage at once, from a local gradient or loss.
 
     Stage :math:`k` takes a batch of activations :math:`h_{k-1}` with labels :math:`y`, and
 
     .. code-block:: text
 
         h_k = f_k(h_{k-1});  send (h_k, y) to stage k + 1
-        g_k = M_k(h_k, y)                      # predicted, or of a loss of its own
+        g_k = M_k(h_k, y)                      # predicted, or from a loss of its own
         update f_k by g_k;  this gives g_{k-1} at its inputs
         send g_{k-1} to stage k - 1            # which fits M_{k-1} to it when it comes
 
     The last stage has the true loss. The trainer of a stage chooses the gradient that it trains
     by: see `learning.stages`. A stage waits only for room above (`max_waiting`). While the
-    stage above is lost, a stage goes on by itself and sends nothing.
+    stage above is lost, a stage continues alone and sends nothing.
 
     Args:
         inner: See `StageLinks`.
@@ -37,9 +37,10 @@ class Decoupled(Stages):
         max_batch: See `StageLinks`.
         precision: See `StageLinks`.
         forget_after: See `StageLinks`.
-        max_waiting: Batches of a worker that the stage above has not answered, at most.
-        gradient_every: Number of batches after which a gradient comes back, at least 1; None
-            where nobody learns from it, as with local losses.
+        max_waiting: Maximum number of a worker's batches without an answer from the stage
+            above.
+        gradient_every: Number of batches between two returned gradients, at least 1; None if
+            nothing learns from them, as with local losses.
 
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,

@@ -32,19 +32,19 @@ _PATIENCE = "patience"
 class Pipelined(Stages):
     r"""Send batches up one after the other; each stage updates when a gradient comes back.
 
-    A stage prefers backward to forward passes (one forward, one backward, "1F1B") and begins a
-    forward pass while fewer than `in_flight` less its number of batches are above it. A
-    backward pass goes by the weights of its forward pass (weight stashing), so each gradient is
-    exact for the weights it was taken at, and late for those it is applied to.
+    A stage prefers backward to forward passes (one forward, one backward, "1F1B"). It begins a
+    forward pass while fewer than `in_flight` minus its stage number batches are above it. A
+    backward pass uses the weights of its forward pass (weight stashing). Each gradient is
+    therefore exact for those weights, and stale for the weights it is applied to.
 
     - ``in_flight=1`` is naive model parallelism: one machine works at a time, and training is
       that of the whole model, bit for bit.
-    - ``in_flight=num_stages``, the default, keeps every stage busy where all are equally fast
-      and links take no time; slower links want more.
-    - One batch in flight and several workers in the first stage is split learning; where
-      `inner` averages these workers, SplitFed.
+    - ``in_flight=num_stages``, the default, keeps every stage busy if all are equally fast and
+      links take no time; slower links need more.
+    - One batch in flight and several workers in the first stage is split learning; if `inner`
+      averages these workers, it is SplitFed.
 
-    A stage above that is lost stops those below; they give up after `patience`.
+    A lost stage stops the stages below it; they give up after `patience`.
 
     Args:
         inner: See `StageLinks`.
@@ -54,9 +54,9 @@ class Pipelined(Stages):
         max_batch: See `StageLinks`.
         precision: See `StageLinks`.
         forget_after: See `StageLinks`.
-        in_flight: Batches of a first-stage worker that are under way, at least 1; None for as
-            many as there are stages.
-        patience: Seconds for which a stage waits for the one above when it is lost.
+        in_flight: Batches of a first-stage worker in flight, at least 1; None for the number of
+            stages.
+        patience: Seconds for which a stage waits for a lost stage above.
 
     References:
         Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP
@@ -77,7 +77,9 @@ class Pipelined(Stages):
         return num_below * max(1, in_flight - stage)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List what `Stages` does, and batches in flight that the inner algorithm waits for."""
+        """List the warnings of `Stages`, and batches in flight that the inner algorithm waits
+        for.
+        """
         found, local_steps = super().warnings(setting), self.inner.traits.local_steps
         if local_steps is not None and local_steps < self.max_passed(0):
             found.append(
@@ -99,7 +101,7 @@ class Pipelined(Stages):
         return effects
 
     def _is_stuck(self, state: StageState) -> bool:
-        """There is something to do that has to wait for the stage above, which is lost."""
+        """Pending work has to wait for the lost stage above."""
         is_lost = self.above(state.rank) in state.lost
         return is_lost and (state.piece is not None or bool(state.waiting))
 
@@ -181,7 +183,7 @@ class Pipelined(Stages):
         ]
 
     def _drop(self, state: StageState, number: int, num_samples: int) -> list[Effect]:
-        """Begin another batch in place of one that has no gradient."""
+        """Replace a batch that has no gradient."""
         if state.piece is not None:
             state.piece.drop(num_samples)
         return self.answer(state, number)

@@ -36,19 +36,19 @@ class StageLinks(Algorithm[StageState]):
     """Ranks that hold the stages of a model, and messages between them.
 
     Args:
-        inner: Trains the workers of the first stage and keeps them together: any algorithm for
-            `num_first` workers; `Alone` for one.
+        inner: Algorithm that trains the `num_first` workers of the first stage and keeps them
+            together; `Alone` for one.
         boundaries: Shape of a sample's activations between each stage and the next, as
             `learning.stages.cutting.boundaries` gives them; one fewer than there are stages.
-        num_classes: Labels are from 0 to one less.
+        num_classes: Number of classes; labels are below it.
         num_first: Workers that hold the first stage, at least 1.
-        max_batch: Samples of a batch at most; a pass may end with a batch of one more than the
-            batch size.
+        max_batch: Maximum samples of a batch; the last batch of a pass may have one more than
+            the batch size.
         precision: Precision of activations and gradients in transit: "float32", "bfloat16" or
             "int8".
         forget_after: Seconds without any answer after which the batches above are given up;
-            twice as many after each time in vain, half after each answer. None never gives up:
-            right where links lose nothing.
+            doubled after each failure, halved after each answer. None never gives up, which
+            suits lossless links.
 
     Raises:
         ValueError: If a number is out of range, there is no boundary, or `inner` is for another
@@ -99,17 +99,17 @@ class StageLinks(Algorithm[StageState]):
         return self.num_first + self.num_stages - 1
 
     def stage(self, rank: Rank) -> int:
-        """Say which stage `rank` holds, from 0."""
+        """Return the stage of `rank`, from 0."""
         return max(0, rank - self.num_first + 1)
 
     def above(self, rank: Rank) -> Rank | None:
-        """Say which rank holds the next stage; None for the last."""
+        """Return the rank of the next stage; None for the last."""
         rank = self.num_first + self.stage(rank)
         return rank if rank < self.num_workers else None
 
     @property
     def traits(self) -> Traits:
-        """The inner algorithm's, less its graph, which is that of the first stage alone."""
+        """Traits of the inner algorithm without its graph, which has only the first stage."""
         return replace(self.inner.traits, topology=None)
 
     def role(self, rank: Rank) -> Role:
@@ -141,10 +141,10 @@ class StageLinks(Algorithm[StageState]):
     def send_up(
         self, state: StageState, number: int, outputs: Payload, *, wants_gradient: bool
     ) -> list[Effect]:
-        """Send the batch `number` to the next stage, if it can be reached.
+        """Send the batch `number` to the next stage, if it is reachable.
 
         Raises:
-            LocalProtocolError: If the trainer has given something that nobody would take.
+            LocalProtocolError: If no receiver would accept the trainer's outputs.
         """
         receiver = self.above(state.rank)
         if receiver is None:
@@ -162,7 +162,7 @@ class StageLinks(Algorithm[StageState]):
     def answer(
         self, state: StageState, number: int, gradient: Tensor | None = None
     ) -> list[Effect]:
-        """Tell the sender of the batch `number` that it is done, with its gradient."""
+        """Answer the sender of the batch `number`, with its gradient."""
         if number not in state.origins:
             return []
         sender, asked = state.origins.pop(number)

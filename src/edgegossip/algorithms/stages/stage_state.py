@@ -23,21 +23,21 @@ from edgegossip.core.protocol import (
 
 _NOTED_EVERY = 10
 _SMALLEST = 1e-12
-"""Share of a pass, which is rounded up to a batch."""
+"""Tolerance of a share of a pass when it is rounded up to a batch."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """Work that the first stage's own algorithm has asked for, done batch by batch.
+    """Work requested by the first stage's own algorithm, done batch by batch.
 
     Attributes:
         request: The request for this work.
-        num_due: Samples after which it is done, where it is no number of steps.
+        num_due: Samples until it is done, if the work is not a number of steps.
         num_begun: Batches begun.
         num_steps: Batches done.
         num_samples: Samples in them.
-        seconds: Time since it began, waiting included.
-        began: Time at which it began.
+        seconds: Duration so far, including waits.
+        began: Start time.
         loss: Sum of the losses over the batches.
         cost: As in `Trained`.
     """
@@ -54,17 +54,17 @@ class Piece:
 
     @classmethod
     def of(cls, request: Train, num_samples: int, now: float) -> Piece:
-        """The work of `request`, by a worker that has so many samples."""
+        """Build the work of `request` for a worker with this number of samples."""
         num_due = float("inf")
         if isinstance(request.work, Epochs):
-            # A pass has whole samples, and two at least.
+            # A pass has whole samples, at least two.
             whole = max(min(2, num_samples), round(request.keep_ratio * num_samples))
             num_due = request.work.share * whole - 1e-9
         return cls(request=request, num_due=num_due, began=now)
 
     @property
     def wants_more(self) -> bool:
-        """Another batch is to be begun."""
+        """Another batch must begin."""
         work = self.request.work
         if isinstance(work, Steps):
             return self.num_begun < work.num_steps
@@ -84,7 +84,7 @@ class Piece:
         )
 
     def drop(self, num_samples: int) -> None:
-        """Begin another batch in place of one of so many samples that has no gradient."""
+        """Replace a batch of this number of samples that has no gradient."""
         self.num_begun -= 1
         self.num_samples -= num_samples
 
@@ -119,34 +119,33 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StageState(WorkerState):
-    """State of a worker; `params` are its stage's, `round` that of the first stage it hears of.
+    """State of a worker; `params` are its stage's, and `round` is the last known one of the
+    first stage.
 
     Attributes:
         inner: In a first stage: the state of its own algorithm.
-        num_samples: Training samples that it has.
-        piece: In a first stage: the work under way that this algorithm has asked for.
-        next_batch: Number of the next batch, as it is counted here.
-        pending: Batches sent up that have no answer yet, by number, oldest first; with the data
-            needed when it comes.
-        answers: Answers that have come and are not used yet.
-        waiting: Batches that have come from below and are not trained on yet.
-        origins: Sender of each batch that is not answered yet, with the message's numbers; by
-            the number that it has here.
-        present: Number of the batch that is trained on.
-        is_training: A `Train` is under way.
+        num_samples: Training samples of this worker.
+        piece: In a first stage: the current work for that algorithm.
+        next_batch: Local number of the next batch.
+        pending: Batches sent up without an answer, by number, oldest first; with the data for
+            the answer.
+        answers: Unused answers.
+        waiting: Untrained batches from below.
+        origins: Sender and message numbers of each unanswered batch, by its local number.
+        present: Number of the batch in training.
+        is_training: A `Train` is running.
         num_trained: Pieces of training done.
-        num_batches: Batches by which it has updated its parameters.
-        most_waiting: Batches in `waiting` at most, since the last note.
-        most_pending: Batches in `pending` at most, since then.
+        num_batches: Batches that have updated the parameters.
+        most_waiting: Maximum of `waiting` since the last note.
+        most_pending: Maximum of `pending` since then.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
-        num_in_vain: Timeouts without an answer, less the answers that came in time.
+        num_in_vain: Timeouts without an answer, less answers in time.
         ended: Workers below that send no more, as keys.
         has_ended: This worker sends no more.
-        left_alone_since: Time at which all workers below were lost, if none has come back
-            since; None while there is one.
-        num_told: Number of times that it has said so.
-        asks_round: It has come back, and goes on in the round that the next answer says.
+        left_alone_since: Time since which all workers below are lost; None while one is there.
+        num_told: Number of times that the worker has announced its end.
+        asks_round: The worker has come back, and continues in the round of the next answer.
     """
 
     inner: Any = None
@@ -184,19 +183,19 @@ class StageState(WorkerState):
         ]
 
     def measure_queues(self) -> None:
-        """Account for how many batches wait now."""
+        """Record the current lengths of the queues."""
         self.most_waiting = max(self.most_waiting, len(self.waiting))
         self.most_pending = max(self.most_pending, len(self.pending))
 
     def note_training(self, stage: int, event: Trained) -> list[Effect]:
-        """Put queues on record now and then, and the measurements of the trainer."""
+        """Note queues at intervals, with the measurements of the trainer."""
         if self.num_trained % _NOTED_EVERY != 1:
             return []
         measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
         return [self.note(stage, {"loss": event.loss, **measured})]
 
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
-        """Put queues and counts on record, with the measurements."""
+        """Note queues and counts, with the measurements."""
         self.measure_queues()
         numbers = {
             "stage": stage,
@@ -212,12 +211,12 @@ class StageState(WorkerState):
         return Note("stage", {**numbers, **measured})
 
     def was_answered(self) -> None:
-        """Account for a batch that was not in vain."""
+        """Account for an answered batch."""
         self.num_in_vain = max(0, self.num_in_vain - 1)
 
     @property
     def estimate(self) -> Tensor:
-        """Present parameters of this worker's stage, [num_params]."""
+        """Current parameters of this worker's stage, [num_params]."""
         if self.inner is None or self.piece is not None:
             return self.params
         estimate: Tensor = self.inner.estimate

@@ -1,13 +1,13 @@
 """One model in stages on several machines: the base of decoupled and pipelined training.
 
 Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
-stage. Batches go up as activations with labels, answers come down, with a gradient or without.
-A worker has at most `max_passed` batches above it that are not answered: a stage that is slow
-slows those below it, and nobody's memory fills.
+stage. Batches go up as activations with labels. Answers come down, with or without a gradient.
+A worker has at most `max_passed` unanswered batches above it, so a slow stage slows the stages
+below it, and memory stays bounded.
 
-Another algorithm, `inner`, keeps the workers of the first stage together: it asks for training
-and exchanges the first stage's parameters as it would those of a whole model. The work that it
-asks for is done batch by batch, and each batch goes up.
+Another algorithm, `inner`, keeps the workers of the first stage together. It requests training
+and exchanges the first stage's parameters like those of a whole model. Its requests are carried
+out batch by batch, and each batch goes up.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PATIENCE: Seconds = 600.0
 _MOST_TOLD = 20
 _MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
-"""Batches are counted from the time of the start on: nobody begins as many in a second."""
+"""Batch numbers start from the time of the start; this many per second are never reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +64,15 @@ class Stages(StageLinks):
 
     @abstractmethod
     def max_passed(self, stage: int) -> int:
-        """Say how many batches of a worker in this stage may be above it at a time."""
+        """Return the maximum number of batches above a worker in this stage."""
 
     @abstractmethod
     def next_work(self, state: StageState) -> Train | None:
-        """Say what to train on now; None where there is nothing, or to wait."""
+        """Return the next training request; None to wait."""
 
     @abstractmethod
     def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Account for training that is done, and send its results."""
+        """Account for finished training, and send its results."""
 
     @abstractmethod
     def take_answer(
@@ -82,7 +82,7 @@ class Stages(StageLinks):
 
     @abstractmethod
     def give_up(self, state: StageState) -> list[Effect]:
-        """Forget all batches above, which nobody will answer."""
+        """Forget all batches above, which will not be answered."""
 
     # Common to all algorithms.
 
@@ -107,11 +107,12 @@ class Stages(StageLinks):
                 effects = self._notice(state, event, rank, now)
             case _:
                 if isinstance(event, Started):
-                    # An answer to a batch of an earlier life is none to one of this.
+                    # An answer to a batch of an earlier life must not count for a batch of this
+                    # life.
                     state.next_batch = int(now * _NUMBERS_A_SECOND)
                     state.left_alone_since = None
-                    # Where workers of the first stage talk to each other, they tell it where
-                    # they are; else the stages above know how far it had come.
+                    # Workers of the first stage that exchange messages tell it their round.
+                    # Otherwise the stages above know the round that it had reached.
                     is_known = self.inner.traits.topology is not None
                     state.asks_round = event.has_rejoined and not is_known
                 effects = self._drive(state, event, now)
@@ -145,9 +146,9 @@ class Stages(StageLinks):
         return effects
 
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop the progress from parameters that were no good."""
+        """Drop progress from unsound parameters."""
         effects = [*self._give_up(state), *self.answer(state, state.present)]
-        # They are of the same batches, or of later ones.
+        # They belong to the same batches, or to later ones.
         state.answers.clear()
         for number in [*state.origins]:
             effects += self.answer(state, number)
@@ -177,7 +178,9 @@ class Stages(StageLinks):
         return effects
 
     def _end_if_done(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Finish when nobody below is left that has not: one that finishes early may leave."""
+        """Finish when all workers below have finished or are lost; an earlier end might leave
+        them alone.
+        """
         if state.has_ended or self.stage(state.rank) == 0:
             return []
         below = [r for r in range(self.num_workers) if self.above(r) == state.rank]
@@ -185,10 +188,10 @@ class Stages(StageLinks):
             state.left_alone_since = None
             return []
         if state.waiting or state.is_training or state.origins:
-            return []  # their batches come first
+            return []  # their batches have priority
         if state.ended:
             return self._finish(state, now)
-        # All are lost, and may be on their way back.
+        # All are lost, but may be restarting.
         if state.left_alone_since is None:
             state.left_alone_since = now
             return [SetTimer(_LEFT_ALONE, now + _PATIENCE)]
@@ -196,17 +199,17 @@ class Stages(StageLinks):
         return self._finish(state, now) if has_waited else []
 
     def _finish(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Send no more, and leave; but wait for the stage above when it is lost.
+        """Stop sending and leave, but wait for a lost stage above.
 
-        Nobody else has its part of the model, and once back it can go on from its checkpoint
-        only with a worker that is still there.
+        Nobody else has its part of the model, and after its return it needs a partner to
+        continue from its checkpoint.
         """
         is_missed = self.above(state.rank) in state.lost
         wait = SetTimer(_LEFT_ALONE, now + _PATIENCE)
         return [wait if is_missed else Finish(), *self._end(state, now)]
 
     def _end(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Tell the stage above that this worker sends no more; again where that may be lost."""
+        """Announce the end to the stage above; repeat it on lossy links."""
         stage, above = self.stage(state.rank), self.above(state.rank)
         end: list[Effect] = []
         if state.num_trained and not state.has_ended:
@@ -232,7 +235,7 @@ class Stages(StageLinks):
             state.ended[sender] = None
             return []
         if is_of_stages(kind) or sender >= self.num_first:
-            return []  # nobody is to say this
+            return []  # no worker may send this
         return self._drive(state, Received(sender, message), now)
 
     def _take_batch(self, state: StageState, sender: Rank, message: Message) -> list[Effect]:
@@ -242,14 +245,14 @@ class Stages(StageLinks):
         state.waiting.append((sender, message))
         own = [each for each in state.waiting if each[0] == sender]
         if len(own) > self.max_passed(self.stage(sender)):
-            # The oldest was given up, or there would be no other; it may have come late.
+            # The sender has given the oldest one up, or it would not have sent another.
             oldest = min(own, key=lambda each: each[1].numbers["batch"])
             state.waiting = [each for each in state.waiting if each is not oldest]
         state.round = max(state.round, message.round)
         return []
 
     def next_waiting(self, state: StageState) -> Payload:
-        """Take the batch that has waited longest, to train on."""
+        """Take the oldest waiting batch for training."""
         sender, message = state.waiting.pop(0)
         state.origins[state.next_batch] = (sender, message.numbers)
         values = Precision(self.precision).decode("activations", message.payload)
@@ -272,12 +275,12 @@ class Stages(StageLinks):
         return [*effects, *self._watch(state, now)]
 
     def _watch(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Wait for the next answer from now on, if one is due."""
+        """Restart the wait for the next answer, if one is due."""
         if self.forget_after is None:
             return []
         if not state.pending:
             return [SetTimer(_NO_ANSWER, math.inf)]
-        # Where an answer takes longer than that, all would be given up for ever.
+        # If answers take longer than `forget_after`, every batch would be given up forever.
         wait = self.forget_after * 2.0 ** min(state.num_in_vain, _MOST_DOUBLINGS)
         return [SetTimer(_NO_ANSWER, now + wait)]
 
@@ -300,7 +303,7 @@ class Stages(StageLinks):
             state.lost.pop(rank, None)
         effects: list[Effect] = []
         if rank == self.above(state.rank):
-            effects = self._give_up(state)  # batches and answers under way are lost
+            effects = self._give_up(state)  # batches and answers in flight are lost
             if state.has_ended and isinstance(event, WorkerJoined):
                 effects += self._finish(state, now)
         if rank < self.num_first and state.inner is not None:
@@ -309,7 +312,7 @@ class Stages(StageLinks):
 
 
 def one_batch(state: StageState, inputs: Payload) -> Train:
-    """Ask for a step on one batch, of the piece under way if there is one."""
+    """Request a step on one batch, of the current piece if there is one."""
     if state.piece is None:
         return Train(state.params, Steps(1), inputs=inputs)
     return state.piece.one_batch(state.params, inputs)

@@ -1,4 +1,4 @@
-"""Activations and gradients as they travel between stages: with 32, 16 or 8 bits."""
+"""Encoding of activations and gradients between stages: 32, 16 or 8 bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6
-"""Largest activation or gradient; larger ones are sent as this: a network refuses them."""
+"""Largest activation or gradient. Larger ones are clipped, because a network rejects them."""
 _INT8 = 127
 _MAX_BATCHES = 2**53
 _UP, _DOWN, _END = "activations-", "done-", "end-"
@@ -46,7 +46,7 @@ class Precision:
         return _DTYPES[self.name].itemsize
 
     def encode(self, name: str, tensor: Tensor) -> Payload:
-        """Give the tensors in which `tensor` travels under `name`."""
+        """Encode `tensor` as tensors under `name`."""
         tensor = tensor.clamp(-LARGEST, LARGEST)
         if self.name != "int8":
             return {name: tensor.to(_DTYPES[self.name])}
@@ -55,14 +55,14 @@ class Precision:
         return {name: whole.to(torch.int8), f"{name}_unit": unit}
 
     def decode(self, name: str, payload: Payload) -> Tensor:
-        """Give the tensor back, in float32."""
+        """Decode the tensor, in float32."""
         return payload[name].to(torch.float32) * payload.get(f"{name}_unit", 1.0)
 
     def specs(self, name: str, shape: Shape, max_batch: int) -> dict[str, TensorSpec]:
         """Describe batches of at most `max_batch` tensors of `shape`.
 
-        Each has a measure, so that values far beyond the usual are refused sooner, and their
-        sender is found.
+        Each has a measure of magnitude, so that values far beyond the usual are rejected early,
+        with their sender known.
         """
         dtype, numel = _DTYPES[self.name], max_batch * math.prod(shape)
         largest = 1.01 * LARGEST  # `bfloat16` rounds up
@@ -84,7 +84,7 @@ class Precision:
     def messages(
         self, shape: Shape, max_batch: int, num_classes: int, max_ahead: int | None
     ) -> tuple[MessageSpec, MessageSpec]:
-        """Describe the messages that go up over a boundary, and those that come down."""
+        """Describe the messages up and down over a boundary."""
         batch = {"batch": range(_MAX_BATCHES)}
         labels = TensorSpec(torch.int64, (None,), max_batch, 0, num_classes - 1)
         up = MessageSpec(
@@ -103,7 +103,8 @@ class Precision:
 def check_batch(
     stage: int, outputs: Payload, shape: Shape, max_batch: int, num_classes: int
 ) -> None:
-    """Fail where the receiver would refuse a trainer's outputs, and the sender would wait.
+    """Raise an error if the receiver would reject the trainer's outputs and the sender would
+    wait.
 
     Raises:
         LocalProtocolError: If `outputs` are no batch of this `shape`, size and labels.
@@ -144,7 +145,7 @@ def kind_down(boundary: int) -> str:
 
 
 def kind_end(boundary: int) -> str:
-    """The kind of the message that no more will go up from a worker."""
+    """The kind of the message that announces a worker's end."""
     return f"{_END}{boundary}"
 
 

@@ -1,4 +1,4 @@
-"""Interface of a compressor, and the compressor that changes nothing."""
+"""Interface of a compressor, and the identity."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Sizes: TypeAlias = tuple[int, ...]
 
 
 class Compressor(ABC):
-    r"""Makes a payload of a vector, and a vector much like it of the payload.
+    r"""Turns a vector into a payload, and the payload into a similar vector.
 
     Implementations are frozen dataclasses. They promise a contraction: for every finite vector
-    :math:`x` and a :math:`\delta` in (0, 1] that depends on its length alone,
+    :math:`x` and a :math:`\delta` in (0, 1] that depends only on its length,
 
     .. math:: E \|C(x) - x\|^2 \le (1 - \delta) \|x\|^2
 
@@ -35,17 +35,18 @@ class Compressor(ABC):
 
     @abstractmethod
     def compress(self, vector: Tensor, *key: int | str) -> Payload:
-        """Make a payload of `vector`, float32 [numel].
+        """Compress `vector`, float32 [numel], into a payload.
 
         Args:
-            vector: Not written to.
+            vector: Vector to compress; it is not changed.
             key: Key of the random stream to draw from (seed, rank, ..., round). Equal keys give
-                equal payloads. Compressors that draw nothing ignore it.
+                equal payloads. Deterministic compressors ignore it.
         """
 
     @abstractmethod
     def decompress(self, payload: Payload, numel: int) -> Tensor:
-        """Make a vector, float32 [numel], of any payload that `schema` allows: never raises.
+        """Decompress any payload that `schema` allows into a vector, float32 [numel]; never
+        raises.
 
         All its entries are finite. Other tensors of the payload are ignored.
         """
@@ -55,17 +56,17 @@ class Compressor(ABC):
         r""":math:`\delta`, in (0, 1], for vectors [numel]."""
 
     def consensus_step(self, numel: int) -> float:
-        r"""Consensus step, in (0, 1], for vectors [numel] that travel compressed.
+        r"""Consensus step, in (0, 1], for compressed vectors [numel].
 
-        The share of the entries that is kept, times the share of the square that is left of
-        normally distributed ones: :math:`\delta` itself, where few bits are sent, follows
+        The step is the share of the entries that is kept, times the share of the square that is
+        left of normally distributed ones. With few bits, :math:`\delta` itself would reflect
         vectors that do not occur.
         """
         return self.contraction(numel)
 
     @property
     def divergence_factor(self) -> float:
-        """Multiple of `consensus_step` from which on workers were seen to diverge."""
+        """Multiple of `consensus_step` from which on workers diverged in tests."""
         return 5.0
 
     @abstractmethod
@@ -74,10 +75,10 @@ class Compressor(ABC):
 
 
 class PartwiseCompressor(Compressor):
-    """A compressor that can treat each part of a vector on its own and send all as one.
+    """A compressor that can handle each part of a vector separately and send all as one.
 
-    All that it sends is one tensor of bytes, because each tensor of a message takes about 60
-    bytes of the header. `PerLayer` makes use of the parts; on its own, the vector is one part.
+    Its payload is one tensor of bytes, because each tensor of a message takes about 60 bytes of
+    the header. `PerLayer` uses the parts; without it, the vector is one part.
     """
 
     def compress(self, vector: Tensor, *key: int | str) -> Payload:
@@ -98,7 +99,7 @@ class PartwiseCompressor(Compressor):
     def compress_parts(self, vector: Tensor, sizes: Sizes, *key: int | str) -> Payload:
         """`compress` a vector whose parts have these `sizes`."""
         entries = np.ascontiguousarray(vector.detach().cpu().numpy())
-        # A vector that is not finite is compressed to something: the trainer reports it.
+        # A vector that is not finite is compressed anyway; the trainer reports the problem.
         with np.errstate(all="ignore"):
             return {"bits": torch.from_numpy(self.pack(entries, sizes, *key))}
 
@@ -118,7 +119,7 @@ class PartwiseCompressor(Compressor):
             return self.magnitude(bits.cpu().numpy(), sizes)
 
     def magnitude(self, data: Bytes, sizes: Sizes) -> float:
-        """The largest absolute value in what `unpack` makes of `data`, or a bound of it."""
+        """The largest absolute value in the vector of `unpack`, or a bound of it."""
         return float(np.abs(self.unpack(data, sizes)).max(initial=0.0))
 
     @abstractmethod
@@ -135,20 +136,20 @@ class PartwiseCompressor(Compressor):
 
     @abstractmethod
     def unpack(self, data: Bytes, sizes: Sizes) -> Floats:
-        """Read what `pack` wrote; of any other bytes, some finite vector [sum(sizes)]."""
+        """Read the bytes of `pack`; any other bytes give a finite vector [sum(sizes)]."""
 
     @abstractmethod
     def max_num_bytes(self, sizes: Sizes) -> int:
-        """Most bytes that `pack` writes."""
+        """Maximum number of bytes from `pack`."""
 
 
 class Values(PartwiseCompressor):
-    """A compressor that sends something of every entry; its number of bytes is constant."""
+    """A compressor that sends every entry; its number of bytes is constant."""
 
 
 @dataclass(frozen=True)
 class Identity(Values):
-    """Leaves everything as it is.
+    """Changes nothing.
 
     >>> Identity().compress(torch.ones(2))
     {'values': tensor([1., 1.])}

@@ -1,4 +1,4 @@
-"""Error feedback: a memory of the part that compression held back, for any compressor."""
+"""Error feedback: a memory, for any compressor, of the part held back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Feedback:
 
     Attributes:
         payload: Payload to send.
-        sent: Vector that receivers decompress from it, [numel].
+        sent: Vector that receivers see, [numel].
         error: Part held back, to be added next time, [numel].
     """
 
@@ -32,14 +32,14 @@ def feed_back(
 
     .. math:: v = x + e, \qquad q = C(v), \qquad e' = v - q
 
-    so that all that was sent and the present error add up to all the vectors: nothing is lost
-    but to rounding. With a compressor that contracts by :math:`\delta` and vectors no longer
-    than :math:`G`, :math:`\|e\|` stays below :math:`2 G / \delta`.
+    so that all sent vectors and the current error add up to all the vectors, up to rounding.
+    With a compressor that contracts by :math:`\delta` and vectors no longer than :math:`G`,
+    :math:`\|e\|` stays below :math:`2 G / \delta`.
 
     Args:
         compressor: C.
         vector: x, [numel].
-        error: e, [numel]; zeros at first.
+        error: e, [numel]; initially zero.
         key: Key of the random stream, as for `compress`.
 
     References:

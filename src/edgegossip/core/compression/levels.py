@@ -1,10 +1,10 @@
-r"""The few levels that stand for many magnitudes with the least squared error.
+r"""Levels that represent many magnitudes with the least squared error.
 
 Magnitudes are sorted into bins by the first 16 bits of their float32 (the exponent and 7 bits
-of mantissa), so that all but two passes over them are passes over the bins, of which there are
-a few hundred. A *partition* of the bins into cells gives each cell its mean as its level. The
-levels then have the energy :math:`\sum_c m_c \ell_c^2`, with the mass :math:`m_c` of a cell.
-This energy is *captured*; the rest is the squared error.
+of mantissa). All but two passes over them are therefore passes over a few hundred bins. A
+*partition* of the bins into cells gives each cell its mean as its level. The levels then have
+the energy :math:`\sum_c m_c \ell_c^2`, with the mass :math:`m_c` of a cell. This energy is
+*captured*; the rest is the squared error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
 Cuts: TypeAlias = NDArray[np.int64]
-"""The first bin of each cell but the lowest, [num_levels - 1]."""
+"""The first bin of each cell except the lowest, [num_levels - 1]."""
 
 NUM_ROUNDS = 16
 SLACK = 1 + 2.0**-6
@@ -31,14 +31,14 @@ SLACK = 1 + 2.0**-6
 def fit(
     magnitudes: Floats, weights: Doubles, num_levels: int, thresholds: Doubles
 ) -> tuple[Bytes, Doubles]:
-    """Find levels with a small weighted squared error, and the nearest one of each magnitude.
+    """Find levels with a small weighted squared error, and each magnitude's nearest level.
 
     Args:
         magnitudes: Magnitudes, at least 0, [count].
         weights: Weights of their squared errors, [count].
         num_levels: Number of levels, at most 256.
-        thresholds: Thresholds between cells, [num_levels - 1]. The error is never larger than
-            with them.
+        thresholds: Initial thresholds between cells, [num_levels - 1]. The error never exceeds
+            that of these.
 
     Returns:
         Level of each magnitude, [count], and the levels, ascending, [num_levels].
@@ -61,17 +61,16 @@ def fit(
 
 @lru_cache(maxsize=1024)
 def guarantee(numel: int, num_levels: int) -> tuple[float, Doubles]:
-    r"""Thresholds between levels that suit any vector of unit root mean square somewhat.
+    r"""Thresholds between levels with a guarantee for any vector of unit root mean square.
 
-    All magnitudes are at most :math:`\sqrt d`. The lowest cell takes those below :math:`t`,
-    whose share of the energy is at most :math:`t^2`; the others are cells whose ends have the
-    same ratio :math:`r = (\sqrt d / t)^{1/(L - 1)}`. In a cell with ends :math:`a` and
-    :math:`ra` the mean captures at least :math:`4 r / (1 + r)^2` of the energy (Kantorovich's
-    inequality), so that
+    All magnitudes are at most :math:`\sqrt d`. The lowest cell has those below :math:`t`, whose
+    share of the energy is at most :math:`t^2`. The ends of each other cell have the same ratio
+    :math:`r = (\sqrt d / t)^{1/(L - 1)}`. In a cell with ends :math:`a` and :math:`ra` the mean
+    captures at least :math:`4 r / (1 + r)^2` of the energy (Kantorovich's inequality), so that
 
     .. math:: \delta = (1 - t^2) \, \frac{4 r}{(1 + r)^2}
 
-    of all is captured. The best of some :math:`t` is taken.
+    of the energy is captured. The best of several :math:`t` is used.
 
     Returns:
         :math:`\delta` and the thresholds, [num_levels - 1].
@@ -93,12 +92,12 @@ def guarantee(numel: int, num_levels: int) -> tuple[float, Doubles]:
 
 @dataclass(frozen=True, eq=False)
 class _Histogram:
-    """Bins in ascending order, those without mass included.
+    """Bins in ascending order, including empty ones.
 
     Attributes:
-        ends: Where each bin begins, and where the last one ends, [num_bins + 1].
+        ends: Beginning of each bin, and end of the last one, [num_bins + 1].
         mass: Sum of the weights in all bins before, [num_bins + 1].
-        moment: The same of weights times magnitudes.
+        moment: The same sums of weights times magnitudes.
     """
 
     ends: Doubles
@@ -115,13 +114,13 @@ class _Histogram:
         return cls(firsts.view(np.float32).astype(np.float64), _before(mass), _before(moment))
 
     def best(self, num_levels: int, thresholds: Doubles) -> Cuts:
-        """The partition that captures most: one of two initial ones or of those Lloyd finds."""
+        """The best partition among two initial ones and those of Lloyd's iterations."""
         found = [np.searchsorted(self.ends[:-1], thresholds), self._even(num_levels)]
         cuts = max(found, key=self.captured)
         for _ in range(NUM_ROUNDS):
             levels = self.levels(cuts)
             middles = (levels[1:] + levels[:-1]) / 2
-            # A bin belongs to the cell that its middle is nearest to.
+            # A bin belongs to the cell nearest to its middle.
             moved = np.searchsorted((self.ends[1:] + self.ends[:-1]) / 2, middles)
             if np.array_equal(moved, cuts):
                 break
@@ -130,7 +129,7 @@ class _Histogram:
         return max(found, key=self.captured)
 
     def _even(self, num_levels: int) -> Cuts:
-        """Cells that are best as their number grows: by the cube root of the density.
+        """Asymptotically optimal cells, by the cube root of the density.
 
         P. F. Panter and W. Dite, "Quantization distortion in pulse-count modulation with
         nonuniform spacing of levels", Proc. IRE 1951.
@@ -146,12 +145,12 @@ class _Histogram:
         return widths
 
     def captured(self, cuts: Cuts) -> float:
-        """Energy that the levels have."""
+        """Energy of the levels."""
         mass, moment = self._cells(cuts)
         return float(np.sum(moment[mass > 0] ** 2 / mass[mass > 0]))
 
     def levels(self, cuts: Cuts) -> Doubles:
-        """Mean of each cell; where it would begin, if there is nothing in it."""
+        """Mean of each cell; the beginning of an empty cell."""
         mass, moment = self._cells(cuts)
         begin = self.ends[np.concatenate([[0], cuts])]
         return np.where(mass > 0, moment / np.where(mass > 0, mass, 1), begin)

@@ -1,4 +1,4 @@
-"""Whole numbers in as few bits as they need, without a loop over them.
+"""Packing of whole numbers into few bits, with whole-array operations.
 
 Every reader here accepts any bytes: missing ones count as zeros.
 """
@@ -16,7 +16,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 Positions: TypeAlias = NDArray[np.int64]
 
 MAX_WIDTH = 32
-"""Most bits of a number."""
+"""Maximum bits of a number."""
 
 BLOCK = 16
 """Gaps that share a width; 32 and 64 measure worse on real models."""
@@ -29,7 +29,7 @@ _LANES = np.arange(8, dtype=np.uint64)[:, None]
 
 
 def padded(data: Bytes, num_bytes: int) -> Bytes:
-    """The first `num_bytes` of `data`, with zeros for those that are missing.
+    """The first `num_bytes` of `data`, padded with zeros.
 
     >>> padded(np.array([1, 2], np.uint8), 3).tolist()
     [1, 2, 0]
@@ -41,7 +41,7 @@ def padded(data: Bytes, num_bytes: int) -> Bytes:
 
 
 def packed_num_bytes(count: int, width: int) -> int:
-    """Bytes of `count` numbers of `width` bits.
+    """Number of bytes for `count` numbers of `width` bits.
 
     >>> packed_num_bytes(16, 3)
     6
@@ -50,10 +50,10 @@ def packed_num_bytes(count: int, width: int) -> int:
 
 
 def pack(numbers: Integers, width: int) -> Bytes:
-    """Write numbers in [0, 2**width) with `width` bits each, eight at a time.
+    """Write numbers in [0, 2**width) with `width` bits each, in groups of eight.
 
-    Whole bytes come first: the lowest of all numbers, then the next. Eight numbers have as
-    many bytes as each of them has bits left; they are put together in one 64-bit word.
+    Whole bytes come first: the lowest of all numbers, then the next. The remaining bits of
+    eight numbers fill a whole number of bytes, and are combined in one 64-bit word.
 
     Args:
         numbers: [count].
@@ -74,7 +74,7 @@ def pack(numbers: Integers, width: int) -> Bytes:
 
 
 def unpack(data: Bytes, width: int, count: int) -> Positions:
-    """Read the `count` numbers, [count], that `pack` wrote with `width` bits each.
+    """Read `count` numbers of `width` bits each from the bytes of `pack`, [count].
 
     >>> unpack(pack(np.arange(8), 3), 3, 8).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
@@ -92,12 +92,12 @@ def unpack(data: Bytes, width: int, count: int) -> Positions:
 
 
 def pack_positions(positions: Positions, numel: int) -> Bytes:
-    """Write the places of some entries of a vector by the Golomb-Rice code of their gaps.
+    """Write positions in a vector by the Golomb-Rice code of their gaps.
 
-    A gap of g entries that are left out is g >> width zeros and a one, and the lowest `width`
-    bits of g. Entries that matter stand together (in a layer, a filter, the inputs of a
-    neuron), so each `BLOCK` of gaps has a width of its own. The widths come first, then all
-    lowest bits, width after width, then the ones and zeros: like items are read at once.
+    A gap of g omitted entries is written as g >> width zeros, a one, and the lowest `width`
+    bits of g. Important entries are often close together (in a layer, a filter, the inputs of a
+    neuron), so each `BLOCK` of gaps has its own width. The widths come first, then all lowest
+    bits by width, then the ones and zeros, so that equal items are read together.
 
     Args:
         positions: Ascending, each less than `numel`; [count].
@@ -123,9 +123,9 @@ def pack_positions(positions: Positions, numel: int) -> Bytes:
 
 
 def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
-    """Read what `pack_positions` wrote: ascending, [count] or, of other bytes, fewer.
+    """Read the bytes of `pack_positions`: ascending, [count], or fewer from other bytes.
 
-    Those of other bytes may be `numel` or more.
+    Positions from other bytes may be `numel` or more.
 
     >>> unpack_positions(pack_positions(np.array([3, 4, 11]), 12), 3, 12).tolist()
     [3, 4, 11]
@@ -148,9 +148,9 @@ def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
 
 
 def max_positions_num_bytes(count: int, numel: int) -> int:
-    """Most bytes that `pack_positions` writes for `count` positions.
+    """Maximum number of bytes from `pack_positions` for `count` positions.
 
-    No more than with the usual width in all blocks, and another byte begun.
+    It is the size with the usual width in all blocks, plus a partial byte.
 
     >>> max_positions_num_bytes(3, 12)
     4
@@ -161,24 +161,24 @@ def max_positions_num_bytes(count: int, numel: int) -> int:
 
 
 def _usual_width(numel: int, count: int) -> int:
-    """Best width where all entries are equally likely to be kept."""
+    """Best width if all entries are equally likely to be kept."""
     mean_gap = numel / max(1, count)
     return math.floor(math.log2(max(1, mean_gap * math.log(2))))
 
 
 def _base_width(numel: int, count: int) -> int:
-    """Least width to choose from: most blocks that need an unusual width need a smaller one."""
+    """Minimum of the candidate widths; most unusual blocks need a smaller width."""
     return max(0, _usual_width(numel, count) - NUM_WIDTHS + 4)
 
 
 def _taken(choices: Integers, base: int) -> list[int]:
-    """The widths that some block has, ascending."""
+    """The distinct widths of the blocks, ascending."""
     widths: list[int] = (np.flatnonzero(np.bincount(choices)) + base).tolist()
     return widths
 
 
 def _best_choices(gaps: Positions, base: int) -> Bytes:
-    """Width that takes the fewest bits for each block, less `base`; [num_blocks]."""
+    """Best width of each block, relative to `base`; [num_blocks]."""
     starts = np.arange(0, len(gaps), BLOCK)
     num_gaps = np.diff(starts, append=len(gaps))
     num_bits = [

@@ -1,4 +1,4 @@
-"""Each layer of a model compressed on its own."""
+"""Separate compression of each layer of a model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(frozen=True)
 class PerLayer(Compressor):
-    """Compresses each part of a vector on its own, and sends them as one.
+    """Compresses each part of a vector separately, and sends them as one.
 
-    Layers differ in how large their entries are: the largest of all might leave some layers
-    out for ever. So each keeps its share (at least one entry) and has its own scale.
+    Entries of layers differ in size, so choosing the largest overall could omit some layers
+    forever. Each layer therefore keeps its share (at least one entry) and has its own scale.
 
     Args:
         inner: Compressor of each part.
         sizes: Entries of each part, in order.
 
     Raises:
-        ValueError: If a size is less than 1 or there is none; later, if they do not add up to
+        ValueError: If there is no size or one is less than 1; later, if they do not add up to
             the length of a vector.
 
     >>> import torch

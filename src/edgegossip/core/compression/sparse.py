@@ -1,4 +1,4 @@
-"""Compressors that keep a share of the entries, exactly or in fewer bits; the rest is zero."""
+"""Compressors that keep a share of the entries, exactly or in fewer bits."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from edgegossip.core.randomness import derive_seed, generator
 class Sparse(PartwiseCompressor):
     """Base of the compressors that keep some entries of each part, and send their positions.
 
-    The kept entries are themselves compressed, by `values`, in the same parts: a contraction of
-    a contraction is one, and their factors multiply.
+    `values` compresses the kept entries in the same parts. A composition of contractions is a
+    contraction, and their factors multiply.
 
     Args:
-        keep_ratio: Share of the entries that is kept, in (0, 1], rounded, and at least one of
-            each part.
+        keep_ratio: Share of the entries to keep, in (0, 1], rounded, at least one per part.
         values: Compressor of the kept entries.
 
     Raises:
@@ -53,7 +52,7 @@ class Sparse(PartwiseCompressor):
             )
 
     def num_kept(self, sizes: Sizes) -> Sizes:
-        """Number of entries kept in each part.
+        """Number of kept entries in each part.
 
         >>> TopK(keep_ratio=0.1).num_kept((100, 8, 0))
         (10, 1, 0)
@@ -101,20 +100,19 @@ class Sparse(PartwiseCompressor):
 
     @abstractmethod
     def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
-        """Read the positions; of any other bytes, at most as many different ones."""
+        """Read the positions; other bytes give at most as many distinct ones."""
 
     @abstractmethod
     def max_positions_num_bytes(self, sizes: Sizes) -> int:
-        """Most bytes that encode the positions."""
+        """Maximum number of bytes of the positions."""
 
 
 @dataclass(frozen=True)
 class TopK(Sparse):
     r"""Keeps the entries with the largest magnitudes; among equal ones, the first.
 
-    :math:`\delta` is the share that is kept (times that of `values`), which is met by vectors
-    whose entries are all as large. Positions take 8.1 bits each at 1 %: see
-    `packing.pack_positions`.
+    :math:`\delta` is the share that is kept (times that of `values`). Vectors of equal entries
+    meet this bound. Positions take 8.1 bits each at 1 %: see `packing.pack_positions`.
 
     References:
         Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018,
@@ -146,8 +144,8 @@ class RandomK(Sparse):
     r"""Keeps entries at random, all with equal probability within their part.
 
     :math:`\delta` is the share that is kept, exactly and in expectation (times that of
-    `values`). The positions need not travel: 8 bytes tell the stream that they are drawn from,
-    so that the receiver draws them again. Both must have PyTorch versions that draw alike.
+    `values`). The positions need not travel: 8 bytes identify the random stream, and the
+    receiver draws the positions again. Both need PyTorch versions with equal generators.
 
     >>> import torch
     >>> compressor = RandomK(keep_ratio=0.5)

@@ -1,4 +1,4 @@
-"""Choice of the entries of a vector that are kept."""
+"""Choice of the entries of a vector to keep."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from edgegossip.core.compression.packing import Positions
 Magnitudes: TypeAlias = NDArray[np.int32]
 
 BLOCK = 2**17
-"""Entries looked at together: few enough for the processor's cache."""
+"""Entries per block, few enough for the processor's cache."""
 
 
 def largest(vector: NDArray[np.float32], count: int) -> Positions:
     """Find the `count` entries of `vector` with the largest magnitudes, ascending; [count].
 
-    Among equal ones, the first are chosen. The result is exact: a sample only tells which
-    entries need not be compared.
+    Ties go to the first entries. The result is exact: a sample only excludes entries from the
+    comparison.
 
     >>> largest(np.float32([1, -3, 2, 3, 3]), 2).tolist()
     [1, 3]
     """
     if count >= len(vector):
         return np.arange(len(vector))
-    # The bits of floats without their sign are in the order of the magnitudes: infinities and
-    # NaNs come last, and everything can be compared.
+    # The bits of floats without their sign have the order of the magnitudes. Infinities and
+    # NaNs come last, and all values are comparable.
     bits = vector.view(np.int32)
     candidates = _candidates(bits, count)
     magnitudes = bits[candidates] & 0x7FFFFFFF
@@ -41,10 +41,10 @@ def largest(vector: NDArray[np.float32], count: int) -> Positions:
 
 
 def _candidates(bits: Magnitudes, count: int) -> Positions:
-    """Ascending positions, at least `count`, that include those of the largest."""
+    """Ascending positions, at least `count`, that include the largest entries."""
     numel = len(bits)
     sample = bits[:: max(1, numel // 2**17)] & 0x7FFFFFFF
-    # As many of the sample as are expected, and six standard deviations more.
+    # The expected number of the sample's entries, and six standard deviations more.
     expected = count / numel * len(sample)
     rank = int(expected + 6 * expected**0.5 + 6)
     if rank < len(sample) < numel:
@@ -69,7 +69,7 @@ def at_random(numel: int, count: int, generator: torch.Generator) -> Positions:
     """
     if 4 * count >= numel:
         return np.sort(torch.randperm(numel, generator=generator)[:count].numpy())
-    # Those drawn first, without the repeated: less work than to shuffle all.
+    # The first distinct draws: less work than shuffling all positions.
     draws = np.empty(0, np.int64)
     while True:
         more = torch.randint(numel, (count + count // 2 + 8,), generator=generator)

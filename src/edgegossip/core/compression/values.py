@@ -1,4 +1,4 @@
-"""Entries in fewer bits: half a float, a level of a few that fit best, or the sign alone."""
+"""Entries in fewer bits: bfloat16, fitted levels, or only the sign."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class BFloat16(Values):
 
 @dataclass(frozen=True)
 class Sign(Values):
-    r"""Sends the sign of each entry, and for each part the mean of the magnitudes.
+    r"""Sends the sign of each entry, and the mean magnitude of each part.
 
     .. math:: C(x) = \frac{\|x\|_1}{d} \operatorname{sign}(x)
 
     for a part with :math:`d` entries; zeros count as positive. 1 bit an entry and 2 bytes a
     part. :math:`\|C(x) - x\|^2 = \|x\|^2 - \|x\|_1^2 / d`, so :math:`\delta \ge 1 / d`; it is
-    2/3 for normally distributed entries, whatever their number.
+    2/3 for any number of normally distributed entries.
 
     References:
         Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
@@ -87,21 +87,21 @@ class Sign(Values):
 
 @dataclass(frozen=True)
 class Quantize(Values):
-    r"""Rounds each entry to the nearest of the :math:`2^{bits}` levels that fit best.
+    r"""Rounds each entry to the nearest of :math:`2^{bits}` fitted levels.
 
     .. math:: C(x)_i = \operatorname{sign}(x_i) \, s \, \ell_{c_i}, \qquad
               s = \sqrt{\tfrac1d \sum_i x_i^2}
 
-    with magnitudes :math:`\ell_0 < \ell_1 < \dots` that are fitted to the vector (Lloyd and
-    Max: each is the mean of what is rounded to it), so that the squared error is least for
-    that many levels. Each part has a scale :math:`s` of its own (2 bytes), all share the
-    levels (2 bytes each). Nothing is drawn: with error feedback a smaller error is worth more
-    than one that vanishes on average.
+    with magnitudes :math:`\ell_0 < \ell_1 < \ldots`, fitted to the vector by the algorithm of
+    Lloyd and Max for the least squared error: each level is the mean of the values rounded to
+    it. Each part has its own scale :math:`s` (2 bytes), and all share the levels (2 bytes
+    each). Rounding is deterministic: with error feedback, a smaller error is worth more than an
+    unbiased one.
 
-    :math:`\delta` holds whatever the vector: see `levels.guarantee`. It falls with the length
-    of the longest part, slowly but for few bits: 0.72 for 4 bits and 100,000 entries, 0.998
-    for 8. Practice is far better: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` of the entries
-    that top-k keeps, and 1 % of normally distributed ones.
+    :math:`\delta` holds for any vector: see `levels.guarantee`. It falls with the length of the
+    longest part, slowly except for few bits: 0.72 for 4 bits and 100,000 entries, 0.998 for 8.
+    Practice is far better: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` for entries kept by
+    top-k, and 1 % for normally distributed ones.
 
     Args:
         bits: Bits of an entry, with its sign, in [2, 8].
@@ -137,7 +137,7 @@ class Quantize(Values):
         return guarantee(max(1, *sizes), self.num_levels)[0]
 
     def consensus_step_of_parts(self, sizes: Sizes) -> float:
-        # Panter and Dite, 1951: the loss of the best levels where there are many of them.
+        # Panter and Dite, 1951: the loss of the best levels in the limit of many levels.
         return 1 - math.sqrt(3) * math.pi / 2 * 4.0**-self.bits
 
     def pack(self, vector: Floats, sizes: Sizes, *key: int | str) -> Bytes:
@@ -187,6 +187,6 @@ def _pack_bfloat16(numbers: NDArray[Any]) -> Bytes:
 
 
 def _unpack_bfloat16(data: Bytes, count: int) -> Floats:
-    """Read `count` numbers; those that are not finite count as the nearest that is, or 0."""
+    """Read `count` numbers; one that is not finite becomes the nearest finite one, or 0."""
     upper = padded(data, 2 * count).view("<u2").astype(np.uint32)
     return np.nan_to_num((upper << 16).view(np.float32), copy=False)

@@ -1,4 +1,4 @@
-"""Models by name: each takes the shape of one sample and the number of classes."""
+"""Models; each takes the shape of one sample and the number of classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight layers, convolutional and fully connected, for a model that is trained in stages."""
+"""Eight layers, convolutional and fully connected, for training in stages."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def eight_layers(
 ) -> nn.Sequential:
     """Build four convolutions and four linear layers: 1,156,586 parameters for 10 classes.
 
-    It is a sequence of eight blocks, each a layer with all that follows it before the next
-    one: normalisation, ReLU, and 2 x 2 maximum pooling behind the second and the fourth
-    convolution. A cut between two of them is a cut between two layers.
+    The model is a sequence of eight blocks. Each is a layer with everything up to the next one:
+    normalization, ReLU, and 2 x 2 maximum pooling after the second and the fourth convolution.
+    A cut between two blocks is a cut between two layers.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels; the count is for
             (3, 32, 32).
         num_classes: Size of the output.
-        normalization: Behind each convolution.
+        normalization: Kind of normalization after each convolution.
         width: Share of the channels and hidden units, in (0, 4].
 
     References:

@@ -1,4 +1,4 @@
-"""Initial weights: where they are drawn from, and those of rectified linear units."""
+"""Initial weights: their random stream, and those for rectified linear units."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import nn
 
 
 def initialize_like_he(model: nn.Module) -> None:
-    """Draw the weights of convolutions so that gradients keep their variance; zero biases.
+    """Draw the weights of convolutions to keep the variance of gradients; zero the biases.
 
-    A deep network without normalisation would not start to learn from PyTorch's own initial
-    weights, which shrink the signal in each layer. Draws from PyTorch's global generator.
+    A deep network without normalization would not start to learn from PyTorch's own initial
+    weights, which shrink the signal in each layer. This draws from PyTorch's global generator.
 
     References:
         He, Zhang, Ren and Sun, "Delving Deep into Rectifiers", ICCV 2015, arXiv:1502.01852,
@@ -32,10 +32,10 @@ _GLOBAL_GENERATOR = threading.RLock()  # a model may be made of parts that do so
 
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
-    """Let what is built within draw its weights from `seed`, and leave no trace of it.
+    """Draw the weights of models built within the block from `seed`, without side effects.
 
-    Initialisers draw from PyTorch's global generator, which is put back afterwards. Workers may
-    be threads of one process: one at a time.
+    Initializers draw from PyTorch's global generator, which is restored afterwards. A lock
+    serializes workers that are threads of one process.
     """
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""How models lay out pictures in memory."""
+"""Memory layout of pictures in models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgegossip.learning.normalization import EvoNormS0
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """Have `model` keep the channels of each pixel side by side; return `model`.
+    """Switch `model` to the channels-last layout; return `model`.
 
-    On processors convolutions, pooling and batch normalisation are 1.1 to 1.7 times as fast
-    so; shapes and parameters stay as they are. `EvoNormS0` is slower so: a model that has it
-    is left alone.
+    On CPUs, convolutions, pooling and batch normalization are then 1.1 to 1.7 times as fast;
+    shapes and parameters do not change. `EvoNormS0` is slower in this layout, so a model with
+    it is not changed.
 
     Args:
-        model: Takes pictures [batch, channels, height, width]; anything else stays as it is.
+        model: Model of pictures [batch, channels, height, width]; others are not changed.
 
     >>> model = channels_last(nn.Conv2d(3, 8, kernel_size=3))
     >>> model(torch.zeros(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
@@ -30,7 +30,7 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 
 def is_channels_last(model: nn.Module) -> bool:
-    """Say whether `channels_last` has changed `model`."""
+    """Return whether `channels_last` has changed `model`."""
     return _lay_out in model._forward_pre_hooks.values()
 
 

@@ -12,14 +12,14 @@ def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build LeNet-5: 61,706 parameters for MNIST, 62,006 for CIFAR-10.
 
     Args:
-        input_shape: (channels, 28, 28), which is padded to 32 x 32, or (channels, 32, 32).
+        input_shape: (channels, 28, 28), padded to 32 x 32, or (channels, 32, 32).
         num_classes: Size of the output.
 
     References:
         LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document
-        Recognition", Proceedings of the IEEE 1998. As everywhere today, and unlike there:
-        rectified linear units rather than a scaled tanh, maximum pooling rather than trained
-        averages, the second convolution sees all six channels, and the output is linear.
+        Recognition", Proceedings of the IEEE 1998. Departures, as is common today: rectified
+        linear units instead of a scaled tanh, and maximum pooling instead of trained averages;
+        the second convolution sees all six channels, and the output is linear.
     """
     channels, side = picture_shape("lenet5", input_shape, (28, 32))
     model = nn.Sequential(

@@ -1,4 +1,4 @@
-"""The CIFAR-10 network of the ADSP paper, out of TensorFlow's tutorial of its time."""
+"""The CIFAR-10 network of the ADSP paper, from TensorFlow's tutorial of that time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgegossip.learning.models.picture import picture_shape
 
 
 def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Build two convolutions with local response normalisation: 148,298 parameters.
+    """Build two convolutions with local response normalization: 148,298 parameters.
 
     Args:
         input_shape: (channels, 32, 32).

@@ -25,14 +25,14 @@ STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel on its own, narrow linearly; add the input where it fits.
+    """Widen, filter each channel separately, narrow linearly; add the input if it fits.
 
     Args:
         num_inputs: Channels of the input.
         num_outputs: Channels of the output.
         expansion: Channels in between, in multiples of `num_inputs`.
         stride: Stride of the filters, in pixels.
-        normalization: Behind each convolution.
+        normalization: Kind of normalization after each convolution.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ def mobilenet_v2(
 ) -> nn.Module:
     """Build MobileNetV2: 2,236,682 parameters for 10 classes, 3,504,872 for 1000.
 
-    For small pictures the first convolution has a stride of 1 up to 32 pixels and the second
-    stage one of 1, which leaves the parameters as they are.
+    For small pictures the first convolution has a stride of 1 up to 32 pixels, and so has the
+    second stage. This does not change the parameters.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Size of the output.
-        normalization: Behind each convolution.
-        width: The paper's multiplier of the channels, in (0, 4]; it never narrows the last
-            ones, which are 1280 up to a width of 1.
+        normalization: Kind of normalization after each convolution.
+        width: The paper's multiplier of the channels, in (0, 4]. It never narrows the last
+            layer, which has 1280 channels up to a width of 1.
 
     References:
         Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear

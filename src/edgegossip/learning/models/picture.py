@@ -1,25 +1,25 @@
-"""Shapes of the pictures that a model takes."""
+"""Validation of the shapes of pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 SMALL = range(8, 65)
-"""Sides, in pixels, that models made for 224 x 224 are adapted to here."""
+"""Sides in pixels for the adapted models, which were made for 224 x 224."""
 
 
 def picture_shape(
     model: str, input_shape: tuple[int, ...], sides: Sequence[int]
 ) -> tuple[int, int]:
-    """Read (channels, side) off the shape of a square picture.
+    """Return (channels, side) from the shape of a square picture.
 
     Args:
-        model: Its name, for the message.
+        model: Name of the model, for the message.
         input_shape: Shape of one sample, (channels, height, width).
         sides: Allowed heights, in pixels.
 
     Raises:
-        ValueError: The sample is no square picture, or none of these sides.
+        ValueError: The sample is no square picture, or has another side.
 
     >>> picture_shape("lenet5", (1, 28, 28), (28, 32))
     (1, 28)

@@ -13,16 +13,16 @@ from edgegossip.learning.models.picture import SMALL, picture_shape
 from edgegossip.learning.normalization import Normalization, normalization_2d
 
 NUM_BLOCKS = 3
-"""Blocks a stage: n in the paper's 6 n + 2 layers."""
+"""Blocks per stage: n in the paper's 6 n + 2 layers."""
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut without parameters.
+    """Two 3 x 3 convolutions with a shortcut without parameters.
 
     Args:
         num_inputs: Channels of the input.
         num_outputs: Channels of the output.
-        normalization: Behind each convolution.
+        normalization: Kind of normalization after each convolution.
     """
 
     def __init__(self, num_inputs: int, num_outputs: int, normalization: Normalization) -> None:
@@ -57,8 +57,8 @@ def resnet20(
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Size of the output.
-        normalization: Behind each convolution. With "evonorm" the end of a block stays as the
-            paper has it: normalise (by GroupNorm), add, rectify.
+        normalization: Kind of normalization after each convolution. With "evonorm" the end of a
+            block is as in the paper: normalize (by GroupNorm), add, rectify.
 
     References:
         He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,

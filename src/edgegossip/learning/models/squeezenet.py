@@ -15,7 +15,7 @@ class Fire(nn.Module):
 
     Args:
         num_inputs: Channels of the input.
-        num_squeezed: Channels in between.
+        num_squeezed: Channels between the two steps.
         num_expanded: Channels of each of the two expansions; the output has twice as many.
     """
 
@@ -33,10 +33,10 @@ class Fire(nn.Module):
 def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build SqueezeNet 1.1: 727,626 parameters for 10 classes, 1,235,496 for 1000.
 
-    For small pictures the first convolution is padded and has a stride of 1 up to 32 pixels,
-    which leaves the parameters as they are. And the classifier has no ReLU behind it: with the
-    authors', nothing but zeros left it on CIFAR-10 within 40 steps at any learning rate we
-    tried, from which no gradient leads back.
+    There are two changes for small pictures. The first convolution is padded and has a stride
+    of 1 up to 32 pixels, which does not change the parameters. The classifier has no ReLU after
+    it: with the authors' ReLU, its outputs on CIFAR-10 were all zero within 40 steps at any
+    learning rate we tried, and zeros give no gradient.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.

@@ -21,13 +21,13 @@ def vgg11(
 ) -> nn.Module:
     """Build VGG11 as Sparse-Push trains it: 9,488,266 parameters for 10 classes.
 
-    The ImageNet head (4096, 4096, classes) is replaced by dropout, 512 units, classes; there
-    is no second dropout.
+    Dropout, 512 units and the classes replace the ImageNet head (4096, 4096, classes); there is
+    no second dropout.
 
     Args:
         input_shape: (channels, 32, 32).
         num_classes: Size of the output.
-        normalization: Behind each convolution.
+        normalization: Kind of normalization after each convolution.
 
     References:
         Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
@@ -52,7 +52,7 @@ def vgg16(
     Args:
         input_shape: (channels, 32, 32).
         num_classes: Size of the output.
-        normalization: Behind each convolution.
+        normalization: Kind of normalization after each convolution.
         width: Share of the channels and hidden units, in (0, 4].
     """
     return _vgg("vgg16", CONFIGURATION_D, input_shape, num_classes, normalization, width)

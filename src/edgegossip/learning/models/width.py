@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def scaled(num_channels: int, width: float, model: str) -> int:
-    """`width` times `num_channels`, to a multiple of 8 that is at least 0.9 times as many.
+    """Round `width` times `num_channels` to a multiple of 8, of at least 0.9 times that value.
 
     Args:
         num_channels: Channels of the full model, or hidden units.
-        width: Share of them, above 0.
-        model: Its name, for the message.
+        width: Share of the channels, above 0.
+        model: Name of the model, for the message.
 
     Raises:
         ValueError: If the width is out of range.

@@ -1,4 +1,4 @@
-"""Choice of the data that a worker trains on where it has no time for all of it."""
+"""Choice of a worker's training data when there is no time for all of it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from edgegossip.learning.sampling.selection import Focused, Random, Selection
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyAware:
-    """How a worker chooses what an epoch visits, and what stands for its data meanwhile.
+    """Settings for the choice of an epoch's samples, and for the aggregated points.
 
     Args:
         selection: Selection of the preferred samples.
-        aggregator: Makes the aggregated points; not used by selections that need no losses.
-        look_share: Share of each epoch, in (0, 1], that looking at aggregated points may take,
-            those first that were looked at longest ago; None looks at as many as the selection
-            asks for, which is all of them for the paper's.
+        aggregator: Makes the aggregated points; unused by selections that need no losses.
+        look_share: Maximum share of each epoch, in (0, 1], for looks at aggregated points,
+            stalest first. None looks at the number that the selection requires; the paper's
+            requires all.
 
     Raises:
         ValueError: If `look_share` is out of range.
@@ -56,12 +56,12 @@ class AccuracyAware:
 
         Args:
             dataset: Data set with the samples.
-            shard: [n] indices of the worker's.
+            shard: [n] indices of the worker's samples.
             batch_size: Samples per step.
             key: Key of the random stream.
-            module: Gives the model with which aggregated points are looked at.
+            module: Returns the model for looks at aggregated points.
             loss: Loss of outputs and targets.
-            torch_device: Where the module lives.
+            torch_device: Device of the module.
         """
         make = partial(self.stream_of, num_samples=len(shard), batch_size=batch_size, key=key)
         if not self.selection.needs_losses:
@@ -80,7 +80,7 @@ class AccuracyAware:
         batch_size: int,
         key: tuple[int, ...],
     ) -> BatchStream:
-        """Make a stream over data that is aggregated; `loss_of` measures losses of points."""
+        """Make a stream over aggregated data; `loss_of` measures losses of points."""
         sampler = AccuracyAwareSampler(
             aggregated,
             num_samples=num_samples,
@@ -93,9 +93,9 @@ class AccuracyAware:
         return BatchStream(sampler, Look(loss_of, self._budget(num_samples, len(aggregated.y))))
 
     def epoch_cost(self, labels: Tensor) -> float:
-        """Cost of a pass over samples of these labels ([n]), in their worth, with its look.
+        """Cost of a pass over samples of these labels ([n]), in samples, including its look.
 
-        The `BatchStream.epoch_cost` of their stream, without aggregating them.
+        It equals `BatchStream.epoch_cost` of their stream, but needs no aggregation.
         """
         if not self.selection.needs_losses:
             return float(len(labels))
@@ -114,16 +114,16 @@ PLAIN = AccuracyAware(selection=Random())
 class AggregatedLosses:
     """Measures a model's losses on aggregated points.
 
-    Augmentation is left out, and normalisation layers use their running statistics: means of
-    several samples are not what the model trains on, and must not move them.
+    It uses no augmentation, and normalization layers use their running statistics: means of
+    several samples are no training data, and must not change these statistics.
 
     Args:
-        module: Gives the model, at its present parameters.
+        module: Returns the model, at its current parameters.
         loss: Loss of outputs and targets.
-        dataset: Says how samples are prepared for the model.
+        dataset: Prepares samples for the model.
         aggregated: The points.
-        torch_device: Where to compute.
-        batch_size: Points at once.
+        torch_device: Device for the computation.
+        batch_size: Points per batch.
     """
 
     def __init__(

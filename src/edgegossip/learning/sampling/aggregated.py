@@ -1,4 +1,4 @@
-"""Aggregated data: few points that stand for many."""
+"""Aggregated data: few points that represent many samples."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregatedData:
-    """Aggregated points, and the samples that each of them stands for.
+    """Aggregated points, and the samples that each represents.
 
     Each sample is in exactly one subset, each subset has samples of one class only, and none is
     empty.
 
     Attributes:
-        x: Aggregated points, float32 [num_subsets, *sample_shape]: the mean of the original
-            samples of a subset, in their units (0 .. 255 for uint8 pictures).
+        x: Aggregated points, float32 ``[num_subsets, *sample_shape]``: the mean of a subset's
+            original samples, in their units (0 .. 255 for uint8 pictures).
         y: The class of each aggregated point, int64 [num_subsets], ascending.
-        subset_of: Index of the aggregated point that stands for each sample, int64
-            [num_samples].
+        subset_of: Index of the aggregated point of each sample, int64 [num_samples].
 
     >>> import torch
     >>> points = torch.tensor([[1.0], [8.0]])
@@ -34,7 +33,7 @@ class AggregatedData:
 
     @property
     def num_samples(self) -> int:
-        """How many samples the aggregated points stand for."""
+        """Number of represented samples."""
         return len(self.subset_of)
 
     @property
@@ -44,5 +43,5 @@ class AggregatedData:
 
     @property
     def sizes(self) -> Tensor:
-        """How many samples each aggregated point stands for, int64 [num_subsets]."""
+        """Number of samples of each aggregated point, int64 [num_subsets]."""
         return self.subset_of.bincount(minlength=len(self.x))

@@ -1,4 +1,4 @@
-"""The input data aggregator: many samples of a class become one aggregated point."""
+"""The data aggregator: many samples of a class become one aggregated point."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Aggregator:
 
     .. math:: a_i = \frac{1}{|X_i|} \sum_{x \in X_i} x
 
-    over the original samples x; only the division sees reduced ones. The same samples and seed
+    over the original samples x; only the division uses reduced ones. The same samples and seed
     always give the same aggregated points.
 
     Args:
-        reduction: Makes few features of many.
+        reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
-        ratio: Samples for each aggregated point, at least 1 (every sample by itself). Classes
-            of fewer samples have one aggregated point; otherwise the number of all subsets is
+        ratio: Samples per aggregated point, at least 1 (one point per sample). Classes of fewer
+            samples have one aggregated point; otherwise the total number of subsets is
             num_samples / ratio, rounded.
         seed: Seeds the random draws in reduction and division.
 
@@ -85,7 +85,7 @@ class Aggregator:
             y: Class of each sample, whole numbers [num_samples].
 
         Raises:
-            ValueError: If types, shapes or lengths are others, or there are no samples.
+            ValueError: If types, shapes or lengths do not match, or there are no samples.
             DataError: If a value of `x` is not finite.
         """
         _validate(x, y)
@@ -110,18 +110,18 @@ class Aggregator:
     def num_flops(
         self, num_samples: int, sample_shape: tuple[int, ...], num_classes: int = 10
     ) -> float:
-        """Cost of `fit`, counted in FLOPs of training that take as long.
+        """Cost of `fit`, in FLOPs of training with the same duration.
 
-        A simulated platform is charged for it: the time of `fit` is this number
-        over the FLOP/s at which the platform trains. Formulas count operations; their constants
-        were measured on one core that trains LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10
-        FLOP/s, and hold within a factor of 1.5 for 1,000 to 15,000 samples of MNIST, CIFAR-10
-        and HAR (`benchmarks/aggregation.py`).
+        The simulator charges a platform for it: the time of `fit` is this number over the
+        platform's FLOP/s in training. Formulas count operations; their constants were measured
+        on one core that trains LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10 FLOP/s, and
+        hold within a factor of 1.5 for 1,000 to 15,000 samples of MNIST, CIFAR-10 and HAR
+        (`benchmarks/aggregation.py`).
 
         Args:
             num_samples: Samples in the shard.
             sample_shape: Shape of one sample.
-            num_classes: Classes in the shard, taken to be of one size.
+            num_classes: Classes in the shard, assumed to be of equal size.
         """
         num_points = num_samples / num_classes
         num_subsets = max(1.0, num_points / self.ratio)
@@ -134,11 +134,11 @@ class Aggregator:
         return num_flops
 
     def num_subsets(self, y: Tensor) -> int:
-        """How many subsets `fit` divides samples of these classes into, [num_samples]."""
+        """Number of subsets of `fit` for samples of these classes, [num_samples]."""
         return int(self._subsets_of(torch.unique(y, return_counts=True)[1]).sum())
 
     def _subsets_of(self, class_sizes: Tensor) -> Tensor:
-        """How many subsets each class has, so that roundings do not add up."""
+        """Number of subsets of each class, without accumulated rounding."""
         ends = (class_sizes.cumsum(0).double() / self.ratio).round().long()
         return ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).clamp(min=1)
 
@@ -158,9 +158,9 @@ class Combination:
     """A reduction with a division.
 
     Args:
-        reduction: Makes few features of many.
+        reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
-        is_selected: One of the three that EdgeGossip works with.
+        is_selected: Whether it is one of the three that the paper selects.
     """
 
     reduction: Reduction
@@ -190,7 +190,7 @@ def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
         seed: Seeds its random draws.
 
     Raises:
-        ValueError: If there is none of that name, or `ratio` is below 1.
+        ValueError: If the name is unknown, or `ratio` is below 1.
 
     >>> aggregator("svd-kmeans", ratio=5).division
     KMeans(num_iterations=20)

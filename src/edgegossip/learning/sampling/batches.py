@@ -1,4 +1,4 @@
-"""Samples that a worker trains on next: endless passes over its data."""
+"""Batches of a worker: endless passes over its data."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
 
 
 class BatchStream:
-    """Cuts work into batches: passes over the data, each chosen by the sampler when it begins.
+    """Cuts work into batches: passes over the data that the sampler chooses at their start.
 
-    `Steps` go on where the last work ended and always take whole batches: the rest of a pass
-    that is too short for one is left out (another one each pass, where the order is random).
-    `Epochs` begin a new pass unless told to continue, and take all of it, the last batch being
-    smaller if need be.
+    `Steps` continue after the last work and always take whole batches. A remainder of a pass
+    that is too short for a batch is omitted; in random order, it differs from pass to pass.
+    `Epochs` begin a new pass by default and take all of it, with a smaller last batch if
+    necessary.
 
-    A pass cut down to `keep_ratio` costs that share of a pass over everything, the look at the
-    aggregated points included: what the look costs is taken off the samples.
+    A pass cut to `keep_ratio` costs that share of a full pass, including the look at the
+    aggregated points: the look reduces the number of samples.
 
     Args:
-        sampler: Chooses what each pass visits.
-        look: Tells the sampler the losses of aggregated points before each pass; None for
+        sampler: Chooses the samples of each pass.
+        look: Gives the sampler the losses of aggregated points before each pass; None for
             selections that need none.
 
     >>> from edgegossip.learning.sampling.selection import Random
@@ -51,14 +51,14 @@ class BatchStream:
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over all samples, in samples' worth."""
+        """Cost of a pass over all samples, in samples."""
         return self.sampler.num_samples + self._look_cost(1.0)
 
     def cost(self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True) -> float:
-        """Cost that `take` would have, in samples' worth; does not change anything.
+        """Cost of `take`, in samples, without side effects.
 
-        Where subsets are kept whole, batches turn out larger than can be known before a pass
-        begins; the rest is charged with the next work, or taken off it.
+        If subsets are kept whole, the sizes of batches are unknown before a pass begins. The
+        difference is charged to the next work.
         """
         return max(0.0, self._unpaid + self._cost(work, keep_ratio, begins_pass))
 
@@ -75,7 +75,7 @@ class BatchStream:
     def take(
         self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True
     ) -> Iterator[Batch]:
-        """Give the batches of `work` one after the other; look when a pass begins.
+        """Yield the batches of `work` in sequence; look when a pass begins.
 
         Args:
             work: Amount of work.
@@ -89,9 +89,9 @@ class BatchStream:
             yield batch
 
     def loss(self, batch: Batch, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of a batch with the weights that its samples were chosen with.
+        """Weighted loss of a batch.
 
-        Selections that go by the losses of samples learn them here.
+        This also reports the losses to selections that use them.
         """
         if batch.weights is None and not self.sampler.selection.needs_sample_losses:
             return loss(outputs, y)
@@ -103,14 +103,13 @@ class BatchStream:
 
     @property
     def focus(self) -> float:
-        """Share of the present pass that was chosen for its high loss, in [0, 1]."""
+        """Share of the current pass that was chosen for its high loss, in [0, 1]."""
         return self.sampler.focus
 
     def resize(self, ratio: float) -> None:
-        """Let batches have `ratio` times their first size from the next one on.
+        """Set the batch size to `ratio` times the initial one, from the next batch on.
 
-        The rest of the present pass is cut anew; a selection that keeps subsets whole
-        leaves that pass as it is.
+        The rest of the current pass is cut again, unless the selection keeps subsets whole.
         """
         size = min(self.sampler.num_samples, max(1, round(ratio * self._batch_size)))
         if size == self.sampler.batch_size:
@@ -160,7 +159,7 @@ class BatchStream:
         return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
-        """Samples of a pass, so that with its look it costs `keep_ratio` of a whole one."""
+        """Samples of a pass that costs, with its look, `keep_ratio` of a full one."""
         num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
         return self.sampler.at_least_two(num_samples)
 
@@ -210,7 +209,7 @@ class BatchStream:
 
 
 def _num_batches(sizes: list[int], num_due: float) -> int:
-    """How many of the batches hold `num_due` samples, rounded up, but at least one."""
+    """Number of batches with `num_due` samples, rounded up, at least one."""
     total, num_batches = 0, 0
     # 0.07 * 100 is a hair above 7; that is no eighth sample.
     while num_batches < len(sizes) and (total < num_due - 1e-9 or not num_batches):
@@ -220,6 +219,6 @@ def _num_batches(sizes: list[int], num_due: float) -> int:
 
 
 def _num_whole(sizes: list[int], batch_size: int) -> int:
-    """How many of a pass's batches `Steps` take: all but a last one that is too small."""
+    """Number of a pass's batches for `Steps`: all except a last one that is too small."""
     has_small_end = len(sizes) > 1 and sizes[-1] < batch_size
     return len(sizes) - has_small_end

@@ -2,7 +2,7 @@
 
 A division is called with features, float32 [num_points, num_features], with
 1 < num_subsets < num_points, and with a seed. It returns the subset of each point, int64
-[num_points] in 0 .. num_subsets - 1, and none of them is empty.
+[num_points] in 0 .. num_subsets - 1, without empty subsets.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Division(Protocol):
 
 @dataclass(frozen=True)
 class KMeans:
-    """Lloyd's k-means from k-means++ centroids; where clusters fall empty, others are halved.
+    """Lloyd's k-means from k-means++ centroids; empty clusters take half of another.
 
-    Our own loop: scikit-learn's sums depend on how many threads share them, it warns of
-    duplicates, and one thread of its takes no less time.
+    This is not scikit-learn's k-means, whose sums depend on the number of threads and which
+    warns of duplicates; with one thread it is not faster.
 
     Args:
-        num_iterations: Times that centroids move.
+        num_iterations: Number of iterations.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: 20 iterations.
@@ -94,13 +94,13 @@ class MedianSplit:
     """Locality-sensitive hashing into buckets of equal size, by recursive halving.
 
     Points are sorted by the first feature and cut in two, each part by the second feature, and
-    so on, from the first again when all were used. Where a part is to give an odd number of
-    buckets, it is cut in proportion, so that any number of buckets is met exactly and their
-    sizes differ by at most one.
+    so on, cyclically. A part with an odd number of buckets is cut in proportion, so any number
+    of buckets is met exactly and their sizes differ by at most one.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
-        read as in the same group's SlimML (ZFHashLayer.scala), which knows powers of two only.
+        interpreted as in the same group's SlimML (ZFHashLayer.scala), which supports only
+        powers of two.
 
     >>> MedianSplit()(torch.tensor([[3.0], [1.0], [2.0], [4.0], [9.0]]), num_subsets=2, seed=0)
     tensor([1, 0, 0, 1, 1])
@@ -135,8 +135,8 @@ class MedianSplit:
 class RandomHyperplanes:
     """Locality-sensitive hashing by sides of random hyperplanes through the mean point.
 
-    As many planes as leave room; then the largest buckets are halved until there are as many as
-    asked for.
+    It uses as many planes as the number of buckets allows, and then halves the largest buckets
+    until the number is right.
 
     References:
         Charikar, "Similarity Estimation Techniques from Rounding Algorithms", STOC 2002.
@@ -161,7 +161,7 @@ class GaussianMixture:
     """Most likely component of a mixture of Gaussians with diagonal covariance.
 
     Args:
-        num_iterations: Steps of expectation maximization at most.
+        num_iterations: Maximum number of steps of expectation maximization.
 
     References:
         Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM
@@ -199,12 +199,12 @@ class GaussianMixture:
 def split_largest(subset_of: Tensor, features: Tensor, num_subsets: int) -> Tensor:
     """Halve the largest subset until there are `num_subsets`, and number them without gaps.
 
-    A subset is cut at the median of the feature that varies most in it.
+    A subset is cut at the median of its most variable feature.
 
     Args:
-        subset_of: The subset of each point, int64 [num_points], at most num_subsets of them.
+        subset_of: The subset of each point, int64 [num_points]; at most num_subsets subsets.
         features: [num_points, num_features].
-        num_subsets: At most num_points.
+        num_subsets: Number of subsets, at most num_points.
 
     >>> split_largest(torch.tensor([7, 7, 7, 2]), torch.tensor([[5.0], [1.0], [4.0], [9.0]]), 3)
     tensor([2, 1, 1, 0])
@@ -235,7 +235,7 @@ def split_largest(subset_of: Tensor, features: Tensor, num_subsets: int) -> Tens
 
 
 class _AskingDraws(np.random.RandomState):
-    """Random numbers as NumPy draws them: k-means++ takes some for each centroid."""
+    """NumPy's random numbers; k-means++ uses some for each centroid."""
 
     def uniform(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         leave_off_if_told()
@@ -243,7 +243,7 @@ class _AskingDraws(np.random.RandomState):
 
 
 class _AskingMixture(SklearnMixture):  # type: ignore[misc]
-    """A mixture as scikit-learn fits it, a step of expectation maximization at a time."""
+    """scikit-learn's mixture, fitted one step of expectation maximization at a time."""
 
     def _m_step(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         leave_off_if_told()

@@ -1,6 +1,6 @@
-"""Long computations ask now and then whether anybody waits for them still.
+"""Cancellation of long computations, which ask at intervals whether to continue.
 
-`asking` says how, for the thread that it is used in; whatever that raises ends the computation.
+`asking` sets the check for the current thread; any exception from it ends the computation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 
 def _nothing() -> None:
-    """As where nobody can tell it to leave off."""
+    """Check that never cancels."""
 
 
 _ASK: ContextVar[Callable[[], None]] = ContextVar("ask", default=_nothing)
@@ -19,10 +19,11 @@ _ASK: ContextVar[Callable[[], None]] = ContextVar("ask", default=_nothing)
 
 @contextmanager
 def asking(ask: Callable[[], None]) -> Iterator[None]:
-    """Let computations within the block call `ask`, at least every tenth of a second or so.
+    """Let computations within the block call `ask`, about every tenth of a second or more
+    often.
 
     Args:
-        ask: Raises if they shall leave off.
+        ask: Raises to cancel them.
 
     >>> with asking(lambda: print("still here?")):
     ...     leave_off_if_told()
@@ -36,5 +37,5 @@ def asking(ask: Callable[[], None]) -> Iterator[None]:
 
 
 def leave_off_if_told() -> None:
-    """Ask; does nothing outside of `asking`."""
+    """Run the check; no effect outside of `asking`."""
     _ASK.get()()

@@ -1,4 +1,4 @@
-"""The look at the aggregated points before a pass: what the present model finds hard."""
+"""The look at the aggregated points before a pass: samples that the model finds hard."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import Tensor
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 
 FORWARD_COST = 1 / 3
-"""Cost of a forward pass over a point, in training samples' worth: a backward pass takes
-twice as long as a forward one."""
+"""Cost of a forward pass over a point, in training samples; a backward pass takes twice as
+long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many aggregated points a look sees.
+    """Number of aggregated points in a look.
 
     Attributes:
-        num_points: Aggregated points to look at each time, those first that were looked at
-            longest ago.
-        max_cost: Maximum cost of the look, in samples' worth, before a pass over all data;
-            proportionally less before one that is cut down. None for any.
+        num_points: Aggregated points per look, stalest first.
+        max_cost: Maximum cost of the look, in samples, before a full pass; proportionally less
+            before a shorter one. None for any.
     """
 
     num_points: int
     max_cost: float | None = None
 
     def cost(self, keep_ratio: float) -> float:
-        """Cost of the look before a pass of `keep_ratio`, in training samples' worth."""
+        """Cost of the look before a pass of `keep_ratio`, in training samples."""
         return self.num_looked_at(keep_ratio) * FORWARD_COST
 
     def num_looked_at(self, keep_ratio: float) -> int:
-        """Points that the look before a pass of `keep_ratio` sees."""
+        """Points in the look before a pass of `keep_ratio`."""
         if self.max_cost is None:
             return self.num_points
         affordable = int(keep_ratio * self.max_cost / FORWARD_COST)
@@ -42,12 +42,12 @@ class Budget:
 
 
 class Look:
-    """Measures the losses of aggregated points and tells them to a sampler.
+    """Measures the losses of aggregated points for a sampler.
 
     Args:
-        loss_of: ``loss_of(points)``: the present model's losses of these aggregated points,
+        loss_of: ``loss_of(points)``: the current model's losses of these aggregated points,
             [num_points].
-        budget: How many points it sees.
+        budget: Number of points per look.
     """
 
     def __init__(self, loss_of: Callable[[Tensor], Tensor], budget: Budget) -> None:

@@ -1,11 +1,11 @@
-"""Dimensionality reduction: a few features for each point, so that dividing points is cheap.
+"""Dimensionality reduction: a few features for each point, for cheap division.
 
 A reduction is called with the points of one class, float32 [num_points, *sample_shape] within
-[-1, 1] (a whole data set is scaled by one number), how many subsets they will be divided into,
-and a seed. It returns features, float32 [num_points, num_features], similar for similar points.
+[-1, 1] (one scale for the whole data set), the number of subsets, and a seed. It returns
+features, float32 [num_points, num_features], similar for similar points.
 
-Where a reduction needs matrices, a picture [channels, height, width] is made gray, a sensor
-window [channels, time] is one as it is, and flat features fill a square, padded with zeros.
+For reductions of matrices, a picture [channels, height, width] is made gray, a sensor window
+[channels, time] already is a matrix, and flat features fill a square, padded with zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.learning.sampling.leaving_off import leave_off_if_told
 
 MAX_SEED = 2**32
-"""scikit-learn takes seeds below it."""
+"""Upper limit of scikit-learn's seeds."""
 
 
 class Reduction(Protocol):
@@ -42,16 +42,16 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True)
 class SingularValues:
-    """The largest singular values of each point by itself, taken as a matrix.
+    """The largest singular values of each point as a matrix.
 
     Args:
-        num_features: How many at most; a matrix has no more than its shorter side.
+        num_features: Maximum number; a matrix has at most as many as its shorter side.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: "SVD on single
-        data points", 10 values, cost of order d^1.5 a point. The paper does not say what
-        becomes of the channels of a picture: gray ones divide as well as stacked ones and cost
-        less.
+        data points", 10 values, cost of order d^1.5 a point. The paper does not specify the
+        treatment of a picture's channels: gray pictures divide as well as stacked channels and
+        cost less.
 
     >>> points = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]) / 4
     >>> SingularValues()(points, num_subsets=1, seed=0)
@@ -83,33 +83,33 @@ class SingularValues:
 
 @dataclass(frozen=True)
 class IncrementalSVD:
-    r"""Regularised factorisation of few attributes by gradient steps, one factor at a time.
+    r"""Regularized factorization of few attributes by gradient steps, one factor at a time.
 
     Points :math:`X_{ij}` are predicted as :math:`\sum_f U_{fi} V_{fj}`. For each factor
     :math:`f` in turn, ``num_passes`` passes over all points take, for its own share of the
     attributes :math:`j` and with the error :math:`e_{ij}` of the prediction clipped to
     [-30, 30],
 
-    .. math:: U_{fi} \leftarrow U_{fi} + \eta \textstyle\sum_j (e_{ij} V_{fj} - \lambda U_{fi}),
-        \quad V_{fj} \leftarrow V_{fj} + \eta \textstyle\sum_i (e_{ij} U_{fi} - \lambda V_{fj})
+    .. math:: U_{fi} \leftarrow U_{fi} + \eta \sum_j (e_{ij} V_{fj} - \lambda U_{fi}),
+        \quad V_{fj} \leftarrow V_{fj} + \eta \sum_i (e_{ij} U_{fi} - \lambda V_{fj})
 
-    The features of point i are :math:`U_{fi}`, one factor for each halving that it takes to
-    come to the number of subsets, at least one.
+    The features of point i are :math:`U_{fi}`. The number of factors is the number of halvings
+    that give the subsets, at least one.
 
     Args:
         attribute_share: Share of the attributes used for one factor, in (0, 1].
         lr: Step size :math:`\eta`.
         regularization: :math:`\lambda`.
         num_passes: Passes over all points, for each factor.
-        block_size: Points whose steps are summed.
+        block_size: Number of points with summed steps.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
         with its figures; the algorithm is that of the same group's SlimML (IncreSVD.scala).
-        Departures: there the steps are taken one entry (i, j) at a time; here those of all
-        attributes of a block of points are summed, the same to first order in the step size
-        and about a hundred times as fast. There the attributes of a factor lie as many apart as
-        there are, which in MNIST is the blank border; here they spread over the whole point.
+        Departures: SlimML takes steps one entry (i, j) at a time. Here the steps of all
+        attributes of a block of points are summed, which is equal to first order in the
+        step size and about a hundred times as fast. SlimML's attributes of a factor are in
+        the blank border of MNIST; here they spread over the whole point.
     """
 
     attribute_share: float = 0.01
@@ -153,7 +153,7 @@ class IncrementalSVD:
     ) -> NDArray[np.float64]:
         """Change `u` [num_points] in place and return the new `v` [num_columns].
 
-        `others` is what the other factors predict of `targets`, [num_points, num_columns].
+        `others` is the other factors' prediction of `targets`, [num_points, num_columns].
         """
         blocks = [
             slice(start, start + self.block_size) for start in range(0, len(u), self.block_size)
@@ -192,14 +192,14 @@ class IncrementalSVD:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A real-valued hash: the means of ten blocks, 2 x 5, of a point taken as a matrix.
+    """A real-valued hash: the means of ten blocks, 2 x 5, of a point as a matrix.
 
-    This is the block mean hash of pictures before it is cut to bits: ten bits would have only
-    1024 different values. Cost of order d a point.
+    This is the block mean hash of pictures without the final reduction to bits, because ten
+    bits have only 1024 values. The cost per point is of order d.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 3,
-        asks for fingerprints of length 10 and does not say which. Yang, Gu and Niu, "Block Mean
+        requires fingerprints of length 10 without naming a kind. Yang, Gu and Niu, "Block Mean
         Value Based Image Perceptual Hashing", IIH-MSP 2006.
 
     >>> picture = (torch.arange(40) % 2 / 2).view(1, 1, 4, 10)
@@ -222,7 +222,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many attributes of a point fall into each of equal bins over the range of the class.
+    """Histogram of a point's attributes, in equal bins over the range of the class.
 
     >>> Histogram(num_features=2)(torch.tensor([[0.0, 0.1, 1.0]]), num_subsets=1, seed=0)
     tensor([[2., 1.]])
@@ -254,7 +254,7 @@ class WholeDataSVD:
     """Coordinates along the first singular vectors of the matrix of all points of a class.
 
     Args:
-        num_features: How many at most; there are no more than points or attributes.
+        num_features: Maximum number; limited by the points and attributes.
 
     References:
         Halko, Martinsson and Tropp, "Finding Structure with Randomness", SIAM Review 2011,
@@ -289,7 +289,7 @@ class WholeDataSVD:
 
 @dataclass(frozen=True)
 class PCA(WholeDataSVD):
-    """Principal components: coordinates where the points of a class vary most.
+    """Principal components: coordinates of the largest variance in a class.
 
     >>> line = torch.tensor([[0.0, 0.0], [0.3, 0.4], [0.6, 0.8]])
     >>> PCA(num_features=1)(line, num_subsets=1, seed=0).abs()

@@ -1,6 +1,4 @@
-"""Algorithm 2 of EdgeGossip as a batch sampler: what matters most first, as much as there is
-time for.
-"""
+"""Algorithm 2 of EdgeGossip as a batch sampler: the most important samples first."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from edgegossip.learning.sampling.selection import Candidates, Selection
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Samples to take one step on.
+    """Samples of one step.
 
     Attributes:
-        positions: [batch] where they stand in the worker's data.
+        positions: [batch] positions in the worker's data.
         weights: [batch] weight of each sample's loss, 1 on average; None for all 1.
     """
 
@@ -37,9 +35,9 @@ class Batch:
 class AccuracyAwareSampler(Sampler[list[int]]):
     r"""Batches of the share `keep_ratio` of a data set that a `Selection` prefers.
 
-    Before an epoch, look at the aggregated points with the present model and hand in their
-    losses (`set_losses`); each epoch then visits :math:`\mathrm{round}(r\,|X|)` samples, but
-    at least two. With `DataLoader` alone::
+    Before an epoch, measure the losses of the aggregated points with the current model and pass
+    them to `set_losses`. Each epoch then visits :math:`\mathrm{round}(r\,|X|)` samples, at
+    least two. With `DataLoader` alone::
 
         sampler = AccuracyAwareSampler(aggregated, batch_size=64, selection=Ranked())
         loader = DataLoader(dataset, batch_sampler=sampler)
@@ -47,9 +45,9 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             sampler.set_losses(losses_of(model, aggregated.x, aggregated.y))
             for x, y in loader: ...
 
-    A selection that weighs samples (`Importance`, `Pruned`) says so in `weights`, and one that
-    goes by their losses (`Focused`) is told them by `record`; untold, it chooses as `Random`
-    does. Both need to know where the samples of a batch stand, so let the data set tell::
+    A selection that weighs samples (`Importance`, `Pruned`) sets `weights`. A selection that
+    uses their losses (`Focused`) gets them from `record`; without them, it chooses like
+    `Random`. Both need the positions of a batch's samples, so include them in the data set::
 
         dataset = TensorDataset(x, y, torch.arange(len(x)))
         ...
@@ -58,32 +56,31 @@ class AccuracyAwareSampler(Sampler[list[int]]):
                 (losses * sampler.weights[positions]).mean().backward()
                 sampler.record(positions, losses)
 
-    Workers of a `DataLoader` fetch ahead but do not run the sampler, so `num_workers` changes
-    nothing.
+    Workers of a `DataLoader` prefetch but do not run the sampler, so `num_workers` has no
+    effect on the choice.
 
     Args:
-        aggregated: Points that stand for the samples; None for selections that look at no
-            losses.
-        num_samples: Samples in all; needed only without `aggregated`.
-        batch_size: Samples a step, at least 1; batches are smaller only at the end of an epoch
-            and larger only where `Ranked` keeps subsets whole. One sample alone joins the batch
-            before.
+        aggregated: Aggregated points of the samples; None for selections that need no losses.
+        num_samples: Total number of samples; needed only without `aggregated`.
+        batch_size: Samples per step, at least 1. Batches are smaller only at the end of an
+            epoch, and larger only if `Ranked` keeps subsets whole. A single remaining sample
+            joins the previous batch.
         selection: Selection of the preferred samples.
         keep_ratio: :math:`r`, the share of the samples that an epoch visits, in (0, 1]; may be
-            set anew before each epoch.
-        key: (seed, rank, incarnation), or a seed alone: names the random stream.
+            changed before each epoch.
+        key: Key of the random stream: (seed, rank, incarnation), or only a seed.
 
     Attributes:
-        weights: [num_samples] factor of each sample's loss in the present epoch.
-        focus: Share of the present epoch that was chosen for its high loss, in [0, 1].
+        weights: [num_samples] factor of each sample's loss in the current epoch.
+        focus: Share of the current epoch that was chosen for its high loss, in [0, 1].
 
     Raises:
         ValueError: If a number is out of range, or the selection needs `aggregated`.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2. Departures: the number of
-        samples is exact, so the last batch is cut where the paper's may overshoot; its endless
-        loop at :math:`r = 1` is mended.
+        samples is exact, so the last batch is cut, while the paper's may overshoot; the paper's
+        endless loop at :math:`r = 1` is fixed.
 
     >>> from edgegossip.learning.sampling.selection import Random
     >>> sampler = AccuracyAwareSampler(num_samples=8, batch_size=3, selection=Random())
@@ -138,7 +135,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     # The model's losses on the aggregated points.
 
     def set_losses(self, losses: Tensor, points: Tensor | None = None) -> None:
-        """Hand in what the present model's loss is on the aggregated points.
+        """Set the current model's losses on the aggregated points.
 
         Args:
             losses: [num_points], one for each of `points`; finite.
@@ -162,7 +159,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._last_look[chosen] = self.epoch
 
     def stalest_points(self, num_points: int) -> Tensor:
-        """The aggregated points that were looked at longest ago, at most `num_points`."""
+        """The aggregated points with the stalest losses, at most `num_points`."""
         order = torch.randperm(
             len(self._losses), generator=generator(*self._key, "look", self.epoch)
         )
@@ -172,7 +169,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     # One epoch.
 
     def __len__(self) -> int:
-        """Batches in an epoch, or at most that many where subsets are kept whole."""
+        """Batches in an epoch; an upper limit if subsets are kept whole."""
         return len(self.batch_sizes(self.num_due(self.keep_ratio)))
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -190,12 +187,12 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         return self.at_least_two(keep_ratio * self.num_samples)
 
     def at_least_two(self, num_samples: float) -> int:
-        """`num_samples`, rounded, but no fewer than two and no more than there are."""
+        """`num_samples`, rounded and limited to the range from two to all samples."""
         # Batch normalisation cannot train on one sample alone.
         return min(self.num_samples, max(2, round(num_samples)))
 
     def batch_sizes(self, num_samples: int) -> list[int]:
-        """Sizes of the batches of `num_samples` samples, where subsets are not kept whole."""
+        """Sizes of the batches of `num_samples` samples, if subsets are not kept whole."""
         num_whole, rest = divmod(num_samples, self.batch_size)
         if rest == 1 and num_whole:
             # As in `at_least_two`.
@@ -236,19 +233,19 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         ]
 
     def visit(self, batch: Batch) -> None:
-        """Count `batch` as trained on, which selections that spread their choice go by."""
+        """Count the visits of `batch`, for selections that spread their choice."""
         ones = torch.ones_like(batch.positions)
         self._num_visits.index_add_(0, batch.positions, ones)
 
     def record(self, positions: Tensor, losses: Tensor) -> None:
-        """Keep the losses, [batch], that training on these samples has shown for free.
+        """Record the losses of these samples from training, [batch].
 
-        Only selections with `needs_sample_losses` look at them.
+        Only selections with `needs_sample_losses` use them.
         """
         self._sample_losses[positions] = losses.detach().to("cpu", torch.float32)
 
     def _known_losses(self) -> Tensor:
-        """Losses, and for points never looked at the mean of those that were."""
+        """Losses; unmeasured points get the mean of the measured ones."""
         is_known = self._losses.isfinite()
         if not is_known.any():
             raise ValueError(
@@ -262,7 +259,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         return list(torch.split(order, self.batch_sizes(len(order))))
 
     def _ends_of_whole_batches(self, order: Tensor) -> list[int]:
-        """Ends of batches that take whole subsets until they have `batch_size` samples."""
+        """Ends of batches of whole subsets with at least `batch_size` samples."""
         subsets = self._subset_of[order]
         is_end = torch.ones(len(order), dtype=torch.bool)
         is_end[:-1] = subsets[1:] != subsets[:-1]
@@ -277,7 +274,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes from epoch to epoch."""
+        """All state that changes from epoch to epoch."""
         return {
             "epoch": self.epoch,
             "losses": self._losses,

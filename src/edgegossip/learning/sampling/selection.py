@@ -1,4 +1,4 @@
-"""Selection of the samples to train on where there is no time for all of them."""
+"""Selection of training samples when there is no time for all of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from edgegossip.learning.sampling.visits import (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Data that a selection chooses from, at the start of an epoch.
+    """Data for a selection at the start of an epoch.
 
     Attributes:
-        losses: [M] loss of each aggregated point when it was last looked at.
-        is_newest: [M] whether that was in the newest look.
+        losses: [M] last measured loss of each aggregated point.
+        is_newest: [M] whether the newest look measured it.
         labels: [M] class of each aggregated point.
-        subset_of: [N] which aggregated point stands for each sample.
-        num_visits: [N] how often each sample was trained on so far.
-        sample_losses: [N] loss of each sample when it was last trained on, NaN for never:
-            what training tells for free.
+        subset_of: [N] index of each sample's aggregated point.
+        num_visits: [N] number of previous visits of each sample.
+        sample_losses: [N] loss of each sample at its last visit, from training; NaN before the
+            first.
     """
 
     losses: Tensor
@@ -60,13 +60,13 @@ class Choice:
 
 
 class Selection(Protocol):
-    """Chooses samples; a frozen dataclass of hyperparameters that derives from this.
+    """Base of selections; subclasses are frozen dataclasses of hyperparameters.
 
-    `choose` gives exactly `num_samples` positions, all different unless the selection says
-    otherwise, in an order that depends on `random` and the candidates only.
+    `choose` returns exactly `num_samples` positions, by default all different, in an order that
+    depends only on `random` and the candidates.
 
     Attributes:
-        num_points: How many aggregated points to look at before an epoch; None for all.
+        num_points: Aggregated points to look at before an epoch; None for all.
     """
 
     num_points: int | None = None
@@ -82,10 +82,10 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class Ranked(Selection):
-    """Algorithm 2 to the letter: whole subsets, those of the highest loss first, unshuffled.
+    """Algorithm 2 to the letter: whole subsets by descending loss, not shuffled.
 
-    Neighbors in the ranking are of one class, and so are batches; on CIFAR-10 training breaks
-    down. The last subset is cut so that the number of samples is exact.
+    Neighbors in the ranking are often of one class, and so are batches; on CIFAR-10 training
+    breaks down. The last subset is cut to give the exact number of samples.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2.
@@ -114,10 +114,10 @@ class RankedShuffled(Selection):
 
 @dataclass(frozen=True)
 class RankedPerClass(Selection):
-    """The same share of each class, within it the subsets of the highest loss; shuffled.
+    """The same share of each class, with the subsets of the highest loss in it; shuffled.
 
-    Departs from Algorithm 2, whose ranking over all classes may leave out the easy ones.
-    Shares of classes differ by less than one sample.
+    This departs from Algorithm 2, whose ranking over all classes may omit easy ones. Shares of
+    classes differ by less than one sample.
     """
 
     def choose(
@@ -140,8 +140,8 @@ class RankedPerClass(Selection):
 class Sampled(Selection):
     r"""Draw without replacement, with probability :math:`\propto e^{1/T}` for loss :math:`e`.
 
-    Each sample has the loss of its aggregated point, to the power of one over the temperature
-    :math:`T`: 2 draws by the square root, 0.01 ranks, 100 is as good as random.
+    The loss of a sample is that of its aggregated point, to the power of one over the
+    temperature :math:`T`: 2 draws by the square root, 0.01 almost ranks, 100 is almost random.
 
     Args:
         temperature: :math:`T`, above 0.
@@ -170,14 +170,13 @@ class Sampled(Selection):
 class Importance(Selection):
     r"""Prefer high losses but weigh samples so that gradients stay unbiased.
 
-    Sample :math:`i` is in with probability :math:`\pi_i`, half of which is the same for all and
-    half in proportion to the loss of its aggregated point, and weighs
-    :math:`n / (N \pi_i)`: the weighted mean over the choice is, in expectation, the mean over
-    all samples.
+    Sample :math:`i` is chosen with probability :math:`\pi_i`. Half of it is equal for all, and
+    half is proportional to the loss of the aggregated point. The sample has weight :math:`n /
+    (N \pi_i)`, so the expected weighted mean over the choice is the mean over all samples.
 
     Args:
-        uniform_share: Share of the probability that is the same for all samples, in (0, 1];
-            bounds the weights by one over it.
+        uniform_share: Share of the probability that is equal for all samples, in (0, 1]; its
+            inverse bounds the weights.
 
     References:
         Horvitz and Thompson, JASA 1952; Katharopoulos and Fleuret, "Not All Samples Are Created
@@ -200,19 +199,20 @@ class Importance(Selection):
 
 @dataclass(frozen=True)
 class Pruned(Selection):
-    r"""Thin out what is below the mean loss, at random, and let the rest of it weigh more.
+    r"""Randomly drop samples below the mean loss, and increase the weight of the rest of them.
 
-    InfoBatch's idea with aggregated points. A sample whose aggregated point has less than the
-    mean loss is kept with a probability lower by the factor :math:`1 - p`; weights keep
-    gradients unbiased. Where there is time for all samples, none is left out.
+    InfoBatch's idea with aggregated points. For a sample whose aggregated point is below the
+    mean loss, the factor :math:`1 - p` lowers the probability; weights keep gradients unbiased.
+    If there is time for all samples, none is dropped.
 
     Args:
         prune_ratio: :math:`p`, in [0, 1).
 
     References:
         Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning",
-        ICLR 2024, arXiv:2303.04947. There the number of samples follows from :math:`p`; here it
-        is given, and the probabilities are scaled to it. There is no final phase on all data.
+        ICLR 2024, arXiv:2303.04947. In the paper the number of samples follows from :math:`p`.
+        Here it is given, and the probabilities are scaled to it; there is no final phase on all
+        data.
     """
 
     prune_ratio: float = 0.5
@@ -230,9 +230,9 @@ class Pruned(Selection):
 
 @dataclass(frozen=True)
 class Cyclic(Selection):
-    """Those least often visited, ties at random: passes over all data, however small the share.
+    """The least visited samples, ties at random: passes over all data for any share.
 
-    In that order: where the end of a pass is left out, visits still differ by at most one.
+    If the end of a pass is omitted, visits still differ by at most one.
     """
 
     needs_losses: ClassVar[bool] = False
@@ -246,7 +246,7 @@ class Cyclic(Selection):
 
 @dataclass(frozen=True)
 class Random(Selection):
-    """Any samples, all alike: the control."""
+    """Uniformly random samples: the control."""
 
     needs_losses: ClassVar[bool] = False
 
@@ -259,28 +259,27 @@ class Random(Selection):
 
 @dataclass(frozen=True)
 class Focused(Selection):
-    r"""Revisit what is not learnt yet, the more so the more redundant the data prove.
+    r"""Revisit unlearned samples, the more so the more redundant the data are.
 
-    Aggregated points tell how redundant: with :math:`c` the mean probability that the model
-    gives to the classes of those newly looked at (:math:`e^{-\mathrm{loss}}`), the part
+    Aggregated points measure the redundancy. With :math:`c` the mean probability that the model
+    gives to the classes of newly measured points (:math:`e^{-\mathrm{loss}}`), the part
 
     .. math:: f = c^s / (c^s + (1 - c)^s)
 
-    of the epoch is spent on high losses and the rest on any samples, as by `Random`. Means of
-    alike samples are recognised (:math:`f \to 1`: MNIST); those of samples that differ are
-    not, however well the model has memorised each of them (:math:`f` below 0.01: CIFAR-10).
-    Training has shown for free which samples are hard: within each class, a sample is visited
-    in proportion to its loss when it was last trained on, up to `max_visits` times an epoch. So
-    the fastest platforms too spend their time where there is something left to learn. Samples
-    never trained on count twice the mean.
+    of the epoch is spent on high losses, and the rest on random samples. The model recognizes
+    means of similar samples (:math:`f \to 1`: MNIST). It does not recognize means of different
+    samples, even if it has memorized each of them (:math:`f` below 0.01: CIFAR-10). Losses of
+    samples come from training for free: within each class, visits are proportional to the last
+    loss, up to `max_visits` per epoch. The fastest platforms thus also spend their time on
+    unlearned samples. Unvisited samples count with twice the mean loss.
 
     The positions are *not* all different.
 
     Args:
-        max_visits: Visits of a sample in one epoch for its high loss, at least 1.
-        sharpness: :math:`s`, at least 1: how suddenly the focus sets in around c = 1/2.
-        num_points: Aggregated points to look at before an epoch, at least 1. A few tell the
-            mean: by 32 it is known within 0.09 at worst (one standard deviation).
+        max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
+        sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
+        num_points: Aggregated points to look at before an epoch, at least 1. A few suffice for
+            the mean: 32 give it within 0.09 at worst (one standard deviation).
 
     References:
         Ours; in place of Algorithm 2 of Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021.
@@ -307,7 +306,7 @@ class Focused(Selection):
         return Choice(_shuffled(torch.cat([focused, others]), random), focus=focus)
 
     def focus(self, candidates: Candidates) -> float:
-        """Share of the epoch that goes to high losses, in [0, 1]: 0 before any training."""
+        """Share of the epoch for high losses, in [0, 1]; 0 before any training."""
         if bool(candidates.sample_losses.isnan().all()):
             return 0.0
         losses = candidates.losses[candidates.is_newest].double()
@@ -346,7 +345,7 @@ def selection(name: str) -> Selection:
     """Look a selection up by its name.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The name is unknown.
 
     >>> selection("ranked-per-class")
     RankedPerClass()
@@ -361,7 +360,7 @@ def _shuffled(order: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _unbiased(need: Tensor, num_samples: int, random: torch.Generator) -> Choice:
-    """Choose with probability in proportion to `need`, weigh by one over the probability."""
+    """Choose with probability proportional to `need`, and weigh by its inverse."""
     probability = expected_visits(need, num_samples, max_visits=1)
     order = _shuffled(systematic(probability, num_samples, random), random)
     return Choice(order, (num_samples / len(need) / probability[order]).float())

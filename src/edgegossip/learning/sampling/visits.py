@@ -1,4 +1,4 @@
-"""How often to visit each sample, given how much each needs it, and how to draw that."""
+"""Numbers of visits in proportion to need, and their random draw."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tensor:
     r"""Share visits in proportion to need, up to a maximum each.
 
-    :math:`m_i = \min(m_{max}, \lambda a_i)` with :math:`\lambda` such that
-    :math:`\sum_i m_i` is `num_visits`; all alike where even the maximum is not enough.
+    :math:`m_i = \min(m_{max}, \lambda a_i)` with :math:`\lambda` such that :math:`\sum_i m_i`
+    is `num_visits`; equal if even the maximum is not enough.
 
     Args:
         need: :math:`a`, above 0, float64 [num_samples].
-        num_visits: To share out.
-        max_visits: :math:`m_{max}`, of one sample.
+        num_visits: Total number of visits.
+        max_visits: :math:`m_{max}`, the maximum of one sample.
 
     >>> expected_visits(torch.tensor([6.0, 3.0, 1.0]).double(), 2, max_visits=1)
     tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
@@ -37,13 +37,13 @@ def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tenso
 def expected_visits_per_class(
     need: Tensor, labels: Tensor, num_visits: float, max_visits: float
 ) -> Tensor:
-    """`expected_visits` within each class, which gets its share of the samples in visits.
+    """`expected_visits` within each class, with visits in proportion to its samples.
 
     Args:
-        need: As there.
+        need: As in `expected_visits`.
         labels: [num_samples] class of each sample.
-        num_visits: As there.
-        max_visits: As there.
+        num_visits: As in `expected_visits`.
+        max_visits: As in `expected_visits`.
     """
     visits = torch.empty_like(need)
     for label in labels.unique():  # type: ignore[no-untyped-call]
@@ -56,17 +56,17 @@ def expected_visits_per_class(
 def systematic(
     visits: Tensor, num_visits: int, random: torch.Generator, groups: Tensor | None = None
 ) -> Tensor:
-    """Draw `num_visits` positions, each as often as expected, up or down to a whole number.
+    """Draw `num_visits` positions, with expected visits rounded up or down.
 
-    One random start and equal steps along the samples in random order: what is expected 2.3
-    times comes 2 or 3 times, on average 2.3 times.
+    Systematic sampling: one random start and equal steps along the samples in random order. A
+    sample with 2.3 expected visits gets 2 or 3, on average 2.3.
 
     Args:
         visits: Expected visits, adding up to `num_visits`, float64 [num_samples].
-        num_visits: How many positions to draw.
-        random: Where the order and the start come from.
-        groups: Group of each sample, [num_samples]: what is drawn from a group differs by less
-            than one from what is expected. None for a single group.
+        num_visits: Number of positions to draw.
+        random: Source of the order and the start.
+        groups: Group of each sample, [num_samples]. The visits of a group differ from the
+            expected number by less than one. None for a single group.
 
     References:
         Madow, "On the Theory of Systematic Sampling, II", Ann. Math. Statist. 1949.

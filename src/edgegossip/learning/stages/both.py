@@ -1,4 +1,4 @@
-"""A synthetic gradient and a local loss beside it."""
+"""A synthetic gradient combined with a local loss."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory
 
 @dataclass(frozen=True, kw_only=True)
 class Both(TeacherFactory):
-    """Train a stage by the sum of a synthetic gradient and a local loss.
+    """Train a stage with the sum of a synthetic gradient and a local loss.
 
-    The local loss teaches from the first batch, when the prediction is still zero; the
-    gradient brings what the stages above want.
+    The local loss teaches from the first batch on, while the prediction is still zero. The
+    gradient adds the information of the stages above.
 
     Args:
         gradients: Predicts the gradient.
-        losses: The local loss, or another teacher that learns from no gradient.
+        losses: The local loss, or another teacher that does not learn from gradients.
         weight: Weight of the local loss, at least 0.
 
     Raises:

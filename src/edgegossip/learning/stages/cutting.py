@@ -1,4 +1,4 @@
-"""Cut a model into stages that run one behind the other, and put it together again."""
+"""Cutting a model into stages that run in sequence, and joining it again."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def blocks(
     sample: Tensor | None = None,
     is_flat: bool = False,
 ) -> list[nn.Module]:
-    """List the blocks of a model in the order in which they run: it can be cut between them.
+    """List the blocks of a model in the order of execution; it can be cut between them.
 
     Args:
         module: An `nn.Sequential`, whose children are the blocks; a list of modules, or an
             `nn.ModuleList`; or any other module, with `names`.
         names: The blocks of a module with a forward of its own, such as ``("conv", "fc.0")``.
-            Its forward must run them one behind the other and do nothing else.
-        sample: [batch, ...] inputs, needed with `names`: on them the blocks have to give the
-            module's outputs bit for bit, in evaluation and in training mode.
-        is_flat: Take an `nn.Sequential` among the blocks apart too.
+            Its forward must run them in sequence and do nothing else.
+        sample: [batch, ...] inputs, required with `names`. The blocks must give the module's
+            outputs on them bit for bit, in evaluation and in training mode.
+        is_flat: Also split an `nn.Sequential` among the blocks.
 
     Raises:
-        ValueError: If there are no blocks, or the module is not made of these alone.
+        ValueError: If there are no blocks, or the module consists of more than these.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
     >>> len(blocks(model)), len(blocks(model, is_flat=True))
@@ -62,21 +62,21 @@ def cut(
     sample: Tensor | None = None,
     is_flat: bool = False,
 ) -> list[nn.Sequential]:
-    """Cut a model into ``len(at) + 1`` stages, which compute the same one behind the other.
+    """Cut a model into ``len(at) + 1`` stages, which compute the same in sequence.
 
-    Stages hold the model's own layers, no copies, under the names that these have in it. An
-    activation that a stage begins with is made to leave its input alone (``inplace``), since
-    that is the output of another stage. Stages lay pictures out as the model does.
+    Stages hold the model's own layers, not copies, under their names in the model. An
+    activation at the beginning of a stage is changed not to overwrite its input (``inplace``),
+    which is the output of another stage. Stages use the model's memory layout of pictures.
 
     Args:
         module: As in `blocks`.
-        at: Index of the first block of each stage but the first; none leaves the model whole.
+        at: Index of the first block of each stage except the first; empty for a single stage.
         names: As in `blocks`.
         sample: As in `blocks`.
         is_flat: As in `blocks`.
 
     Raises:
-        ValueError: If the model cannot be cut so.
+        ValueError: If the model cannot be cut there.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [[*stage.state_dict()] for stage in cut(model, [1])]
@@ -103,10 +103,10 @@ class StageMaker:
     Args:
         make: Makes the whole model.
         stage: Number of the stage, from 0.
-        at: Where it is cut: this and the rest as in `cut`.
-        names: Names of its blocks.
-        sample: Inputs on which they are checked.
-        is_flat: Whether sequences among them are taken apart.
+        at: Cuts; this and the rest as in `cut`.
+        names: Names of the blocks.
+        sample: Inputs for the check.
+        is_flat: Whether to split sequences among the blocks.
     """
 
     make: Callable[[], Cuttable]
@@ -140,22 +140,22 @@ def stage_models(
     sample: Tensor | None = None,
     is_flat: bool = False,
 ) -> dict[str, StageMaker]:
-    """Give what makes each stage of a model, by its role ``stage-0``, ...: a `Task`'s `model`.
+    """Return makers of the stages, by role ``stage-0``, ..., for a `Task`'s `model`.
 
-    All stages start from one model: the one that `make` draws under the same seed. Joined one
-    behind the other they are that model, parameter by parameter in the same order; the names
-    of its tensors have the role in front, which `whole_names` takes off.
+    All stages start from the model that `make` draws under the same seed. Joined in sequence
+    they are that model, parameter by parameter in the same order. The role precedes the names
+    of its tensors; `whole_names` removes it.
 
     Args:
         make: Makes the whole model; called once for each stage.
-        at: Where to cut: this and the rest as in `cut`.
+        at: Cuts; this and the rest as in `cut`.
         names: Names of the blocks of a module with a forward of its own.
-        sample: [batch, ...] inputs, needed with `names`.
-        is_flat: Take an `nn.Sequential` among the blocks apart too.
+        sample: [batch, ...] inputs, required with `names`.
+        is_flat: Also split an `nn.Sequential` among the blocks.
 
     Raises:
-        ValueError: When a stage is made, if the model cannot be cut so, or there is nothing to
-            train in it.
+        ValueError: When a stage is made, if the model cannot be cut there, or the stage has
+            nothing to train.
 
     >>> models = stage_models(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), [1])
     >>> {role: make() for role, make in models.items()}["stage-1"]
@@ -171,7 +171,7 @@ def stage_models(
 
 
 def whole_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name the tensors of joined stages as the model that was cut does, for its `state_dict`.
+    """Rename the tensors of joined stages to those of the original model's `state_dict`.
 
     >>> [*whole_names({"stage-0.conv.weight": torch.ones(1), "stage-1.fc.bias": torch.ones(1)})]
     ['conv.weight', 'fc.bias']
@@ -180,12 +180,12 @@ def whole_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def activations(modules: Sequence[nn.Module], sample: Tensor) -> list[Tensor]:
-    """Run blocks or stages one behind the other in evaluation mode; give each one's output.
+    """Run blocks or stages in sequence in evaluation mode; return each output.
 
-    Modes, buffers and `sample` stay as they are.
+    Modes, buffers and `sample` are not changed.
 
     Raises:
-        ValueError: If one gives anything but a tensor.
+        ValueError: If one returns anything but a tensor.
     """
     outputs = []
     with _evaluation(modules):
@@ -201,10 +201,10 @@ def activations(modules: Sequence[nn.Module], sample: Tensor) -> list[Tensor]:
 
 
 def boundaries(stages: Sequence[nn.Module], sample: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what one sample becomes between stages, one for each boundary.
+    """Shapes of a sample's activations at each boundary between stages.
 
     Args:
-        stages: Stages from `cut`; their modes and buffers stay as they are.
+        stages: Stages from `cut`; their modes and buffers are not changed.
         sample: [batch, ...] inputs.
 
     >>> boundaries(cut(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), [1]), torch.zeros(1, 4))
@@ -271,7 +271,7 @@ def _runs_in_order(module: nn.Module) -> bool:
 
 
 def _sequence(named: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
-    """The blocks one behind the other, at their paths within the model."""
+    """A module of blocks in sequence, at their paths within the model."""
     stage = nn.Sequential()
     for path, block in named:
         *parents, name = path.split(".")
@@ -353,7 +353,7 @@ def _require_same(
             mode = "training" if is_training else "evaluation"
             raise ValueError(
                 f"in {mode} mode, the named blocks one behind the other do not give what the "
-                f"{type(module).__name__} does: its forward does something else besides, or in "
+                f"{type(module).__name__} does: its forward also does something else, or in "
                 "another order; move that into a block"
             )
 

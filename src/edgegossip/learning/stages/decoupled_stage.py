@@ -1,4 +1,4 @@
-"""A stage that updates at once: by its teacher, or, the last, by the true loss."""
+"""A stage that updates at once: from its teacher, or in the last stage from the true loss."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from edgegossip.learning.stages.teacher import Teacher, TeacherFactory
 class DecoupledStage(StageLearner):
     """Trains one stage of `Decoupled`; see `StageLearner` for the other arguments.
 
-    A request brings `activations` and `labels`, unless the stage is the first, and perhaps a
-    lesson for the teacher (`fit_activations`, `fit_labels`, `fit_gradient`), which comes first.
-    Outputs are the stage's `activations` with `labels`, unless it is the last, and the
-    `gradient` of the mean loss at its inputs, unless it is the first.
+    A request contains `activations` and `labels`, except in the first stage. It may contain a
+    lesson for the teacher (`fit_activations`, `fit_labels`, `fit_gradient`), which is processed
+    first. Outputs are the stage's `activations` with `labels`, except in the last stage, and
+    the `gradient` of the mean loss at its inputs, except in the first.
 
     Args:
-        teacher: Says by which gradient all stages but the last train.
-        replay: Batches from below that are kept; each step trains on one of them, drawn at
-            random, and only a new one has a gradient that goes back. 0 trains on each as it
-            comes.
+        teacher: Source of the gradient for all stages except the last.
+        replay: Number of batches from below to keep; each step trains on a random one of them,
+            and only a new one returns a gradient. 0 trains on each on arrival.
     """
 
     def __init__(self, *, teacher: TeacherFactory, replay: int = 0, **arguments: Any) -> None:  # noqa: ANN401
@@ -101,14 +100,14 @@ class DecoupledStage(StageLearner):
         return self._kept[chosen], chosen == len(self._kept) - 1
 
     def start_over(self) -> None:
-        """Forget momentum, batches, and a teacher that has learnt nothing sound."""
+        """Forget momentum, batches, and an unsound teacher."""
         super().start_over()
         self._kept = []
         if self._teacher is not None and not self._teacher.is_sound:
             self._make_teacher()
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
-        """Give a step of the first stage, which waits for nobody."""
+        """Return a step of the first stage, which needs no other worker."""
         return Train(params, Steps(1)) if self.place.is_first else None
 
     def cost(self, request: Train) -> float:

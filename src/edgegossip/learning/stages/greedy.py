@@ -14,12 +14,11 @@ from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(TeacherFactory):
-    """Train each stage for the loss of a classifier that is put on its outputs.
+    """Train each stage with the loss of a classifier on its outputs.
 
-    For pictures the classifier averages them to a quarter of their side, at least 2, and has
-    three 1x1 convolutions before its dense layers ("MLP-SR-aux"); for anything else it has one
-    hidden layer. Stages that fall behind may train on batches again: see `replay` of
-    `DecoupledStage`.
+    For pictures the classifier pools them to a quarter of their side, at least 2, and has three
+    1x1 convolutions before its dense layers ("MLP-SR-aux"). For other inputs it has one hidden
+    layer. Stages may train on batches repeatedly: see `replay` of `DecoupledStage`.
 
     Args:
         lr: Learning rate of Adam for the classifier, above 0.
@@ -47,9 +46,9 @@ class GreedyClassifier(Teacher):
     """The classifier of one stage; see `Greedy`.
 
     Args:
-        settings: Its size, and how it learns.
+        settings: Size and learning rate.
         shape: Shape of a sample's activations.
-        num_classes: Labels that there are.
+        num_classes: Number of labels.
     """
 
     def __init__(self, settings: Greedy, shape: Shape, num_classes: int) -> None:

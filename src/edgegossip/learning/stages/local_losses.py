@@ -1,4 +1,4 @@
-"""Local losses: a stage is trained by what its own outputs say of the labels."""
+"""Local losses: a stage learns to predict the labels from its own outputs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory, o
 
 @dataclass(frozen=True, kw_only=True)
 class LocalLosses(TeacherFactory):
-    r"""Train a stage to tell classes apart: by prediction and by similarity.
+    r"""Train a stage to separate classes, by prediction and by similarity.
 
     .. math::
         L = (1 - \beta) \, \mathrm{CE}(A\, \mathrm{pool}(h), y)
             + \frac{\beta}{n^2} \, \| S(B(h)) - S(\mathrm{onehot}(y)) \|_F^2
 
     for a batch of :math:`n`, with a linear classifier :math:`A`, a layer :math:`B` (a 3x3
-    convolution for pictures, else a dense layer), and :math:`S` the matrix of cosine
-    similarities between the samples of the batch, each less its mean. For a picture,
-    :math:`S` sees the standard deviation of each channel. Pictures are pooled by averages to
-    about `num_pooled` features.
+    convolution for pictures, otherwise a dense layer), and the matrix :math:`S` of cosine
+    similarities between the centered samples of the batch. For a picture, :math:`S` uses the
+    standard deviation of each channel. Average pooling reduces pictures to about `num_pooled`
+    features.
 
     Args:
         lr: Learning rate of Adam for :math:`A` and :math:`B`, above 0.
         similarity: :math:`\beta`, in [0, 1]; 0 is prediction alone.
-        num_pooled: Features that the classifier sees, at most about so many.
+        num_pooled: Approximate maximum number of features for the classifier.
 
     Raises:
         ValueError: If a number is out of range.
@@ -58,7 +58,7 @@ class LocalLoss(Teacher):
     Args:
         settings: Weights and sizes.
         shape: Shape of a sample's activations.
-        num_classes: Labels that there are.
+        num_classes: Number of labels.
     """
 
     def __init__(self, settings: LocalLosses, shape: Shape, num_classes: int) -> None:
@@ -97,11 +97,11 @@ class LocalLoss(Teacher):
 
 
 def similarities(features: Tensor) -> Tensor:
-    """Cosine similarity of each two samples, [n, n].
+    """Cosine similarity of each pair of samples, [n, n].
 
     Args:
-        features: [n, d], or [n, channels, height, width], of which the standard deviation of
-            each channel counts.
+        features: [n, d], or [n, channels, height, width], which count by the standard deviation
+            of each channel.
 
     >>> import torch
     >>> similarities(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).round()

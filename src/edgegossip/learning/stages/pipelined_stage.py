@@ -1,4 +1,4 @@
-"""A stage that waits for the true gradient, and remembers the weights it has used."""
+"""A stage that waits for the true gradient, and stores the weights of forward passes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from edgegossip.learning.stages.stage_learner import StageLearner
 
 @dataclass(slots=True)
 class _Passed:
-    """A batch whose forward pass is done.
+    """A batch after its forward pass.
 
-    `weights` are those it was done with, `draws` where the dropout masks began; `outputs` is
-    None after a restart, and then computed again.
+    `weights` are those of the forward pass, and `draws` is the position of the dropout stream.
+    `outputs` is None after a restart, and is then computed again.
     """
 
     x: Tensor
@@ -33,17 +33,17 @@ class _Passed:
 class PipelinedStage(StageLearner):
     """Trains one stage of `Pipelined`; see `StageLearner` for the other arguments.
 
-    A request names a `batch` by number. It is a forward pass, on `activations` and `labels` or,
-    in the first stage, on the worker's own data, which changes running statistics only; or it
-    brings the `gradient` at the outputs of such a batch, and is the backward pass and the
-    update. The last stage does both at once. The backward pass goes by the weights of the
-    forward pass (weight stashing); its update is made to the present ones.
+    A request names a `batch` by number. A forward pass has `activations` and `labels` or, in
+    the first stage, uses the worker's own data; it changes only running statistics. A backward
+    pass has the `gradient` at the outputs of such a batch, and updates the parameters. The last
+    stage does both at once. The backward pass uses the weights of the forward pass (weight
+    stashing) and updates the current ones.
 
-    A forward pass also names the batches before it that still wait for a gradient (`passed`);
-    the others are forgotten.
+    A forward pass also lists the earlier batches that still wait for a gradient (`passed`); the
+    others are dropped.
 
     Args:
-        max_passed: Batches that are remembered at most: `Pipelined.max_passed` of the stage.
+        max_passed: Maximum number of stored batches: `Pipelined.max_passed` of the stage.
     """
 
     def __init__(self, *, max_passed: int, **arguments: Any) -> None:  # noqa: ANN401
@@ -103,7 +103,7 @@ class PipelinedStage(StageLearner):
         return self._passed.pop(number)
 
     def start_over(self) -> None:
-        """Forget momentum, and the batches that wait for a gradient: they have none now."""
+        """Forget momentum, and the batches that wait for a gradient."""
         super().start_over()
         self._passed = {}
 
@@ -119,9 +119,9 @@ class PipelinedStage(StageLearner):
         return passed
 
     def _compute(self, passed: _Passed) -> dict[str, Tensor]:
-        """Run the stage on weights and statistics of their own; give the latter.
+        """Run the stage on separate weights and statistics; return the statistics.
 
-        So an update changes no batch that is under way.
+        An update therefore changes no batch in flight.
         """
         passed.weights.requires_grad_()
         if not self.place.is_first:
@@ -180,7 +180,9 @@ class PipelinedStage(StageLearner):
         )
 
     def cost(self, request: Train) -> float:
-        """One third for a forward pass, two for a backward pass, of the whole in the last."""
+        """A third for a forward pass, two thirds for a backward pass; all of it in the last
+        stage.
+        """
         share = 2 / 3 if "gradient" in request.inputs else 1 if self.place.is_last else 1 / 3
         return share * self.place.cost * self.num_due(request)
 

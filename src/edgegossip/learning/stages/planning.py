@@ -1,4 +1,4 @@
-"""Choose where to cut a model, so that the slowest machine or link is as fast as can be."""
+"""Planning of cuts that make the slowest machine or link as fast as possible."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class BlockCost:
     """Cost of one block, for one training sample.
 
     Args:
-        work: Work of forward and backward pass: in FLOPs, or in seconds on some machine.
-        num_outputs: Entries of the activations that leave it, at least 0.
+        work: Work of forward and backward pass, in FLOPs, or in seconds on a reference machine.
+        num_outputs: Entries of its output activations, at least 0.
         num_bytes: Size of these activations, at least 0.
-        num_params: Its trainable parameters, at least 0.
+        num_params: Number of trainable parameters, at least 0.
 
     Raises:
         ValueError: If a number is out of range.
@@ -57,15 +57,15 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class CutPlan:
-    """Where to cut, and what each stage and link then takes for a sample.
+    """Cuts, and the resulting time per sample of each stage and link.
 
     Attributes:
-        at: Index of the first block of each stage but the first: for `cut` and `stage_models`.
+        at: Index of the first block of each stage except the first, for `cut` and
+            `stage_models`.
         stage_seconds: Seconds of training one sample, for each stage.
-        link_seconds: Seconds of passing its activations on, and their gradients back, for each
-            link.
+        link_seconds: Seconds of sending a sample's activations and gradients, for each link.
         bottleneck: The largest of all these. A pipeline whose stages all work at once trains
-            ``1 / bottleneck`` samples a second.
+            ``1 / bottleneck`` samples per second.
     """
 
     at: tuple[int, ...]
@@ -75,13 +75,13 @@ class CutPlan:
 
 
 def block_costs(blocks: Sequence[nn.Module], sample: Tensor) -> tuple[BlockCost, ...]:
-    """Count what each block costs, its work in FLOPs.
+    """Count the cost of each block, with its work in FLOPs.
 
-    As in `training_flops`, a backward pass counts as two forward passes, and only
-    multiplications of matrices and convolutions count: a pooling is free.
+    As in `training_flops`, a backward pass counts as two forward passes. Only multiplications
+    of matrices and convolutions count; pooling is free.
 
     Args:
-        blocks: As `blocks` lists them; their modes and buffers stay as they are.
+        blocks: Result of `blocks`; modes and buffers are not changed.
         sample: [1, ...] one prepared sample.
 
     >>> model = nn.Sequential(nn.Linear(10, 5), nn.ReLU())
@@ -114,17 +114,17 @@ def measured_costs(
     num_repeats: int = 11,
     clock: Callable[[], Seconds] = time.perf_counter,
 ) -> tuple[BlockCost, ...]:
-    """Measure what each block costs, its work in seconds of one thread of this machine.
+    """Measure the cost of each block, with its work in seconds of one thread of this machine.
 
-    Forward and backward pass on copies of the blocks: the median of several, after one that is
-    not counted.
+    It runs forward and backward passes on copies of the blocks, and takes the median of several
+    after a warm-up.
 
     Args:
-        blocks: As `blocks` lists them.
-        sample: [1, ...] one prepared sample, which batches are made of.
-        batch_size: Samples a batch, at least 1; with batch normalisation at least 2.
-        num_repeats: Passes that are counted, at least 1.
-        clock: Tells seconds.
+        blocks: Result of `blocks`.
+        sample: [1, ...] one prepared sample, repeated to form batches.
+        batch_size: Samples per batch, at least 1; with batch normalization at least 2.
+        num_repeats: Number of measured passes, at least 1.
+        clock: Clock in seconds.
     """
     check_range("batch_size", batch_size, "at least 1")
     check_range("num_repeats", num_repeats, "at least 1")
@@ -165,32 +165,32 @@ def plan_cut(
     return_share: float = 1.0,
     stage_overhead: StageOverhead = lambda first, last: 0.0,
 ) -> CutPlan:
-    r"""Cut so that the slowest stage or link takes the least time for a sample.
+    r"""Minimize the time per sample of the slowest stage or link.
 
-    Machines and links all work at once, each on another batch, so the slowest of them sets
-    the pace. With :math:`w_i` the work of block :math:`i`, :math:`s_k` the speed of machine
-    :math:`k` and :math:`d_k(i)` the time that the link into it needs for what block
-    :math:`i - 1` gives,
+    Machines and links all work at once, each on a different batch, so the slowest sets the
+    pace. With :math:`w_i` the work of block :math:`i`, :math:`s_k` the speed of machine
+    :math:`k` and :math:`d_k(i)` the time that the link into it needs for what block :math:`i -
+    1` gives,
 
     .. math:: T_k(j) = \min_{i < j} \max(T_{k-1}(i), d_k(i), (w_i + ... + w_{j-1}) / s_k)
 
-    is the best for the first :math:`j` blocks on machines 0 to :math:`k`: found in O(K n^2)
-    steps for K machines and n blocks. Each machine gets a block with parameters, since there
-    is nothing to train in others. Among several best cuts, the one that sends the
-    fewest bytes is chosen, and then the one whose cuts come first. Latency does not matter: it
-    delays batches, and holds none of them up.
+    is the best value for the first :math:`j` blocks on machines 0 to :math:`k`, found in O(K
+    n^2) steps for K machines and n blocks. Each machine gets a block with parameters, because
+    others have nothing to train. Ties go to the cut with the fewest bytes, and then to the
+    earliest cuts. Latency does not matter, because it delays batches without reducing their
+    rate.
 
     Args:
         costs: Costs of the blocks, in order.
         speeds: Speeds of the machines, in the order of their stages, above 0: work per second.
-            Where work is in FLOPs these are FLOP/s; where it was measured in seconds, they say
-            how many times as fast as the measured machine each of them is.
-        bandwidths: Bandwidth of the link from each machine to the next: bytes/s that both
-            directions share, as on the air, or a pair (forward, back).
-        return_share: Share of the batches, in [0, 1], whose gradients go back. Synthetic
+            For work in FLOPs these are FLOP/s; for measured work, they are relative to the
+            measured machine.
+        bandwidths: Bandwidth of the link from each machine to the next: bytes/s shared by both
+            directions, as with radio, or a pair (forward, back).
+        return_share: Share of the batches, in [0, 1], with returned gradients. Synthetic
             gradients may need fewer.
-        stage_overhead: ``stage_overhead(first, last)``: work of a stage beyond its blocks
-            ``first`` to ``last - 1``, such as that of a module for synthetic gradients.
+        stage_overhead: ``stage_overhead(first, last)``: work of a stage in addition to its
+            blocks ``first`` to ``last - 1``, for instance of a module for synthetic gradients.
 
     Raises:
         ValueError: If a number is out of range, or there are more machines than blocks with
@@ -236,11 +236,11 @@ def _best(
     start: _T,
     extend: Callable[[_T, int, int, int], _T | None],
 ) -> _T | None:
-    """The least value of any way to deal (blocks, machines) out; None if none is allowed.
+    """The minimum over all assignments (blocks, machines); None if none is allowed.
 
     Args:
         shape: Number of blocks and of machines.
-        start: Value of no machine with no block.
+        start: Value without machines and blocks.
         extend: ``extend(value, machine, first, last)``: the value when `machine` gets blocks
             ``first`` to ``last - 1`` next, never falling as `value` rises; None if it may not.
     """
@@ -261,7 +261,7 @@ def _best(
 
 
 class _Times:
-    """Seconds for a sample of any stage on any machine, and of any link with any cut."""
+    """Seconds per sample of any stage on any machine, and of any link with any cut."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class _Times:
         return self._work(first, last) / self._speeds[machine]
 
     def link(self, machine: int, first: int) -> Seconds:
-        """Into `machine`, whose first block is `first`."""
+        """Time of the link into `machine`, whose first block is `first`."""
         num_bytes = self._costs[first - 1].num_bytes
         bandwidth = self._bandwidths[machine - 1]
         if isinstance(bandwidth, tuple):

@@ -1,4 +1,4 @@
-"""The trainer of one stage: a learner whose batches may come from the stage below."""
+"""The trainer of one stage: a learner with batches from the stage below."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgegossip.learning.loss import to_model
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a stage stands in its model.
+    """Position of a stage in its model.
 
     Args:
         number: Number of the stage, from 0.
-        num_stages: Stages of the model.
+        num_stages: Number of stages of the model.
         shape: Shape of a sample's activations at its outputs; empty for the last.
-        num_classes: Labels that there are.
-        cost: Cost of a sample in it, in training samples of the whole model.
+        num_classes: Number of labels.
+        cost: Cost of a sample in this stage, in training samples of the whole model.
     """
 
     number: int
@@ -34,12 +34,12 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Its batches are drawn from the worker's own data."""
+        """Whether its batches are from the worker's own data."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """It has the true loss."""
+        """Whether it has the true loss."""
         return self.number == self.num_stages - 1
 
 
@@ -47,10 +47,10 @@ class StageLearner(Learner):
     """Base of the trainers of stages; see `Learner` for the other arguments.
 
     Args:
-        place: Where the stage stands.
+        place: Position of the stage.
 
     Raises:
-        ValueError: If its samples are to be chosen by their losses, which it does not know.
+        ValueError: If a selection needs losses of samples, which a stage does not know.
     """
 
     def __init__(self, *, place: Place, **arguments: Any) -> None:  # noqa: ANN401
@@ -64,7 +64,8 @@ class StageLearner(Learner):
         self.place = place
 
     def batch(self, inputs: Payload, request: Train) -> tuple[Tensor, Tensor]:
-        """Give the activations and labels to train on, of `inputs` or of the own data.
+        """Return activations and labels for training, from `inputs` or from the worker's own
+        data.
 
         Raises:
             LocalProtocolError: If there are none.
@@ -81,17 +82,17 @@ class StageLearner(Learner):
         return x, inputs["labels"].to(self._torch_device)
 
     def own(self, tensor: Tensor) -> Tensor:
-        """Copy what has come from elsewhere, perhaps from a file.
+        """Copy tensors of unknown origin, perhaps from a file.
 
-        Sums are rounded by how a tensor is laid out and where in memory it begins.
+        The rounding of sums depends on a tensor's layout and alignment.
         """
         return to_model(tensor, self._torch_device).clone()
 
     def run(self, forward: Callable[[], Tensor]) -> Tensor:
-        """Run a forward pass on what others may have sent.
+        """Run a forward pass on inputs that may be from other workers.
 
         Raises:
-            TrainingError: If the stage cannot take it, or gives what is not finite.
+            TrainingError: If the stage cannot use the inputs, or its outputs are not finite.
         """
         try:
             outputs = forward()
@@ -113,16 +114,16 @@ class StageLearner(Learner):
         return self.place.cost * super().epoch_cost
 
     def set_up(self) -> None:
-        """Get ready with the own data, if there is any to train on."""
+        """Prepare the worker's own data, if there is any."""
         if self.place.is_first:
             super().set_up()
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
-        """None: it trains on what other stages send."""
+        """None, because it trains on other stages' messages."""
         return None
 
     def num_due(self, request: Train) -> float:
-        """Samples that `request` is about."""
+        """Samples of `request`."""
         for name in ("activations", "gradient"):
             if name in request.inputs:
                 return len(request.inputs[name])

@@ -1,4 +1,4 @@
-"""A task whose model is cut into stages: what each stage holds, and what trains it."""
+"""A task with a model cut into stages: their contents and trainers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from edgegossip.learning.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """A task in stages, and what an algorithm has to know of them.
+    """A task in stages, and facts about them for an algorithm.
 
     Attributes:
-        task: The task; its model is one for each role ``stage-0``, ``stage-1``, ...
-        boundaries: For `Stages`: shape of a sample's activations at each cut.
-        num_classes: For `Stages`.
+        task: The task, with one model for each role ``stage-0``, ``stage-1``, ...
+        boundaries: Shape of a sample's activations at each cut, for `Stages`.
+        num_classes: Number of classes, for `Stages`.
         costs: Cost of a sample in each stage, in training samples of the whole model.
     """
 
@@ -43,18 +43,18 @@ def staged(
     make_stage: Callable[..., Trainer],
     teacher: TeacherFactory | None = None,
 ) -> Staged:
-    """Cut the model of a task, and let `make_stage` train each stage.
+    """Cut the model of a task, with `make_stage` as the trainer of each stage.
 
-    The joined stages start from the parameters that the whole model would have.
+    The joined stages start from the whole model's initial parameters.
 
     Args:
-        task: Task with one model for all, which `cutting.blocks` can take apart.
-        at: Index of the first block of each stage but the first.
+        task: Task with one model for all, which `cutting.blocks` can split.
+        at: Index of the first block of each stage except the first.
         make_stage: `DecoupledStage` or `PipelinedStage`, with its own arguments bound.
-        teacher: Teacher of decoupled stages; its computations count in their costs.
+        teacher: Teacher of decoupled stages; its operations count in their costs.
 
     Raises:
-        ValueError: If the task has parts already, or the model cannot be cut so.
+        ValueError: If the task already has parts, or the model cannot be cut there.
     """
     if isinstance(task.model, Mapping):
         raise ValueError(
@@ -101,12 +101,12 @@ def _sample(task: Task) -> Tensor:
 
 
 def teaching_flops(teacher: TeacherFactory, outputs: Tensor, num_classes: int) -> float:
-    """Count a teacher's operations for one sample: to teach, and to learn from what comes back.
+    """Count a teacher's operations for one sample, for teaching and for learning.
 
     Args:
         teacher: Teacher of a stage.
         outputs: Outputs of the stage for one sample, [1, ...].
-        num_classes: Labels that there are.
+        num_classes: Number of labels.
     """
     made = teacher.make(tuple(outputs.shape[1:]), num_classes, 0)
     pair = outputs.repeat(2, *(1 for _ in outputs.shape[1:])).requires_grad_()  # batch norm

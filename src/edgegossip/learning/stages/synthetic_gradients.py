@@ -25,17 +25,16 @@ class SyntheticGradients(TeacherFactory):
         \hat\delta_k = s\, M_k(h_k, y), \qquad
         \min_{\phi_k} \; \| M_k(h_k, y) - \delta_k / s \|^2
 
-    The target :math:`\delta_k` is what the next stage finds at its inputs, from its own
-    prediction (*bootstrapped*) or, the last, from the true loss. It is that of each sample's
-    loss: of the mean loss, which is smaller by the batch size, :math:`M_k` would learn nothing.
-    :math:`s` is the root mean square of the targets, a running average: gradients are much
-    smaller than 1, and the steps of Adam are of one size whatever they are.
+    The target :math:`\delta_k` is the gradient at the next stage's inputs, from its own
+    prediction (*bootstrapped*) or, in the last stage, from the true loss. It is the gradient of
+    each sample's loss. That of the mean loss is smaller by the batch size, and :math:`M_k`
+    would learn nothing from it. :math:`s` is a running root mean square of the targets.
+    Gradients are much smaller than 1, while the steps of Adam do not depend on the scale.
 
-    :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units, and
-    a linear output that begins at zero: before it has learnt anything, the stages below stand
-    still. Pictures ([channels, height, width]) get 5x5 convolutions, anything else dense
-    layers. It is applied where the stage is cut; cut behind a nonlinearity, it predicts the
-    gradient there.
+    :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units. Its
+    linear output begins at zero, so the stages below do not move before it has learned
+    something. Pictures ([channels, height, width]) get 5x5 convolutions, other inputs dense
+    layers. It predicts the gradient at the cut, which may follow a nonlinearity.
 
     Args:
         lr: Learning rate of Adam for :math:`M_k`, above 0; 3e-5 in the paper, over 500,000
@@ -43,7 +42,7 @@ class SyntheticGradients(TeacherFactory):
         num_hidden: Hidden layers; 0 makes it linear.
         width: Units of a hidden dense layer.
         channels: Channels of a hidden convolution.
-        is_conditioned: Tell :math:`M_k` the labels (cDNI), as one-hot rows or planes.
+        is_conditioned: Give :math:`M_k` the labels (cDNI), as one-hot rows or planes.
 
     Raises:
         ValueError: If a number is out of range.
@@ -51,8 +50,8 @@ class SyntheticGradients(TeacherFactory):
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
         arXiv:1608.05343, section 2 and appendix; used across cloud and edge by Chen, Zhao, Li
-        & Zhao, HotEdge 2019. Departures: :math:`s`, without which Adam has to be given a rate
-        a hundred times smaller; sizes, and padding that keeps the activations' shape.
+        & Zhao, HotEdge 2019. Departures: :math:`s`, which avoids a learning rate a hundred
+        times smaller for Adam; sizes, and padding that keeps the activations' shape.
     """
 
     lr: float = 1e-3
@@ -75,9 +74,9 @@ class SyntheticGradient(Teacher):
     """The predictor of one stage; see `SyntheticGradients`.
 
     Args:
-        settings: Its size, and how it learns.
+        settings: Size and learning rate.
         shape: Shape of a sample's activations.
-        num_classes: Labels that there are.
+        num_classes: Number of labels.
     """
 
     has_loss = False
@@ -114,7 +113,7 @@ class SyntheticGradient(Teacher):
         known.lerp_(target.square().mean(), _NEW if known else 1.0)
 
     def step(self) -> None:
-        """It learns from gradients that come back alone."""
+        """It learns only from returned gradients."""
 
     def _predict(self, activations: Tensor, labels: Tensor) -> Tensor:
         given = activations if self._is_picture else activations.flatten(1)

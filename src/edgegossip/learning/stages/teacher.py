@@ -16,14 +16,14 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Teacher(ABC):
-    """Tells one stage by which gradient to train.
+    """Provides the gradient for the training of one stage.
 
     Args:
         module: Module that it trains.
-        lr: Learning rate of Adam for it.
+        lr: Learning rate of Adam for this module.
 
     Attributes:
-        has_loss: `teach` returns a loss, not merely a product with a gradient.
+        has_loss: `teach` returns a real loss and not a product with a gradient.
     """
 
     has_loss: bool = True
@@ -34,34 +34,33 @@ class Teacher(ABC):
 
     @abstractmethod
     def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Give a scalar whose backward pass brings the gradient to `outputs`.
+        """Return a scalar whose backward pass gives the gradient at `outputs`.
 
         Args:
-            outputs: [n, ...] of the stage, with their graph.
+            outputs: [n, ...] outputs of the stage, with their graph.
             labels: [n].
         """
 
     def step(self) -> None:
-        """Learn from what the backward pass has left in the gradients of `module`."""
+        """Update from the gradients of `module` after the backward pass."""
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def fit(self, activations: Tensor, labels: Tensor, gradient: Tensor) -> float | None:
-        """Learn from the gradient of the mean loss that has come back for `activations`.
+        """Learn from the returned gradient of the mean loss for `activations`.
 
         Returns:
-            The cosine of the gradient that it had predicted and the one that has come; None if
-            it predicts none.
+            The cosine of the predicted and the returned gradient; None if it predicts none.
         """
         return None
 
     @property
     def is_sound(self) -> bool:
-        """All that it has learnt is finite."""
+        """Whether its state is finite."""
         return all(bool(x.isfinite().all()) for x in self.module.state_dict().values())
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes while it teaches."""
+        """All state that changes while it teaches."""
         return {"module": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -71,20 +70,20 @@ class Teacher(ABC):
 
 
 class TeacherFactory(ABC):
-    """Settings of a teacher: makes one for each stage but the last.
+    """Settings of a teacher; makes one for each stage except the last.
 
     Attributes:
-        learns_from_gradients: Gradients have to come back.
+        learns_from_gradients: The teacher needs returned gradients.
     """
 
     learns_from_gradients: bool = False
 
     @abstractmethod
     def build(self, shape: Shape, num_classes: int) -> Teacher:
-        """Make the teacher of a stage whose outputs for a sample are of `shape`."""
+        """Make the teacher of a stage with outputs of `shape` for a sample."""
 
     def make(self, shape: Shape, num_classes: int, seed: int, *key: int | str) -> Teacher:
-        """Make it, its weights drawn from the random stream of `key`."""
+        """Make the teacher with weights from the random stream of `key`."""
         with drawn_from(derive_seed(seed, *key, "teacher")):
             return self.build(shape, num_classes)
 

@@ -1,4 +1,4 @@
-"""Figures 3 and 7 of the EdgeGossip paper: what aggregation costs, and what it keeps."""
+"""Figures 3 and 7 of the EdgeGossip paper: cost and quality of aggregation."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from edgegossip.recipes.studies.timing import processor_seconds, timed_fit
 from edgegossip.recipes.studies.training import RATIOS, SELECTED
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")
-"""More than ten times slower than the selected ones, says the paper."""
+"""More than ten times slower than the selected ones, according to the paper."""
 
 RANDOM, ALL = "random samples", "all samples"
-"""Controls of figure 3: as many samples as points, and every one of them."""
+"""Controls of figure 3: as many samples as points, and all samples."""
 
 STEPS = ("reduction", "division", "means")
 CLOCK = "Processor time on one thread of this machine; the paper's machine is another."
@@ -100,7 +100,7 @@ def _combination(
     num_steps: int,
     session: Session,
 ) -> Row:
-    """Aggregate some samples and learn from the points; or learn from samples themselves."""
+    """Train on aggregated points of some samples, or on the samples themselves."""
     dataset = problem.load(settings.data_dir)
     order = torch.randperm(len(dataset.train), generator=generator(seed, "study"))
     x, y = dataset.train.batch(order[:num_samples])
@@ -119,7 +119,7 @@ def _combination(
 def _learn(
     problem: Problem, settings: StudySettings, x: Tensor, y: Tensor, seed: int, num_steps: int
 ) -> float:
-    """Accuracy of a model trained for some steps on `x` and `y`, pictures in 0 .. 255."""
+    """Accuracy of a model after some training steps on `x` and `y`, pictures in 0 .. 255."""
     task = problem.task(settings.data_dir)
     # Pictures that are no whole numbers are features, which data sets keep in [0, 1].
     points = ArraySplit(x.float() / 255, y)

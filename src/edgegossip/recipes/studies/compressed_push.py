@@ -1,4 +1,4 @@
-"""Sparse-Push and its kin in tables: even data, skewed data, and graphs that vary in time."""
+"""Tables of Sparse-Push and related algorithms: even data, skewed data, varying graphs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 Graph: TypeAlias = Callable[[int], Topology]
 """A topology by the number of workers."""
 ContestSettings: TypeAlias = Mapping[str, tuple[Partition, Contenders]]
-"""How the data is dealt, and who learns from it, by the name of the setting."""
+"""Partition and contenders, by the name of the setting."""
 
 NUM_WORKERS = 8
 NUM_WORKERS_BY_SUBJECT = 7
@@ -116,7 +116,7 @@ PROBLEMS = (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5, CIFAR10_RESNET20)
 
 @dataclass(frozen=True)
 class Rung:
-    """How much is sent.
+    """Amount of communication.
 
     Args:
         keep_ratio: Share of the entries in a message.
@@ -140,7 +140,7 @@ SPARSE = (Rung(0.1, 32), PAPER, Rung(0.01, 4), Rung(0.05, 4, local_steps=8))
 DIFFERENCE = (Rung(0.01, 4), OURS, Rung(0.1, 4, local_steps=32))
 """Rising compression."""
 FLOODED = Rung(0.036, 2, local_steps=32)
-"""466 times fewer bytes, with LeNet-5, where a message is passed on by 7 of 8 workers."""
+"""466 times fewer bytes with LeNet-5, if 7 of 8 workers relay a message."""
 FINAL = compressor(1, 3)
 """Compressor of the averaging rounds that compensate skewed data, for a tenth of the bytes."""
 

@@ -1,4 +1,4 @@
-"""Consensus steps for each compression, tried on quadratics, in microseconds a step."""
+"""Consensus steps for each compression, on quadratics."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "difference-push": DifferencePush,
 }
 DIVERGED = 10.0
-"""Workers that are ten times further apart than at first, or not finite, have no number."""
+"""Ratio to the initial distance that counts as divergence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Values that are tried.
+    """Values to try.
 
     Args:
         keep_ratios: Shares of the entries that are kept.
@@ -61,10 +61,10 @@ SHORT = Grid(keep_ratios=(0.1, 1.0), steps=(0.1, 1.0), lrs=(0.0, 0.1), dim=50, n
 
 
 def consensus(settings: StudySettings = StudySettings()) -> Study:
-    """The map of compression and consensus step: how far apart workers end, on quadratics.
+    """The map of compression and consensus step: final distance of workers on quadratics.
 
     Args:
-        settings: Settings of the study; one seed is enough, and only the first counts.
+        settings: Settings of the study; only the first seed counts.
     """
     grid = SHORT if settings.short else Grid()
     return Study(
@@ -106,10 +106,10 @@ def _work(
 def distance(
     grid: Grid, targets: Tensor, name: str, lr: float, keep_ratio: float, step: float
 ) -> float | None:
-    """How far the workers are from their mean at the end, over how far the targets are.
+    """Final distance of the workers from their mean, relative to that of the targets.
 
     Args:
-        grid: Says for how many rounds to run.
+        grid: Grid with the number of rounds.
         targets: Targets of the quadratics, [num_workers, dim].
         name: Name of the algorithm.
         lr: Learning rate of the gradient steps; with 0 the workers only average their targets.
@@ -117,7 +117,7 @@ def distance(
         step: The consensus step.
 
     Returns:
-        None if they have diverged.
+        None after divergence.
     """
     algorithm = ALGORITHMS[name](
         topology=directed_ring(NUM_WORKERS),
@@ -147,7 +147,7 @@ def _simulated(algorithm: Algorithm[Any], targets: Tensor, lr: float) -> float |
 
 
 class Stays(QuadraticTrainer):
-    """Goes to its target in the first step, and from then on stays where it is put."""
+    """Trainer that moves to its target in the first step and then stays."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         moving = QuadraticTrainer(self.target, lr=1.0 if progress == 0 else 0.0)
@@ -155,7 +155,9 @@ class Stays(QuadraticTrainer):
 
 
 class Unpacked(TopK):
-    """The same vectors, sent with their zeros: nobody counts bytes here, and it is faster."""
+    """Compressor that sends the same vectors with their zeros, which is faster if nobody counts
+    bytes.
+    """
 
     def compress(self, vector: Tensor, *key: int | str) -> Payload:
         [num_kept] = self.num_kept((vector.numel(),))
@@ -206,7 +208,7 @@ def _panel(grid: Grid, name: str, lr: float, cells: list[Row]) -> Panel:
 
 
 def _table(grid: Grid, rows: Mapping[str, Row]) -> Table:
-    """The best step of each row, and how the default does beside it."""
+    """The best step of each row, compared with the default."""
     lines = []
     for row in rows.values():
         known = [

@@ -1,4 +1,4 @@
-"""Contests of a study: one problem and seed, learnt by several contenders, a cell for each."""
+"""Contests of a study: one problem and seed, with a cell for each contender."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """An algorithm that is told how many workers and rounds there are when a contest begins.
+    """An algorithm that gets the number of workers and rounds when a contest begins.
 
     Args:
-        algorithm: Its class.
+        algorithm: Class of the algorithm.
         topology: Makes the topology from the number of workers.
         local_steps: Steps between two messages.
-        options: Its other arguments.
-        has_momentum: The optimizer has the task's; otherwise none, for those with their own.
-        lr_factor: Factor on the task's learning rate, for those that go further with the same
-            steps.
-        ending: Prefix of the options of the rounds that end it, where there are to be as many
-            rounds as add a tenth to its bytes.
-        accuracy_aware: How `EdgeGossip` around it chooses samples; None to do without.
+        options: Other arguments of the class.
+        has_momentum: Use the task's momentum; false for algorithms with their own.
+        lr_factor: Factor on the task's learning rate, for algorithms with longer steps.
+        ending: Prefix of the options of final rounds, if these add a tenth to the bytes.
+        accuracy_aware: Choice of samples of an `EdgeGossip` around it; None without one.
     """
 
     algorithm: Callable[..., Algorithm[Any]]
@@ -48,7 +46,7 @@ class Contender:
     accuracy_aware: AccuracyAware | None = None
 
     def build(self, num_workers: int, num_steps: int, **others: object) -> Algorithm[Any]:
-        """The algorithm that takes `num_steps` at each worker; `others` are more options."""
+        """Make the algorithm for `num_steps` at each worker; `others` are more options."""
         num_rounds = max(1, round(num_steps / self.local_steps))
         options = {**self.options, **others}
         if self.local_steps > 1:  # not every algorithm has a choice
@@ -62,7 +60,7 @@ class Contender:
         return algorithm if self.accuracy_aware is None else EdgeGossip(inner=algorithm)
 
     def task(self, task: Task) -> Task:
-        """`task` as it learns it."""
+        """Adapt `task` to this contender."""
         own = task.optimizer
         assert isinstance(own, SGD)  # a problem's is
         momentum = own.momentum if self.has_momentum else 0.0
@@ -73,7 +71,7 @@ class Contender:
         )
 
     def plain(self, num_workers: int) -> dict[str, Any]:
-        """Everything that its rows depend on, in JSON."""
+        """All dependencies of its rows, in JSON."""
         described: dict[str, Any] = describe(self)
         if self.accuracy_aware is None:
             del described["accuracy_aware"]  # older folders have none, and can be resumed
@@ -86,7 +84,7 @@ Contenders: TypeAlias = Mapping[str, Contender]
 
 @dataclass(frozen=True, kw_only=True)
 class Contest(ABC):
-    """One problem and seed, learnt in several ways.
+    """One problem and seed with several contenders.
 
     Args:
         problem: Problem to learn; `--only` picks it by name.
@@ -103,7 +101,7 @@ class Contest(ABC):
 
     @abstractmethod
     def cells(self, data_dir: Path) -> Iterator[Cell]:
-        """The runs; data is read when the first of them begins."""
+        """Make the runs; the first one reads the data."""
 
     def cell(
         self, name: str, work: Callable[[Session], Row], after: Sequence[str] = ()
@@ -121,7 +119,7 @@ class Contest(ABC):
 def settings_and_cells(
     contests: Sequence[Contest], settings: StudySettings
 ) -> tuple[dict[str, object], tuple[Cell, ...]]:
-    """Dependencies that every study of these contests has, in JSON, and its cells."""
+    """Common dependencies of a study of these contests, in JSON, and its cells."""
     problems = {each.problem.name: each.problem.plain() for each in contests}
     depends_on = {**settings.plain(), "problems": [*problems.values()]}
     cells = (cell for each in contests for cell in each.cells(settings.data_dir))

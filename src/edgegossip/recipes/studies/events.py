@@ -1,4 +1,4 @@
-"""Figures about training, read from the events of a run."""
+"""Measures of training from the events of a run."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ class TrainingEvents:
         }
 
     def sent_by(self, num_rounds: int) -> Seconds | None:
-        """When the last worker had sent its parameters of round `num_rounds`, counted from 1.
+        """Time at which the last worker sent its parameters of round `num_rounds`, counted from
+        1.
 
-        None if one never did, or the algorithm has no rounds.
+        None if a worker never did, or the algorithm has no rounds.
         """
         lines = [self._sent.get((rank, num_rounds - 1)) for rank in range(len(self._sizes))]
         ends = [line["end"] for line in lines if line is not None]
         return max(ends) if len(ends) == len(lines) else None
 
     def kept_shares(self) -> list[float] | None:
-        """The share of its samples that each worker trained on in a round, on average.
+        """Mean share of its samples that each worker trained on in a round.
 
-        None if one has come to the end of no round.
+        None if a worker has finished no round.
         """
         if {rank for rank, _ in self._sent} != set(range(len(self._sizes))):
             return None
@@ -61,7 +62,7 @@ class TrainingEvents:
         return sum(done) / (num_rounds * size) if size else 0.0
 
     def look_share(self, rank: Rank | None = None) -> float | None:
-        """Share of the training time of `rank`, or of all, that went into looking at points.
+        """Share of the training time of `rank`, or of all workers, for looks at points.
 
         None if nobody has trained.
         """

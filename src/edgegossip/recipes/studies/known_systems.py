@@ -1,4 +1,4 @@
-"""Systems of the literature that `systems/table` sets beside each other, each with its knob."""
+"""Systems of the literature in `systems/table`, each with its own setting."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 WORKERS_AT_MOST = 64
-"""A cloud remembers a batch of each."""
+"""Upper limit of the phones' batches in the cloud."""
 
 Build = Callable[[int, Any], Algorithm[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to learn together.
+    """A system of the study.
 
     Args:
         build: Makes the algorithm from the number of workers and the value.
-        option: Name of the setting that is tuned beside the learning rate; empty for none.
-        values: Values that are tried, the likeliest second; none without such a setting.
-        has_server: One more rank, the first, serves and trains nothing.
-        has_cloud: One more rank, the last, trains the upper part of the model.
-        accuracy_aware: How workers choose samples; to make aggregated points takes time.
+        option: Name of the setting to tune in addition to the learning rate; empty for none.
+        values: Values to try, the likeliest second; empty without such a setting.
+        has_server: An additional first rank serves and does not train.
+        has_cloud: An additional last rank trains the upper part of the model.
+        accuracy_aware: Choice of samples; making aggregated points takes time.
     """
 
     build: Build
@@ -61,7 +61,7 @@ class System:
     accuracy_aware: AccuracyAware = PLAIN
 
     def on(self, task: Task, workers: int, value: float | None) -> tuple[Task, Algorithm[Any]]:
-        """Say what so many workers learn, and how."""
+        """Return task and algorithm for this number of workers."""
         task = replace(task, accuracy_aware=self.accuracy_aware)
         return task, self.build(workers, value)
 
@@ -70,7 +70,7 @@ class System:
         return self.build(workers, (self.values or (1,))[0])
 
     def candidates(self) -> Iterator[tuple[str, Candidate]]:
-        """List what is tried, by name; see `RATES`."""
+        """List the candidates by name; see `RATES`."""
         for value in self.values or (None,):
             for lr in RATES:
                 own = "" if value is None else f", {self.option} = {value:g}"
@@ -79,12 +79,12 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class InTwoStages(System):
-    """Workers train all layers but the last, and a cloud that.
+    """A system with a cloud for the last layer; workers train the others.
 
     Args:
         build: Makes the algorithm from the number of workers and its other arguments.
         stage: Trains a stage.
-        teacher: Teacher of the lower stage; None where the true gradient comes back.
+        teacher: Teacher of the lower stage; None if the true gradient comes back.
     """
 
     stage: Callable[..., Trainer]

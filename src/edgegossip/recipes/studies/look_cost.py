@@ -1,4 +1,4 @@
-"""Figure 8 of the EdgeGossip paper: what looking at aggregated points takes of an epoch."""
+"""Figure 8 of the EdgeGossip paper: the cost of looks at aggregated points."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from edgegossip.sim.platform import paper
 
 PRINTED = {"mnist-lenet5": 0.030, "cifar10-alexnet": 0.0878}
 LOOKING_AT_ALL = replace(ACCURACY_AWARE, selection=Ranked(), look_share=None)
-"""As the paper does, before each epoch."""
+"""Selection with a full look before each epoch, as in the paper."""
 
 
 def fig8(settings: StudySettings = StudySettings()) -> Study:
-    """The share of an epoch that looking at points takes: accounted and measured.
+    """The share of an epoch for looks at points: accounted and measured.
 
     Args:
         settings: Settings of the study.

@@ -1,4 +1,4 @@
-"""Platforms of a wanted imbalance."""
+"""Platforms with a given imbalance."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
 def imbalanced(
     num_workers: int = 4, throughput: float = 1000.0, imbalance: float = 4.0
 ) -> tuple[Platform, ...]:
-    """Platforms like `uneven`, but the fastest is `imbalance` times as fast as the slowest.
+    """Platforms like `uneven`, with the fastest `imbalance` times as fast as the slowest.
 
-    The speeds 1 : 0.8 : 0.33 : 0.25 are raised to the power log(imbalance) / log(4), so that
-    they stay as unevenly spread.
+    The speeds 1 : 0.8 : 0.33 : 0.25 are raised to the power log(imbalance) / log(4), which
+    keeps the shape of their spread.
 
     Args:
         num_workers: At least 1.
@@ -34,7 +34,7 @@ def imbalanced(
 
 
 def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[Platform, ...]:
-    """Two fast platforms, and two slow ones that take `factor` times as long.
+    """Two fast platforms, and two that are slower by `factor`.
 
     >>> [platform.throughput for platform in fast_and_slow(5)]
     [1000.0, 1000.0, 200.0, 200.0]
@@ -43,7 +43,7 @@ def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[Platform, 
 
 
 def time_ratio(platforms: tuple[Platform, ...]) -> float:
-    """T_max / T_min of equal shards on idle platforms.
+    """T_max / T_min for equal shards on idle platforms.
 
     >>> time_ratio(fast_and_slow(5))
     5.0

@@ -1,4 +1,4 @@
-"""Problems of the studies: data, model and settings, scaled down where two cores need it."""
+"""Problems of the studies: data, model and settings, scaled down for two cores."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Problem:
     """A learning task of a study.
 
     Args:
-        name: For people and folders.
+        name: Name for people and folders.
         dataset: Name of the data set.
         model: Called with `input_shape` and `num_classes`.
-        num_train: Training samples, drawn at random; None for all there are.
-        num_test: Test samples, likewise.
-        settings: Epochs of EpochGossip, SGD, and the throughput of the fastest platform.
+        num_train: Training samples, drawn at random; None for all.
+        num_test: Test samples, drawn at random; None for all.
+        settings: Settings: epochs of EpochGossip, SGD, throughput of the fastest platform.
         augmentation: Augmentation of the training batches.
         schedule: Schedule of the learning rate.
-        scaled_down: Sentence that says what is smaller than in the paper; empty for nothing.
+        scaled_down: Sentence about everything smaller than in the paper; empty for nothing.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Problem:
         )
 
     def plain(self) -> dict[str, object]:
-        """Everything that results depend on, in JSON."""
+        """All dependencies of the results, in JSON."""
         varied: dict[str, object] = {}
         if self.schedule != Constant():
             varied["schedule"] = describe(self.schedule)
@@ -110,7 +110,7 @@ def _load(name: str, data_dir: Path, num_train: int | None, num_test: int | None
 
 
 def _some(split: Split, num_samples: int | None, which: str) -> Split:
-    """Some samples of a split, at random but always the same."""
+    """A fixed random subset of a split."""
     if num_samples is None or num_samples >= len(split):
         return split
     order = torch.randperm(len(split), generator=generator(0, "study", which))
@@ -225,7 +225,7 @@ SMALL_MLP = replace(
 
 
 def with_epochs(problem: Problem, num_epochs: int) -> Problem:
-    """`problem` for another number of EpochGossip's epochs."""
+    """Return `problem` with another number of EpochGossip's epochs."""
     settings = replace(problem.settings, num_epochs=num_epochs)
     reason = f"{problem.name}: {num_epochs} epochs of EpochGossip; the paper prints no number."
     return replace(problem, settings=settings, scaled_down=problem.scaled_down or reason)

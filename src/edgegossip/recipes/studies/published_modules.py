@@ -1,4 +1,4 @@
-"""Synthetic gradients alone, as published: dense layers on MNIST, each of them a stage."""
+"""Published synthetic gradients: dense layers on MNIST, one per stage."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def dense_layers(
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedModules(Contest):
-    """Dense layers, learnt by the true gradient and by synthetic ones.
+    """Dense layers, trained with the true gradient and with synthetic ones.
 
     Args:
         num_layers: Number of layers, and of stages.
-        width: Units of a hidden layer, and of a module's.
+        width: Units of a hidden layer of the model and of a module.
     """
 
     num_layers: int
@@ -111,7 +111,7 @@ class PublishedModules(Contest):
         }
 
     def _apart(self, whole: Experiment, *, is_conditioned: bool) -> Experiment:
-        """Put each layer on a machine of its own, with links that take no time."""
+        """Put each layer on its own machine, with instant links."""
         teacher = SyntheticGradients(lr=LR, width=self.width, is_conditioned=is_conditioned)
         parts = staged(whole.task, range(1, self.num_layers), DecoupledStage, teacher)
         algorithm = Decoupled(

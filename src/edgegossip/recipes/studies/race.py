@@ -1,4 +1,4 @@
-"""EpochGossip against others on the same data and machines: runs, and what they come to."""
+"""Races of EpochGossip against others on the same data and machines: runs and results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from edgegossip.sim.platform import Platform
 
 BASELINE = "epoch-gossip"
 LOSS = "loss of best accuracy"
-"""The measure that only figures show."""
+"""Measure for figures only."""
 MAX_WORK = 1.2
 
 
@@ -81,12 +81,12 @@ CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Machines to race on.
+    """Machines of a race.
 
     Args:
         name: E.g. "imbalance 4".
         platforms: One for each worker.
-        runs: Contenders that race against EpochGossip, by the name of the run.
+        runs: Contenders against EpochGossip, by the name of the run.
     """
 
     name: str
@@ -98,13 +98,14 @@ class Setup:
 class Race(Contest):
     """One problem and seed, on machines of the same number but different speeds.
 
-    EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, only
-    their times do, and those are simulated without training. The others run for EpochGossip's
-    time, or until they have processed `max_work` times as many samples if that is sooner.
+    EpochGossip is trained once, because the accuracies after its epochs do not depend on
+    speeds. Only their times do, and those are simulated without training. The others run for
+    EpochGossip's time, or until they have processed `max_work` times as many samples if that is
+    sooner.
 
     Args:
-        setups: Machines to race on, with equally many workers.
-        max_work: Samples they process, in multiples of EpochGossip's; None for no such limit.
+        setups: Machines of the race, with equally many workers.
+        max_work: Limit of their samples, in multiples of EpochGossip's; None for no limit.
     """
 
     setups: tuple[Setup, ...]
@@ -128,7 +129,9 @@ class Race(Contest):
                 )
 
     def _baseline(self, data_dir: Path, session: Session) -> Row:
-        """Train EpochGossip on equal platforms, and say when its epochs end on each setup."""
+        """Train EpochGossip on equal platforms, and simulate the ends of its epochs on each
+        setup.
+        """
         settings = self.problem.settings
         task = self.problem.task(data_dir)
         workload = Workload(task, range(self.num_workers), self.seed)
@@ -171,7 +174,7 @@ class Race(Contest):
     def _contender(
         self, data_dir: Path, baseline: str, setup: Setup, name: str, session: Session
     ) -> Row:
-        """Run one of the others on one setup."""
+        """Run a contender on one setup."""
         if baseline not in session.rows:
             raise TrainingError(
                 f"nothing to compare with: {baseline} failed, or is not among --runs"
@@ -216,7 +219,7 @@ class Race(Contest):
 
 
 def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
-    """Results of a run: its curve, and the shares and looks that its events tell of."""
+    """Results of a run: its curve, and shares and looks from its events."""
     events = TrainingEvents(folder / "events.jsonl")
     left = events.sent_by(problem.settings.num_epochs)
     before = [None, *(evaluation.accuracy for evaluation in results.history)]
@@ -279,7 +282,7 @@ def race_study(
 
 
 def standings(rows: Iterable[Row], target_gap: float) -> list[Score]:
-    """Set each run beside the EpochGossip of its group, machines and seed.
+    """Compare each run with the EpochGossip of its group, machines and seed.
 
     Args:
         rows: Rows of `Race.cells`, in any order.
@@ -289,7 +292,7 @@ def standings(rows: Iterable[Row], target_gap: float) -> list[Score]:
 
 
 def on_each_setup(rows: Iterable[Row]) -> list[Row]:
-    """The rows of races as a scoreboard wants them, with a curve of EpochGossip for each setup.
+    """The rows of races for a scoreboard, with a curve of EpochGossip for each setup.
 
     Args:
         rows: Rows of `Race.cells`, in any order.
@@ -342,7 +345,7 @@ def _measures(
 
 
 def _accuracy_at(row: Row, time: Seconds) -> float | None:
-    """The accuracy at `time`, which holds until it changes; None where the run was over."""
+    """The accuracy at `time`, constant between evaluations; None after the end of the run."""
     if row["times"][-1] < time - 1e-9 * time and row["run"] != BASELINE:
         return None
     index = bisect.bisect_right(row["times"], time) - 1
@@ -351,7 +354,7 @@ def _accuracy_at(row: Row, time: Seconds) -> float | None:
 
 
 def _final_accuracy(row: Row) -> float:
-    """The mean over the last fifth of the run: one evaluation alone would be chance."""
+    """The mean over the last fifth of the run, because a single evaluation is noisy."""
     times: list[Seconds] = row["times"]
     end, total = times[-1], 0.0
     since = 0.8 * end
@@ -363,14 +366,14 @@ def _final_accuracy(row: Row) -> float:
 def race_table(
     found: Sequence[Score], heading: str, target_gap: float, dash: str, looks: str = ""
 ) -> Table:
-    """Medians over the seeds of each run, with the bound beside each speed-up.
+    """Medians over the seeds of each run, with the bound of each speed-up.
 
     Args:
-        found: In the order of the rows.
-        heading: Says what the numbers are.
-        target_gap: As for `standings`.
-        dash: Meaning of a dash, other than having no epochs.
-        looks: When accuracy is measured, to be said of the target.
+        found: Scores in the order of the rows.
+        heading: Heading of the table.
+        target_gap: As in `standings`.
+        dash: Meaning of a dash, apart from missing epochs.
+        looks: Times of evaluations, for the description of the target.
     """
     note = (
         f"Medians over the seeds; a dash: {dash}, or it has no epochs. The target is "

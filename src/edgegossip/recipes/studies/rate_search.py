@@ -1,4 +1,4 @@
-"""The search for ADSP's commit rate: what is tried, what it is worth, and where it ends."""
+"""The search for ADSP's commit rate: rates, rewards and results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUM_LOOKS = 60
 VALIDATION_SHARE = 0.02
 SPEED = 64.0
 MOMENTUM = 0.9
-"""Explicit momentum: with what few commits add to it, training may diverge."""
+"""Explicit momentum; with the momentum of few commits, training may diverge."""
 RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
     "log-slope": (LogSlope(), 2.0),
@@ -53,13 +53,13 @@ DEFAULTS = StudySettings(seeds=tuple(range(50)))
 
 @dataclass(frozen=True, kw_only=True)
 class Searches(Contest):
-    """One problem, seed and learning rate; a run for each of `REWARDS`.
+    """One problem, seed and learning rate, with a run for each of `REWARDS`.
 
     Args:
         machines: A server and workers.
         lr: Learning rate.
         rewards: Names in `REWARDS`.
-        num_windows: Windows that a run has.
+        num_windows: Number of windows of a run.
     """
 
     machines: Cluster
@@ -114,7 +114,7 @@ class Searches(Contest):
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Say whether a run has ended worse than where it once was: by half, in the mean of ten.
+    """Whether a run's final loss, as a mean of ten, is half above its minimum.
 
     >>> has_diverged([2.0] * 10 + [1.0] * 10), has_diverged([1.0] * 10 + [2.0] * 10)
     (False, True)

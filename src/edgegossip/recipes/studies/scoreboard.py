@@ -1,4 +1,4 @@
-"""Runs beside a reference run of the same contest: scores, tables and charts over the seeds."""
+"""Scores, tables and charts of runs relative to a reference run of the same contest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LESS_IS_BETTER = {"seconds", "bytes", "points"}
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One run of a contest, beside the reference run of the same group, setting and seed.
+    """One run of a contest, relative to the reference of the same group, setting and seed.
 
     Attributes:
         group: Part of the study.
@@ -51,18 +51,18 @@ Measure: TypeAlias = Callable[[Row, Row | None, Seconds | None, float | None], M
 
 
 def contest_key(row: Row) -> ContestKey:
-    """The contest that a row is part of."""
+    """The contest of a row."""
     return row["group"], row["setting"], row["seed"]
 
 
 def scores(
     rows: Iterable[Row], reference: str, target_gap: float, measure: Measure
 ) -> list[Score]:
-    """Set each run beside the reference run of its contest.
+    """Compare each run with the reference run of its contest.
 
     Args:
-        rows: Each with `group`, `setting`, `run`, `seed`, `times` and `accuracies`.
-        reference: Name of the reference run, without which there is no target.
+        rows: Rows with `group`, `setting`, `run`, `seed`, `times` and `accuracies`.
+        reference: Name of the reference run, which defines the target.
         target_gap: The target is the reference's best accuracy less this, in [0, 1].
         measure: Measures each run.
     """
@@ -85,18 +85,18 @@ def _score(row: Row, reference: Row | None, target_gap: float, measure: Measure)
 
 
 def time_to(row: Row, target: float) -> Seconds | None:
-    """When a run first had an accuracy of `target`; None if it never had."""
+    """First time at which a run reached an accuracy of `target`; None if never."""
     pairs = zip(row["times"], row["accuracies"], strict=True)
     return next((time for time, accuracy in pairs if accuracy >= target), None)
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
-    """The accuracy of a run: the mean of its last five looks, as one alone is noisy."""
+    """The accuracy of a run: the mean of its last five looks, because one is noisy."""
     return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 
 def median(values: Iterable[float | None], missing: float = -math.inf) -> float | None:
-    """The middle of `values`, None counting as `missing`; None if that is the middle.
+    """The median of `values`, with None counting as `missing`; None if that is the median.
 
     >>> median([3.0, 1.0, None]), median([None, None, 2.0])
     (1.0, None)
@@ -116,11 +116,11 @@ def score_table(
     """Medians over the seeds; parts and settings have a column only if there are several.
 
     Args:
-        found: In the order of the table's rows.
-        heading: Says what the numbers are.
-        note: How to read them.
+        found: Scores in the order of the table's rows.
+        heading: Heading of the table.
+        note: Explanation.
         setting: Title of the column of settings.
-        left_out: Measures that have no column.
+        left_out: Measures without a column.
     """
     runs: dict[tuple[str, str, str], list[Score]] = {}
     for each in found:
@@ -166,11 +166,11 @@ def bars(
 
     Args:
         found: Scores of one group.
-        measure: Title of what is drawn.
+        measure: Title of the measure.
         y_label: Label of the measure.
         x_label: Label of the settings.
-        title: Above the panel; by default the measure's.
-        mark: A line across the bars of each setting: its name, and the measure it shows.
+        title: Title above the panel; by default the measure's.
+        mark: Line across the bars of each setting: its name and its measure.
     """
     settings = {each.setting: each for each in found}
     series = []
@@ -214,12 +214,12 @@ def curves(
 
     Args:
         rows: Rows of any contests.
-        contest: Contest that is drawn.
-        title: Above the panel.
-        x_label: Label of what the accuracies are drawn against.
-        x: Field of a row that holds it.
-        x_unit: Its unit.
-        is_x_log: Whether its axis is logarithmic; what is 0 has no place on it.
+        contest: Contest to draw.
+        title: Title above the panel.
+        x_label: Label of the horizontal axis.
+        x: Field of a row for this axis.
+        x_unit: Unit of this axis.
+        is_x_log: Whether the axis is logarithmic; values of 0 are omitted.
     """
     series = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Parameter servers on one problem and the same machines: runs up to one loss for all."""
+"""Contests of parameter servers on the same problem and machines, up to one loss."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 SERVER_SPEED = 16.0
-"""Throughput over the fastest worker's: the server measures losses, and trains nothing."""
+"""Throughput of the server, which measures losses, relative to the fastest worker."""
 NUM_LOOKS = 10
 ADSP = "adsp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """When a run is over.
+    """End of a run.
 
     Args:
-        loss: To be reached by the mean of the last ten looks.
-        look_seconds: Between two looks.
+        loss: Target for the mean of the last ten looks.
+        look_seconds: Seconds between two looks.
         max_seconds: Seconds after which a run has failed.
-        validation_share: Share of the training samples, held out for methods that measure a
+        validation_share: Share of the training samples to hold out for methods that measure a
             loss.
     """
 
@@ -56,8 +56,8 @@ class Cluster:
 
     Args:
         name: E.g. "H = 2".
-        platforms: The server's first.
-        links: Between them.
+        platforms: Platforms, the server's first.
+        links: Links between them.
     """
 
     name: str
@@ -78,15 +78,15 @@ def machines(
     bandwidth: float = LINK.bandwidth,
     delay: Seconds = 0.0,
 ) -> Cluster:
-    """Make a server and workers of evenly spread speeds; everybody's link is as fast.
+    """Make a server and workers with evenly spread speeds and equal links.
 
     Args:
         name: See `Cluster`.
-        problem: Says how fast the fastest is.
-        num_workers: Besides the server.
+        problem: Problem with the speed of the fastest worker.
+        num_workers: Number of workers without the server.
         heterogeneity: H, mean over minimum of the workers' speeds.
         bandwidth: Bandwidth of each uplink and downlink, the server's too, in bytes per second.
-        delay: Added to each message, in seconds.
+        delay: Additional delay of each message, in seconds.
     """
     fastest = problem.settings.throughput
     speeds = heterogeneous(num_workers, fastest, heterogeneity)
@@ -106,7 +106,7 @@ class ServerContest(Contest):
 
     Args:
         machines: A server and workers.
-        goal: When a run is over; the same for all methods.
+        goal: End of a run, equal for all methods.
         choices: Settings by the name of the method.
     """
 
@@ -120,7 +120,7 @@ class ServerContest(Contest):
             yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
 
     def plain(self) -> dict[str, Any]:
-        """Describe in JSON what its rows depend on, but for problem and seed."""
+        """Dependencies of its rows in JSON, except problem and seed."""
         return {
             "group": self.group,
             "machines": describe(self.machines),
@@ -136,7 +136,7 @@ class ServerContest(Contest):
     def found(
         self, task: Task, goal: Goal, name: str, choice: Candidate, session: Session
     ) -> Row:
-        """Run a method with these settings, and say what that has shown."""
+        """Run a method with these settings, and return its row."""
         experiment = Experiment(
             task=learnt_with(task, goal.validation_share, lr=choice.lr),
             algorithm=METHODS[name].algorithm(
@@ -164,7 +164,7 @@ class ServerContest(Contest):
 
 
 def learnt_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
-    """Hold validation samples out of a problem's task, and set these numbers of its SGD."""
+    """Hold out validation samples of a problem's task, and change these settings of its SGD."""
     assert isinstance(task.optimizer, SGD)  # a problem's is
     dataset = hold_out(task.dataset, validation_share)
     return replace(task, dataset=dataset, optimizer=replace(task.optimizer, **sgd))
@@ -183,7 +183,7 @@ _DIVERGED: Mapping[str, Any] = {
 
 
 def _curve(results: Results) -> dict[str, Any]:
-    """Say what a run has shown."""
+    """Return the row of a run."""
     last = results.history[-1]
     is_there = results.reason == "target"
     return {
@@ -204,7 +204,7 @@ def _curve(results: Results) -> dict[str, Any]:
 
 
 def server_scores(rows: Iterable[Row]) -> list[Score]:
-    """Say of each run how long it took, and how much less ADSP took with the same seed."""
+    """Compute the time of each run, and how much less ADSP took with the same seed."""
     rows = list(rows)
     adsp = {contest_key(row): row for row in rows if row["run"] == ADSP}
     return [

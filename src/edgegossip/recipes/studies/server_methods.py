@@ -1,4 +1,4 @@
-"""Parameter servers as the studies run them: what of each is tuned, and with what result."""
+"""Parameter servers of the studies: tuned settings and results."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.protocol import Seconds
 
 WINDOW: Seconds = 20.0
-"""Check period where it is not tuned: 40 steps of the fastest; 60 s in the paper."""
+"""Check period without tuning: 40 steps of the fastest; 60 s in the paper."""
 MIN_INTERVAL: Seconds = 0.5
-"""Least seconds between two commits: a step of the fastest."""
+"""Minimum seconds between two commits: a step of the fastest."""
 RATES = (0.15, 0.45, 0.05)
-"""Learning rates that are tried for everybody, the likeliest first."""
+"""Candidate learning rates for all methods, the likeliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Settings of a method: one candidate while it is tuned, or the best of them.
+    """Settings of a method: a candidate in tuning, or the best one.
 
     Args:
         lr: Learning rate.
@@ -42,13 +42,12 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to learn with a parameter server.
+    """A parameter-server method.
 
     Args:
-        build: Makes the algorithm from the arguments that all have, the value, and the loss to
-            be reached.
-        option: Name of the setting that is tuned beside the learning rate; empty for none.
-        values: Values that are tried.
+        build: Makes the algorithm from the common arguments, the value, and the target loss.
+        option: Name of the setting to tune in addition to the learning rate; empty for none.
+        values: Values to try.
     """
 
     build: Callable[[Mapping[str, Any], Any, float], Algorithm[Any]]
@@ -56,13 +55,13 @@ class Method:
     values: tuple[float, ...] = ()
 
     def algorithm(self, num_workers: int, value: float | None, loss: float) -> Algorithm[Any]:
-        """Make the algorithm for so many workers, until it is cut off."""
+        """Make the algorithm for this number of workers, until it is cut off."""
         common = {"num_workers": num_workers, "num_rounds": UNTIL_CUT_OFF}
         return self.build(common, value, loss)
 
     @property
     def middle(self) -> float | None:
-        """The value that learning rates are tried with."""
+        """The value used in the trials of learning rates."""
         return self.values[1] if self.values else None
 
 

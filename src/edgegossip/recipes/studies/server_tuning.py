@@ -1,4 +1,4 @@
-"""How the settings of parameter servers are chosen: the same few candidates for each."""
+"""Tuning of parameter servers, with the same few candidates for each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from edgegossip.recipes.studies.server_contest import ServerContest, slug
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 
 TUNING_SEED = 100
-"""Seed of the runs by which settings are chosen; results have others."""
+"""Seed of tuning runs; results use others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(ServerContest):
     """Try three learning rates for each method, then three values of its own setting.
 
-    The rates are tried with the second value, the other values with the best rate. Losses are
-    measured on samples that are held out of the training data, and no test sample is seen. A
-    candidate that takes longer than the best of its method is stopped: it is not better.
+    The rates are tried with the second value, and the other values with the best rate. Losses
+    are measured on samples held out of the training data; no test sample is used. A candidate
+    that takes longer than the best of its method is stopped.
     """
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
@@ -45,7 +45,7 @@ class Tuning(ServerContest):
                 tried.append(place)  # the limit of the next is the time of the best
 
     def plain(self) -> dict[str, Any]:
-        """Describe in JSON what its rows depend on, but for problem and seed."""
+        """Dependencies of its rows in JSON, except problem and seed."""
         values = {name: METHODS[name].values for name in self.choices}
         tried = {"rates": RATES, "values": values}
         return {**super().plain(), "choices": tried}
@@ -71,7 +71,7 @@ class Tuning(ServerContest):
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """Find the candidate that was there soonest, or came closest to it; None among none."""
+    """Find the candidate that reached the loss first, or came closest; None if empty."""
 
     def key(row: Row) -> tuple[bool, float]:
         time: float | None = row["seconds_to_loss"]
@@ -82,7 +82,7 @@ def best_of(rows: list[Row]) -> Row | None:
 
 
 def most_accurate(session: Session, **facts: object) -> Row:
-    """Find the candidate of these facts that was most accurate while settings were tuned."""
+    """Find the most accurate tuning candidate with these facts."""
     tried = [
         row
         for row in session.rows.values()
@@ -92,14 +92,14 @@ def most_accurate(session: Session, **facts: object) -> Row:
 
 
 def without_test_data(dataset: Dataset, share: float) -> Dataset:
-    """Hold out of the training samples what takes the place of the test samples."""
+    """Replace the test samples by held-out training samples."""
     held = hold_out(dataset, share, seed=TUNING_SEED)
     assert held.validation is not None
     return replace(held, test=held.validation, validation=None)
 
 
 def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) -> Exhibits:
-    """Show how long each candidate took, and which of a method was best."""
+    """Show the time of each candidate, and the best one of each method."""
     told = []
     for group in dict.fromkeys(each.group for each in contests):
         for name in METHODS:

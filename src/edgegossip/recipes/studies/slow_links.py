@@ -1,4 +1,4 @@
-"""Algorithms that send little, against dense push-sum: runs, and what they come to."""
+"""Contests of frugal algorithms against dense push-sum: runs and results."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ MEAN_WORKER, WORST_WORKER = "mean worker", "worst worker"
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLinkContest(Contest):
-    """One problem, dealt out in one way with one seed, learnt in several.
+    """One problem with one partition and seed, and several contenders.
 
     Args:
         setting: Its distinguishing feature, such as "skew 0.8".
-        partition: Deals the samples to the workers.
-        contenders: By the name of the run; `DENSE` among them.
+        partition: Partition of the samples among the workers.
+        contenders: Contenders by the name of the run, including `DENSE`.
         num_workers: Workers on equal platforms.
     """
 
@@ -66,7 +66,7 @@ class SlowLinkContest(Contest):
             yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
 
     def plain(self) -> dict[str, Any]:
-        """Everything that its rows depend on, in JSON, but for problem and seed."""
+        """All dependencies of its rows in JSON, except problem and seed."""
         return {
             "group": self.group,
             "setting": self.setting,
@@ -98,7 +98,7 @@ class SlowLinkContest(Contest):
 
 
 def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
-    """Results of a run: its curve, what it sent, and how well each worker does."""
+    """Results of a run: its curve, its traffic, and the accuracy of each worker."""
     last, workers = results.history[-1], results.worker_accuracies
     return {
         "times": [evaluation.time for evaluation in results.history],
@@ -113,7 +113,7 @@ def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
 
 
 def placings(rows: Iterable[Row]) -> list[Score]:
-    """Set each run beside the dense one of its group, setting and seed.
+    """Compare each run with the dense one of its group, setting and seed.
 
     Args:
         rows: Rows of `SlowLinkContest.cells`, in any order.

@@ -1,4 +1,4 @@
-"""How many times sooner than with a barrier: EdgeGossip by task, imbalance and selection."""
+"""Speed-up of EdgeGossip over a barrier, by task, imbalance and selection."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def speedup(
 
     Args:
         settings: Settings of the study.
-        controls: At which imbalance to run random shares and GoSGD, too.
-        max_work: Samples that others than EpochGossip process, in multiples of its own; None
-            to give them all its time, in which they converge.
+        controls: Imbalances at which random shares and GoSGD also run.
+        max_work: Limit of the others' samples, in multiples of EpochGossip's; None to give them
+            all of its time, in which they converge.
     """
     limit = work_limit(settings, max_work)
     return race_study(
@@ -99,8 +99,8 @@ def speedup(
 def selections(settings: StudySettings = StudySettings()) -> Study:
     """Time to EpochGossip's best accuracy less 0.3 points, with each selection, at 4 times.
 
-    `focused` and `random` are as by default. The others look at all aggregated points before
-    each epoch, as the paper does, and pay for that.
+    `focused` and `random` have their defaults. The others look at all aggregated points before
+    each epoch, as in the paper, at its cost.
 
     Args:
         settings: Settings of the study.

@@ -30,18 +30,18 @@ from edgegossip.recipes.studies.server_tuning import (
 
 WHOLE = "whole"
 RATES = (0.01, 0.003, 0.03)
-"""Learning rates that are tried for each method; see `StageSettings.momentum`."""
+"""Candidate learning rates of each method; see `StageSettings.momentum`."""
 NUM_LOOKS = 25
 HELD_OUT = 0.1
-"""Share of the training samples that learning rates are judged by, and nobody trains on."""
+"""Share of the training samples to hold out for judging learning rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageContest(Contest):
-    """One problem learnt in all ways: candidates on one seed, the best of them on others.
+    """One problem with all methods: candidates on one seed, the best of them on others.
 
     Args:
-        stages: Machines, links, sizes.
+        stages: Settings of machines, links and sizes.
         methods: Names in `COMPETITORS` and `METHODS`.
         seeds: Seeds of the results.
         setting: Difference from other contests of its problem.
@@ -94,14 +94,15 @@ class StageContest(Contest):
         }
 
     def plain(self) -> dict[str, object]:
-        """Describe in JSON what its rows depend on, but for problem and seed."""
+        """Dependencies of its rows in JSON, except problem and seed."""
         return {"stages": asdict(self.stages), "rates": RATES, "methods": self.methods}
 
 
 def staleness(folder: Path) -> float | None:
-    """Say how many batches of a stage are on their way above it, in the mean over a run.
+    """Mean number of a stage's batches in flight above it over a run.
 
-    As many updates late is a true gradient, and what a module for synthetic ones learns from.
+    It is the staleness, in updates, of a true gradient, and of the targets of a
+    synthetic-gradient module.
     """
     notes = read_notes(folder / "events.jsonl", "stage")
     late = [(note["stage"], note["pending"]) for note in notes]
@@ -110,13 +111,13 @@ def staleness(folder: Path) -> float | None:
 
 
 def stage_exhibits(name: str, setting: str, note: str, rows: Mapping[str, Row]) -> Exhibits:
-    """Draw accuracies, and tell them with what they have cost.
+    """Draw accuracies, with a table of costs.
 
     Args:
         name: Name of the figure.
-        setting: Label of the settings; empty where there is one.
-        note: Below the table.
-        rows: Rows that the cells have found.
+        setting: Label of the settings; empty for a single one.
+        note: Note below the table.
+        rows: Rows of the cells.
     """
     results = [row for row in rows.values() if not row["is_tuning"]]
     if not results:

@@ -1,4 +1,4 @@
-"""More stages, and a deeper model: what is lost when a model is cut more often."""
+"""More stages, and a deeper model: the cost of additional cuts."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ VGG16 = Problem(
 BETWEEN_POOLINGS = StageSettings(
     width=0.25, cut_at=(10, 17, 24), in_flight=4, latency=0.001, bandwidth=125e6
 )
-"""Behind the second, third and fourth pooling."""
+"""Cuts after the second, third and fourth pooling."""
 
 
 def stages(settings: StudySettings = DEFAULTS) -> Study:
-    """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, how late gradients are.
+    """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, staleness of gradients.
 
     Args:
         settings: Settings of the study.

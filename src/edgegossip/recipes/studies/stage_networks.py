@@ -1,4 +1,4 @@
-"""Machines in stages behind links of many qualities: who passes most samples a second where."""
+"""Stages on links of many qualities: the method with most samples per second on each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_FLIGHT = (4, 8, 16, 32)
 WHOLE, NAIVE, PIPELINED, GREEDY = "whole", "naive", "pipelined", "greedy"
 NUM_LOOKS = 20
 STEADY = (0.3, 0.7)
-"""Shares of a run between which its pace is taken: pipelines fill first and drain last."""
+"""Part of a run for measuring its pace, without filling and draining the pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class StageNetwork(Contest):
 
     @property
     def megabits(self) -> float:
-        """Per second, of each link and in each direction."""
+        """Bytes per second of each link and direction."""
         return self.stages.bandwidth * 8e-6
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
@@ -74,10 +74,10 @@ class StageNetwork(Contest):
 
 
 def links(settings: StudySettings = StudySettings()) -> Study:
-    """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: who passes most samples a second.
+    """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: the method with most samples per second.
 
     Args:
-        settings: Settings of the study; one seed is enough, and only the first counts.
+        settings: Settings of the study; only the first seed counts.
     """
     machines = StageSettings(
         num_epochs=1, width=0.5, speeds=UNEVEN, throughput=2000.0, precision="int8"

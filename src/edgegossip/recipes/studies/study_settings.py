@@ -1,4 +1,4 @@
-"""Settings that all studies share."""
+"""Common settings of studies."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from edgegossip.recipes.recipe_settings import default_data_dir
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings:
-    """Settings that all studies share.
+    """Common settings of studies.
 
     Args:
-        short: Seconds instead of an hour: built-in data and a small model. It shows that
-            everything works; its numbers mean nothing.
-        seeds: Each run is repeated with these, which are different.
-        data_dir: Holds the data sets, as docs/recipes.md says; by default $EDGEGOSSIP_DATA.
+        short: Run for seconds instead of an hour, with built-in data and a small model. This
+            shows that everything works; its numbers mean nothing.
+        seeds: Seeds of the repetitions of each run, all different.
+        data_dir: Folder of the data sets, see docs/recipes.md; by default $EDGEGOSSIP_DATA.
 
     Raises:
-        ValueError: If there is no seed, or one comes twice.
+        ValueError: If there is no seed, or a duplicate.
     """
 
     short: bool = False
@@ -30,15 +30,15 @@ class StudySettings:
         check_seeds(self.seeds)
 
     def plain(self) -> dict[str, object]:
-        """In JSON, less what has no effect on results."""
+        """Settings with an effect on results, in JSON."""
         return {"short": self.short, "seeds": list(self.seeds)}
 
 
 def check_seeds(seeds: tuple[int, ...]) -> None:
-    """Require seeds that repeat a run.
+    """Validate the seeds of repetitions.
 
     Raises:
-        ValueError: If there is no seed, or one comes twice.
+        ValueError: If there is no seed, or a duplicate.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be one or more, all different, got {seeds}")

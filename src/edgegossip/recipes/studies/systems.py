@@ -1,4 +1,4 @@
-"""Systems of the literature on one table: the same uneven machines, links, data and time."""
+"""One table of systems of the literature: the same uneven machines, links, data and time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUM_WORKERS = 8
 IMBALANCE = 4.0
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
-"""Those whose mean accuracy says how well a run has done."""
+"""Number of final looks in a run's mean accuracy."""
 
 SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
 NUM_EVALUATIONS = 60
@@ -44,7 +44,7 @@ class SystemContest(Contest):
 
     Args:
         megabits: Megabits per second of each worker's uplink and downlink, and of a server's.
-        systems: Systems that take part.
+        systems: Systems to compare.
         seeds: Seeds of the results.
     """
 
@@ -54,7 +54,7 @@ class SystemContest(Contest):
 
     @property
     def setting(self) -> str:
-        """Setting in the rows."""
+        """Value of `setting` in the rows."""
         return f"{self.megabits:g} Mbit/s"
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:

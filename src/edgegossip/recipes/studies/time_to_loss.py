@@ -1,4 +1,4 @@
-"""How long parameter servers take to one loss: by method, speeds, delay, bandwidth, workers."""
+"""Time of parameter servers to one loss, by method, speeds, delay, bandwidth and workers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ TUNING = {
     "har-cnn": {"look_seconds": 2.0, "max_seconds": 500.0},
     SMALL_MLP.name: {"look_seconds": 1.0, "max_seconds": 20.0},
 }
-"""The other goals of the runs by which settings are chosen."""
+"""Other goals of tuning runs."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
 CHOSEN: dict[str, Mapping[str, Candidate]] = {
@@ -135,7 +135,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
         for name, method in METHODS.items()
     },
 }
-"""By problem and method: the best in `adsp/tuning`."""
+"""Best settings in `adsp/tuning`, by problem and method."""
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
@@ -175,7 +175,7 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
-    """Speeds more and more unequal: H of 1.45, 2, 2.6 and 3.2.
+    """Increasingly unequal speeds: H of 1.45, 2, 2.6 and 3.2.
 
     Args:
         settings: Settings of the study.
@@ -211,7 +211,7 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
-    """Links of 100, 30 and 10 Mbit/s: how much of them is used, and what that costs.
+    """Links of 100, 30 and 10 Mbit/s: their use and its cost.
 
     Args:
         settings: Settings of the study.
@@ -249,7 +249,7 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     """Speeds that change in the run: a third of the workers becomes four times slower.
 
-    On the paper's own testbed, H rose from 2 to 6 in a run, unnoticed.
+    On the paper's own testbed, H rose from 2 to 6 during a run, unnoticed.
 
     Args:
         settings: Settings of the study.

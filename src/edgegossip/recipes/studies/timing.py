@@ -1,4 +1,4 @@
-"""How long something takes on one thread, hardly disturbed by other work on the machine."""
+"""Timing on one thread, with little disturbance by other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgegossip.learning.sampling.aggregation import Aggregator
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch and BLAS compute on one thread, so that processor time is time."""
+    """Limit PyTorch and BLAS to one thread, so that processor time equals duration."""
     with one_intra_op_thread(), threadpool_limits(1):
         yield
 
@@ -47,7 +47,7 @@ class StepTimes:
 
 
 def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData, StepTimes]:
-    """Aggregate on one thread, and say how long each step took; the rest counts as means."""
+    """Aggregate on one thread, and measure each step; the rest counts as means."""
     reduction: Any = _Timed(chosen.reduction)
     division: Any = _Timed(chosen.division)
     timed = replace(chosen, reduction=reduction, division=division)
@@ -64,7 +64,7 @@ def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData,
 
 @dataclass
 class _Timed:
-    """A reduction or a division that counts its processor time."""
+    """A reduction or a division that measures its processor time."""
 
     inner: Any
     seconds: Seconds = field(default=0.0, init=False)

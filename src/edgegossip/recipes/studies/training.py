@@ -1,4 +1,4 @@
-"""Figures 5, 6, 12 and 13 of the EdgeGossip paper: how fast models are learnt, and how well."""
+"""Figures 5, 6, 12 and 13 of the EdgeGossip paper: speed and accuracy of training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RATIOS = (5, 10, 20)
 """The aggregation ratios that the paper compares."""
 
 PAPER_LOSS = 0.0078
-"""The average loss of accuracy that the paper reports; our targets are as far below."""
+"""The paper's average loss of accuracy, which our targets use."""
 
 NAMES = (
     "epoch-gossip is what the paper calls GoSGD (a barrier after each epoch), gosgd the "
@@ -143,7 +143,7 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
 
 
 def fig12(settings: StudySettings = StudySettings()) -> Study:
-    """Time to target and loss of accuracy where two platforms are 3 or 5 times as fast.
+    """Time to target and loss of accuracy with two platforms 3 or 5 times as fast.
 
     Args:
         settings: Settings of the study.

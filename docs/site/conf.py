@@ -1,0 +1,142 @@
+"""The documentation as a site, from the pages where the repository keeps them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
+project = "edgegossip"
+root_doc = "README"
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/api/*.rst",
+    "lab/*.md",
+    "benchmarks/results/*.md",
+]
+exclude_patterns = [".venv", "build", "runs", "data"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+highlight_language = "text"  # commands and formulas; Python is marked as such
+myst_heading_anchors = 4  # as forges make them, so that one link works in both places
+
+default_role = "py:obj"  # `Gossip` in a docstring leads to its place in the reference
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_title = "edgegossip"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_math_renderer = "mathml"
+
+CONTENTS = """
+```{toctree}
+:hidden:
+:caption: Use it
+
+All pages <docs/index>
+docs/algorithms
+docs/compression
+Sparse-Push <docs/sparse-push>
+docs/edgegossip
+docs/parameter-servers
+docs/stages
+docs/recipes
+Simulator <docs/simulator>
+Real machines <docs/network>
+docs/security
+docs/monitor
+Run folder <docs/run-folder>
+```
+
+```{toctree}
+:hidden:
+:caption: Reference
+:maxdepth: 1
+
+docs/api/index
+```
+
+```{toctree}
+:hidden:
+:caption: Measured
+
+docs/results
+docs/performance
+```
+
+```{toctree}
+:hidden:
+:caption: Notebooks
+
+Gossip <benchmarks/results/gossip>
+EdgeGossip <benchmarks/results/edgegossip>
+EdgeGossip's parts <benchmarks/results/edgegossip-parts>
+Sparse-Push <benchmarks/results/sparse-push>
+Parameter servers <benchmarks/results/adsp>
+All systems <benchmarks/results/systems>
+Stages <benchmarks/results/stages>
+Simulator <benchmarks/results/simulator>
+Real machines <benchmarks/results/real-machines>
+```
+
+```{toctree}
+:hidden:
+:caption: Change it
+
+docs/architecture
+Contract <docs/contract>
+Design notes <docs/contract-design>
+Dependencies <docs/dependencies>
+CONTRIBUTING
+Lab <lab/README>
+CHANGELOG
+```
+"""
+
+
+def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    """The front page is the README, which a forge shows without a table of contents."""
+    if docname == root_doc:
+        source[0] += CONTENTS
+
+
+def add_index(app: Sphinx, error: Exception | None) -> None:
+    """A server asks for index.html."""
+    if error is None:
+        shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
+
+
+def formula(translator: HTML5Translator, node: nodes.math) -> None:
+    """MathML, which browsers draw without a script."""
+    translator.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def formula_block(translator: HTML5Translator, node: nodes.math_block) -> None:
+    """The same on lines of its own."""
+    text = node.astext()
+    aligned = rf"\begin{{aligned}}{text}\end{{aligned}}" if "&" in text else text
+    translator.body.append(tex2mathml(aligned, as_block=True))
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_contents)
+    app.connect("build-finished", add_index)
+    app.add_html_math_renderer("mathml", (formula, None), (formula_block, None))
