@@ -14,7 +14,7 @@ unexport PYTHONPATH
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-all check check-style check-types check-wheel check-examples \
-	check-demo format clean
+	check-demo check-oldest nightly coverage format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,12 @@ check-demo: $(READY) ## Run a short form of the demo
 
 check-slow: $(READY) ## Run the short forms of all studies, and all algorithms over sockets
 	$(BIN)/pytest -q -n auto -m slow -k "short_form or over_sockets or at_once" tests/unit/test_at_once.py tests/unit/test_studies.py tests/unit/test_parity.py
+
+nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
+	$(BIN)/python -m tests.nightly $(SEARCH) $(if $(SEED),--seed $(SEED))
+
+coverage: $(READY) ## Say which lines and branches the fast tests leave out
+	$(BIN)/pytest -q -n auto --cov --cov-report=term --cov-report=html:$(SCRATCH)/coverage
 
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .
