@@ -167,11 +167,9 @@ def test_equal_seeds_and_any_number_of_threads_give_equal_bits(
     workload = make_workload(dataset, 5, OPTIMIZERS["momentum-and-decay"])
     platforms = uneven(5)
     expected = simulate(algorithm, workload, platforms)
-    for num_threads in (1, 2):
-        with ComputePool(num_threads) as pool:
-            assert torch.equal(simulate(algorithm, workload, platforms, pool), expected)
     again = make_workload(dataset, 5, OPTIMIZERS["momentum-and-decay"])
-    assert torch.equal(simulate(algorithm, again, platforms), expected)
+    with ComputePool(num_threads=2) as pool:
+        assert torch.equal(simulate(algorithm, again, platforms, pool), expected)
 
 
 def test_other_seeds_give_other_bits(dataset: Dataset) -> None:
