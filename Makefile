@@ -10,6 +10,8 @@ SCRATCH := build/check
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Otherwise the wheel's environment could see the caller's packages, or these sources.
 unexport PYTHONPATH
+# Otherwise each process of the tests could be told to compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -25,3 +28,11 @@ gc.set_threshold(50_000, 20, 50)
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_disks() -> Iterator[None]:
+    """Nobody cuts the power between two tests; processes of their own do wait for disks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield

@@ -208,7 +208,13 @@ RESTARTED_WITHIN_ITS_ROUND = (Crash(at=17.0, rank=2), Recover(at=17.01, rank=2))
         "lost in sending",
     ],
 )
-@pytest.mark.parametrize("platforms", [UNEVEN[:4], EVEN[:4]], ids=["uneven", "even"])
+@pytest.mark.parametrize(
+    "platforms",
+    [
+        pytest.param(UNEVEN[:4], id="uneven"),
+        pytest.param(EVEN[:4], id="even", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_that_have_come_to_differ_agree_again(
     platforms: tuple[Platform, ...],
     topology: Topology,
