@@ -67,6 +67,16 @@ check-demo: $(READY) ## Run a short form of the demo
 check-slow: $(READY) ## Run the short forms of all studies, and all algorithms over sockets
 	$(BIN)/pytest -q -n auto -m slow -k "short_form or over_sockets or at_once" tests/unit/test_at_once.py tests/unit/test_studies.py tests/unit/test_parity.py
 
+check-oldest: ## Run the fast tests with the oldest versions that pyproject.toml allows
+	rm -rf $(SCRATCH)/oldest && mkdir -p $(SCRATCH)/oldest
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+		| sed 's/>=/==/' > $(SCRATCH)/oldest/constraints.txt
+	$(PYTHON) -m venv $(SCRATCH)/oldest/venv
+	$(SCRATCH)/oldest/venv/bin/pip install --quiet -c $(SCRATCH)/oldest/constraints.txt -e .
+	$(SCRATCH)/oldest/venv/bin/pip install --quiet -c constraints.txt pytest pytest-xdist hypothesis redis
+	$(SCRATCH)/oldest/venv/bin/pip freeze
+	$(SCRATCH)/oldest/venv/bin/pytest -q -n auto -W ignore::DeprecationWarning -W ignore::FutureWarning
+
 nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
 	$(BIN)/python -m tests.nightly $(SEARCH) $(if $(SEED),--seed $(SEED))
 
