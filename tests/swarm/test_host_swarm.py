@@ -31,17 +31,17 @@ def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, rang
 
 FEW = [
     *batches("peers", 0, 200, 10),
-    *batches("servers", 0, 8, 2),
-    *batches("standby", 0, 8, 2),
-    *batches("sharing", 0, 8, 2),
-    *batches("stages", 0, 12, 4),
+    *batches("servers", 0, 5, 1),
+    *batches("standby", 0, 5, 1),
+    *batches("sharing", 0, 5, 1),
+    *batches("stages", 0, 8, 2),
 ]
 MANY = [
     *batches("peers", 200, 10_000, 100),
-    *batches("servers", 8, 200, 24),
-    *batches("standby", 8, 600, 37),
-    *batches("sharing", 8, 200, 24),
-    *batches("stages", 12, 204, 24),
+    *batches("servers", 5, 200, 15),
+    *batches("standby", 5, 600, 35),
+    *batches("sharing", 5, 200, 15),
+    *batches("stages", 8, 200, 24),
 ]
 """Found anew each night: `make nightly`."""
 
