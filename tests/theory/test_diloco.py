@@ -344,3 +344,10 @@ def test_bad_numbers_are_refused(name: str, value: float, allowed: str) -> None:
     wrong: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"{name} must be {allowed}, got {value}"):
         DiLoCo(topology=ring(3), num_rounds=1, **wrong)
+
+
+def test_all_exchanges_of_a_round_but_the_first_say_which_they_are() -> None:
+    algorithm = DiLoCo(topology=ring(8), num_rounds=2)
+    places = range(1, algorithm.exchanges_per_round)
+    assert len(places) > 1
+    assert algorithm.exchanged({}).optional_numbers == {"exchange": places}
