@@ -88,7 +88,7 @@ format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove what the other targets made, but no runs
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .coverage* build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks lab -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
