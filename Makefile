@@ -10,11 +10,13 @@ SCRATCH := build/check
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Otherwise the wheel's environment could see the caller's packages, or these sources.
 unexport PYTHONPATH
+# Otherwise each process of the tests could be told to compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-all check check-style check-types check-wheel check-examples \
-	check-demo check-slow docs format clean
+	check-demo check-slow check-oldest nightly coverage docs format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -69,12 +71,28 @@ check-demo: $(READY) ## Run a short form of the demo
 check-slow: $(READY) ## Run the short forms of all studies, and all algorithms over sockets
 	$(BIN)/pytest -q -n auto -m slow -k "short_form or over_sockets or at_once" tests/unit/test_at_once.py tests/unit/test_studies.py tests/unit/test_parity.py
 
+check-oldest: ## Run the fast tests with the oldest versions that pyproject.toml allows
+	rm -rf $(SCRATCH)/oldest && mkdir -p $(SCRATCH)/oldest
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+		| sed 's/>=/==/' > $(SCRATCH)/oldest/constraints.txt
+	$(PYTHON) -m venv $(SCRATCH)/oldest/venv
+	$(SCRATCH)/oldest/venv/bin/pip install --quiet -c $(SCRATCH)/oldest/constraints.txt -e .
+	$(SCRATCH)/oldest/venv/bin/pip install --quiet -c constraints.txt pytest pytest-xdist hypothesis redis
+	$(SCRATCH)/oldest/venv/bin/pip freeze
+	$(SCRATCH)/oldest/venv/bin/pytest -q -n auto -W ignore::DeprecationWarning -W ignore::FutureWarning
+
+nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
+	$(BIN)/python -m tests.nightly $(SEARCH) $(if $(SEED),--seed $(SEED))
+
+coverage: $(READY) ## Say which lines and branches the fast tests leave out
+	$(BIN)/pytest -q -n auto --cov --cov-report=term --cov-report=html:$(SCRATCH)/coverage
+
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove what the other targets made, but no runs
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .coverage* build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks lab -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """Worlds for real hosts in virtual time, and what must hold in each.
 
-    python -m tests.host_swarm [--worlds 10000] [--first 0] [--json]
+    python -m tests.host_swarm [--kind peers] [--worlds 10000] [--first 0] [--json]
 
 Each seed draws an algorithm, workers of unequal speed, a network, and what goes wrong:
 processes that start late, are paused, killed, restarted; cuts of one or both ways; frames that
@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -936,22 +937,34 @@ def digest(run: Run) -> str:
 # Very many worlds.
 
 
-def try_world(seed: int) -> tuple[int, str, Seconds]:
+WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
+    "peers": (draw_world, check),
+    "servers": (draw_server_world, check_server),
+    "standby": (draw_standby_world, check_standby),
+    "sharing": (draw_sharing_world, check_sharing),
+    "stages": (draw_staged_world, check_staged),
+}
+"""Who is in a world: how one is drawn, and what must hold in it."""
+
+
+def try_world(kind: str, seed: int) -> tuple[int, str, Seconds]:
     """What is wrong in a world, if anything, and how long it took."""
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
+    draw, check_it = WORLDS[kind]
     began = time.perf_counter()
     try:
-        check(draw_world(seed))
+        check_it(draw(seed))
     except Exception as error:
         return seed, f"{type(error).__name__}: {error}", time.perf_counter() - began
     return seed, "", time.perf_counter() - began
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--kind", choices=[*WORLDS], default="peers")
     parser.add_argument("--worlds", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first world")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
@@ -960,7 +973,7 @@ def main() -> None:
     seeds = range(options.first, options.first + options.worlds)
     began = time.perf_counter()
     with multiprocessing.Pool(options.processes) as pool:
-        found = list(pool.imap_unordered(try_world, seeds, chunksize=8))
+        found = [*pool.imap_unordered(partial(try_world, options.kind), seeds, chunksize=8)]
     seconds = time.perf_counter() - began
     wrong = sorted((seed, what) for seed, what, _ in found if what)
     figures = {
@@ -972,11 +985,12 @@ def main() -> None:
     }
     if options.json:
         print(json.dumps({**figures, "wrong": wrong}))
-        return
+        return bool(wrong)
     for seed, what in wrong:
-        world = draw_world(seed)
+        world = WORLDS[options.kind][0](seed)
         print(f"world {seed} ({world.name}, {_in_short(world)}): {what}")
     print(figures)
+    return bool(wrong)
 
 
 def _in_short(world: World) -> str:
@@ -987,4 +1001,4 @@ def _in_short(world: World) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

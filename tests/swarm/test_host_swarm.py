@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from tests.algorithms import ALL, NUM_WORKERS, PEERS
+from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS
 from tests.host_swarm import (
     KINDS,
     LIES,
     NOTICED,
     SLACK,
+    WORLDS,
     Disturbance,
     World,
     check,
-    check_server,
-    check_sharing,
-    check_staged,
-    check_standby,
     digest,
-    draw_server_world,
-    draw_sharing_world,
-    draw_staged_world,
-    draw_standby_world,
     draw_world,
     longer,
     longest_pause,
@@ -34,82 +24,50 @@ from tests.virtual import Wire
 
 from edgegossip.core.protocol import Rank, Seconds
 
-ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
-BATCHES = [range(first, first + 10) for first in range(0, 200, 10)]
-SERVER_BATCHES = [range(first, first + 8) for first in range(0, 32, 8)]
-MANY_BATCHES = [range(first, first + 100) for first in range(200, 10_000, 100)]
+
+def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, range]]:
+    return [(kind, range(each, each + size)) for each in range(first, last, size)]
 
 
-@contextmanager
-def replayable(seed: int) -> Iterator[None]:
+FEW = [
+    *batches("peers", 0, 200, 10),
+    *batches("servers", 0, 5, 1),
+    *batches("standby", 0, 5, 1),
+    *batches("sharing", 0, 5, 1),
+    *batches("stages", 0, 8, 2),
+]
+MANY = [
+    *batches("peers", 200, 10_000, 100),
+    *batches("servers", 5, 200, 15),
+    *batches("standby", 5, 600, 35),
+    *batches("sharing", 5, 200, 15),
+    *batches("stages", 8, 200, 24),
+]
+"""Found anew each night: `make nightly`."""
+
+
+def check_worlds(kind: str, seeds: range) -> None:
     """Say in a failure which world it was, and how to see it again."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"in {draw_world(seed)}")
-        error.add_note(f"again: python -m tests.host_swarm --first {seed} --worlds 1")
-        raise
-
-
-@pytest.mark.parametrize("seeds", BATCHES, ids=str)
-def test_no_world_breaks_a_host(seeds: range) -> None:
+    draw, check_it = WORLDS[kind]
     for seed in seeds:
-        with replayable(seed):
-            check(draw_world(seed))
+        try:
+            check_it(draw(seed))
+        except Exception as error:
+            error.add_note(f"in {draw(seed)}")
+            again = f"python -m tests.host_swarm --kind {kind} --first {seed} --worlds 1"
+            error.add_note(f"again: {again}")
+            raise
+
+
+@pytest.mark.parametrize(("kind", "seeds"), FEW, ids=str)
+def test_no_world_breaks_a_host(kind: str, seeds: range) -> None:
+    check_worlds(kind, seeds)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", MANY_BATCHES, ids=str)
-def test_none_of_very_many_worlds_breaks_a_host(seeds: range) -> None:
-    for seed in seeds:
-        with replayable(seed):
-            check(draw_world(seed))
-
-
-@pytest.mark.parametrize(
-    "seeds", [range(first, first + 8) for first in range(0, 32, 8)], ids=str
-)
-def test_no_world_breaks_the_hosts_of_a_parameter_server(seeds: range) -> None:
-    for seed in seeds:
-        with replayable(seed):
-            check_server(draw_server_world(seed))
-
-
-@pytest.mark.parametrize(
-    "seeds", [range(first, first + 6) for first in range(0, 24, 6)], ids=str
-)
-def test_no_world_leaves_workers_without_a_server(seeds: range) -> None:
-    for seed in seeds:
-        with replayable(seed):
-            check_standby(draw_standby_world(seed))
-
-
-@pytest.mark.parametrize(
-    "seeds", [range(first, first + 7) for first in range(0, 28, 7)], ids=str
-)
-def test_no_world_breaks_the_hosts_of_stages(seeds: range) -> None:
-    for seed in seeds:
-        with replayable(seed):
-            check_staged(draw_staged_world(seed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "seeds", [range(first, first + 24) for first in range(24, 600, 24)], ids=str
-)
-def test_none_of_many_worlds_leaves_workers_without_a_server(seeds: range) -> None:
-    for seed in seeds:
-        with replayable(seed):
-            check_standby(draw_standby_world(seed))
-
-
-@pytest.mark.parametrize(
-    "seeds", [range(first, first + 6) for first in range(0, 24, 6)], ids=str
-)
-def test_no_world_sets_servers_that_share_a_model_apart(seeds: range) -> None:
-    for seed in seeds:
-        with replayable(seed):
-            check_sharing(draw_sharing_world(seed))
+@pytest.mark.parametrize(("kind", "seeds"), MANY, ids=str)
+def test_none_of_many_worlds_breaks_a_host(kind: str, seeds: range) -> None:
+    check_worlds(kind, seeds)
 
 
 def test_one_seed_gives_one_trace() -> None:
@@ -139,7 +97,17 @@ def test_two_that_join_late_do_not_wait_for_each_other(name: str) -> None:
     check(replace(calm(name), start_at=(0.0, 0.0, 0.0, 3.0, 3.0)))
 
 
-@pytest.mark.parametrize("name", PEERS)
+ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-balanced-gossip"}
+"""Each algorithm, and each way of EdgeGossip to spread what it knows, once."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        each if each in ONCE_EACH else pytest.param(each, marks=pytest.mark.slow)
+        for each in PEERS
+    ],
+)
 def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
     slow: Rank = 2
     steps = [0.05] * NUM_WORKERS

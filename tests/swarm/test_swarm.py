@@ -3,6 +3,8 @@
 A failure names its world. To run that one alone, for every algorithm::
 
     EDGEGOSSIP_SWARM_SEED=17 pytest tests/swarm
+
+The slow tests go through a thousand worlds, from seed `EDGEGOSSIP_SWARM_FIRST` on.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ from edgegossip.sim.simulator import Simulator
 
 EACH = {**ALL, "alone": ALONE}
 ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
-SEEDS = range(8) if ONE_SEED is None else [int(ONE_SEED)]
-MANY_SEEDS = range(8, 1000)
+SEEDS = range(5) if ONE_SEED is None else [int(ONE_SEED)]
+FIRST_SEED = int(os.environ.get("EDGEGOSSIP_SWARM_FIRST", "5"))
+MANY_SEEDS = range(FIRST_SEED, FIRST_SEED + 995)
 MAX_EVENTS = 40_000  # a world needs some hundreds, a slow one of ADSP half of it
 
 # Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
@@ -315,6 +318,8 @@ class Checks(Recorder):
     leaders: dict[int, Rank] = field(default_factory=dict)  # by term
     voters: dict[int, set[Rank]] = field(default_factory=lambda: defaultdict(set))
     merged: dict[int, int] = field(default_factory=dict)
+    boxes: dict[Rank, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    seen: dict[Rank, tuple[torch.Tensor, int]] = field(default_factory=dict)
 
     def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
         self.num_events += 1
@@ -331,15 +336,28 @@ class Checks(Recorder):
         assert state.round >= self.round_before
         if isinstance(state, StageState):
             self.require_bounds(state)
-        x = state.estimate
-        held = self.role(state.rank).stretch(len(LOWEST))
-        low, high = LOWEST[held] - self.overshoot, HIGHEST[held] + self.overshoot
-        assert bool((x >= low).all() and (x <= high).all())
+        self.require_in_box(state)
         inner = inside(state)
         if isinstance(inner, GoSGDState):
             assert not (inner.has_finished and inner.queue)
         if isinstance(inner, StandbyState) and inner.election.is_leading:
             self.require_majority(inner)
+
+    def require_in_box(self, state: WorkerState) -> None:
+        """Fail if an estimate is where none can be; one that was looked at is not again."""
+        x = state.estimate
+        seen, version = self.seen.get(state.rank, (None, 0))
+        if x is seen and x._version == version:
+            return
+        if state.rank not in self.boxes:
+            held = self.role(state.rank).stretch(len(LOWEST))
+            self.boxes[state.rank] = (
+                LOWEST[held] - self.overshoot,
+                HIGHEST[held] + self.overshoot,
+            )
+        low, high = self.boxes[state.rank]
+        assert bool((x >= low).all() and (x <= high).all())
+        self.seen[state.rank] = x, x._version
 
     def require_bounds(self, state: StageState) -> None:
         """Fail if a stage keeps more than it is to, whatever is lost or late."""
@@ -499,7 +517,7 @@ def test_none_of_very_many_worlds_breaks_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
-    for seed in SEEDS[:4]:
+    for seed in SEEDS[:2]:
         with replayable(name, seed):
             world = draw_world(EACH[name], seed)
             whole, first, second = (world.simulator() for _ in range(3))

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
+from tests.trained import trained_event
 from tests.worlds import TARGETS, make_world
 
+from edgegossip.algorithms.edge_gossip.plan import EpochPlan
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.core.protocol import Epochs, Train
 from edgegossip.core.topology import complete
 from edgegossip.sim.platform import Platform
 
@@ -56,3 +59,22 @@ def test_who_knows_only_the_fastest_corrects_nothing() -> None:
     assert torch.equal(*three)
     whole = 3 * TARGETS[:NUM_WORKERS].mean(0)
     assert not torch.allclose(three[0], whole, rtol=0.02), "shares were never cut"
+
+
+@pytest.mark.parametrize(("focus", "factor"), [(0.0, 2.0), (0.5, 2.0**0.5), (1.0, 1.0)])
+def test_passes_over_the_most_important_data_count_for_more_than_their_share(
+    focus: float, factor: float
+) -> None:
+    plan = EpochPlan.begin(
+        Train(torch.zeros(1), Epochs()),
+        keep_ratio=0.25,
+        epoch_cost=8.0,
+        throughput=1.0,
+        block_share=1.0,
+        now=0.0,
+        mean_keep_ratio=0.5,
+        correction=1.0,
+    )
+    metrics = {"focus": focus}
+    plan.account(trained_event(torch.ones(1), torch.zeros(1), num_samples=2, metrics=metrics))
+    assert plan.result(now=2.0).params.item() == pytest.approx(factor)

@@ -208,7 +208,13 @@ RESTARTED_WITHIN_ITS_ROUND = (Crash(at=17.0, rank=2), Recover(at=17.01, rank=2))
         "lost in sending",
     ],
 )
-@pytest.mark.parametrize("platforms", [UNEVEN[:4], EVEN[:4]], ids=["uneven", "even"])
+@pytest.mark.parametrize(
+    "platforms",
+    [
+        pytest.param(UNEVEN[:4], id="uneven"),
+        pytest.param(EVEN[:4], id="even", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_that_have_come_to_differ_agree_again(
     platforms: tuple[Platform, ...],
     topology: Topology,
@@ -338,3 +344,10 @@ def test_bad_numbers_are_refused(name: str, value: float, allowed: str) -> None:
     wrong: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"{name} must be {allowed}, got {value}"):
         DiLoCo(topology=ring(3), num_rounds=1, **wrong)
+
+
+def test_all_exchanges_of_a_round_but_the_first_say_which_they_are() -> None:
+    algorithm = DiLoCo(topology=ring(8), num_rounds=2)
+    places = range(1, algorithm.exchanges_per_round)
+    assert len(places) > 1
+    assert algorithm.exchanged({}).optional_numbers == {"exchange": places}

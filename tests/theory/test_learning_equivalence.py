@@ -163,15 +163,13 @@ def test_gossip_on_the_complete_graph_is_all_reduce(local_steps: int, dataset: D
 def test_equal_seeds_and_any_number_of_threads_give_equal_bits(
     algorithm: AnyAlgorithm, dataset: Dataset
 ) -> None:
-    algorithm = replace(algorithm, num_rounds=algorithm.num_rounds // 3)
+    algorithm = replace(algorithm, num_rounds=max(2, algorithm.num_rounds // 6))
     workload = make_workload(dataset, 5, OPTIMIZERS["momentum-and-decay"])
     platforms = uneven(5)
     expected = simulate(algorithm, workload, platforms)
-    for num_threads in (1, 2):
-        with ComputePool(num_threads) as pool:
-            assert torch.equal(simulate(algorithm, workload, platforms, pool), expected)
     again = make_workload(dataset, 5, OPTIMIZERS["momentum-and-decay"])
-    assert torch.equal(simulate(algorithm, again, platforms), expected)
+    with ComputePool(num_threads=2) as pool:
+        assert torch.equal(simulate(algorithm, again, platforms, pool), expected)
 
 
 def test_other_seeds_give_other_bits(dataset: Dataset) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ from edgegossip.core.errors import Interrupted
 from edgegossip.core.protocol import Steps, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.topology import complete, ring
+from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.optimizer import SGD
@@ -198,29 +200,33 @@ def test_workers_of_the_first_stage_agree_and_learn(
 # Stopped and gone on with.
 
 
+def faulty_run(is_pipelined: bool) -> Experiment:
+    inner = Gossip(topology=complete(2), num_rounds=4, local_steps=4, timeout=0.5)
+    teacher = Both(gradients=SyntheticGradients(width=8, channels=2))
+    decoupled_task = staged_task(DecoupledStage, options={"teacher": teacher, "replay": 2})
+    task = pipelined_task(**AUGMENTED) if is_pipelined else decoupled_task
+    make = pipelined if is_pipelined else decoupled
+    return staged_run(make(inner, num_first=2, forget_after=0.3), task, faults=FAULTS)
+
+
+@cache
+def whole(is_pipelined: bool) -> tuple[bytes, bytes]:
+    """Parameters and events of the uninterrupted run."""
+    with TemporaryDirectory() as folder:
+        run(faulty_run(is_pipelined), out=folder, num_threads=0)
+        return parameters(Path(folder)), repeatable_events(Path(folder))
+
+
 @pytest.mark.parametrize("at", [3, 60, 141])
 @pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "decoupled"])
 def test_a_run_in_stages_goes_on_with_batches_in_flight_to_the_same_bytes(
     tmp_path: Path, is_pipelined: bool, at: int
 ) -> None:
-    inner, settings = (
-        Gossip(topology=complete(2), num_rounds=4, local_steps=4, timeout=0.5),
-        {
-            "num_first": 2,
-            "forget_after": 0.3,
-        },
-    )
-    make = pipelined if is_pipelined else decoupled
-    teacher = Both(gradients=SyntheticGradients(width=8, channels=2))
-    decoupled_task = staged_task(DecoupledStage, options={"teacher": teacher, "replay": 2})
-    task = pipelined_task(**AUGMENTED) if is_pipelined else decoupled_task
-    experiment = staged_run(make(inner, **settings), task, faults=FAULTS)
-    run(experiment, out=tmp_path / "whole", num_threads=0)
+    experiment = faulty_run(is_pipelined)
     with ctrl_c_at(at, experiment.algorithm), pytest.raises(Interrupted):
-        run(experiment, out=tmp_path / "parts", num_threads=0)
-    run(experiment, out=tmp_path / "parts", num_threads=0, resume=True)
-    assert parameters(tmp_path / "parts") == parameters(tmp_path / "whole")
-    assert repeatable_events(tmp_path / "parts") == repeatable_events(tmp_path / "whole")
+        run(experiment, out=tmp_path, num_threads=0)
+    run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert (parameters(tmp_path), repeatable_events(tmp_path)) == whole(is_pipelined)
 
 
 # Teachers.

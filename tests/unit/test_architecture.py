@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,18 @@ def package(file: Path) -> str:
     return file.relative_to(SOURCES).parts[0]
 
 
+@cache
+def read(file: Path) -> tuple[str, ast.Module, tuple[ast.AST, ...]]:
+    """The text of a file, its syntax tree, and all nodes of that."""
+    text = file.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    return text, tree, (*ast.walk(tree),)
+
+
+@cache
 def imports(file: Path) -> set[str]:
     """What a file imports, by statement or by a name that it keeps as a string."""
-    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    _, _, nodes = read(file)
     plain = (
         alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
     )
@@ -73,7 +83,7 @@ def named(file: Path) -> set[str]:
     """Modules whose names a file hands over as strings, for somebody to import."""
     found = {
         argument.value
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in read(file)[2]
         if isinstance(node, ast.Call)
         for argument in node.args
         if isinstance(argument, ast.Constant)
@@ -131,7 +141,7 @@ def test_pure_packages_import_no_clock_socket_thread_or_global_generator() -> No
 
 
 def test_nothing_is_pickled() -> None:
-    assert [file for file in FILES if PICKLE.search(file.read_text(encoding="utf-8"))] == []
+    assert [file for file in FILES if PICKLE.search(read(file)[0])] == []
 
 
 def test_no_file_and_no_class_has_the_name_of_another() -> None:
@@ -139,7 +149,7 @@ def test_no_file_and_no_class_has_the_name_of_another() -> None:
     classes = Counter(
         node.name
         for file in FILES
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        for node in read(file)[1].body
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in (files + classes).items() if count > 1] == []
@@ -147,11 +157,11 @@ def test_no_file_and_no_class_has_the_name_of_another() -> None:
 
 def code_lines(file: Path) -> int:
     """Lines of code: no docstrings, no comments, no empty lines."""
-    text = file.read_text(encoding="utf-8")
+    text, _, nodes = read(file)
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings = {
         line
-        for node in ast.walk(ast.parse(text))
+        for node in nodes
         if isinstance(node, documented) and ast.get_docstring(node)
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }

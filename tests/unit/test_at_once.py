@@ -82,6 +82,7 @@ CHAIN = (
 )
 
 
+@pytest.mark.slow
 def test_cells_at_once_find_what_they_find_one_after_the_other(tmp_path: Path) -> None:
     def values(rows: dict[str, Row]) -> dict[str, int]:
         return {name: row["value"] for name, row in rows.items()}

@@ -114,3 +114,11 @@ def test_rates_double_until_that_does_not_help() -> None:
 def test_a_loss_that_ends_above_its_start_is_no_reward_though_the_fitted_line_falls() -> None:
     looks = [(0.0, 1.0), (1.0, 1.4), (2.0, 1.3), (3.0, 0.7), (4.0, 0.7), (5.0, 0.6), (6.0, 1.1)]
     assert LogSlope()(looks) == 0.0
+
+
+def test_a_later_search_does_not_compare_with_an_earlier_one() -> None:
+    search = CommitSearch(rate=4, best_reward=7.0, is_searching=False)
+    search.begin()
+    search.judge(0.1, max_rate=9)
+    assert search.is_searching
+    assert (search.rate, search.best_rate) == (5, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,3 +184,15 @@ def test_by_default_few_bits_bring_workers_together_as_many_do(
     compressor = TopK(0.2, values)
     algorithm = kind(topology=directed_ring(8), num_rounds=60, compressor=compressor)
     assert consensus_distance(mix_only(algorithm, start)) < 0.3 * consensus_distance(start)
+
+
+def test_the_final_rounds_are_sent_by_their_own_compressor() -> None:
+    algorithm = DifferencePush(
+        topology=directed_ring(3),
+        num_rounds=9,
+        compressor=TopK(0.1),
+        final_compressor=Identity(),
+    )
+    assert algorithm._compressor("final") == Identity()
+    assert algorithm._compressor("push") == TopK(0.1)
+    assert replace(algorithm, final_compressor=None)._compressor("final") == TopK(0.1)

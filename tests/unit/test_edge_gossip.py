@@ -15,6 +15,7 @@ from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import (
     Epochs,
@@ -255,3 +256,8 @@ def test_what_experiments_read_is_the_inner_algorithms(
     read: Callable[[EdgeGossip], object], expected: object
 ) -> None:
     assert read(EdgeGossip(inner=Gossip(topology=ring(4), num_rounds=5))) == expected
+
+
+def test_several_servers_are_refused_since_forecasts_ride_on_whole_models() -> None:
+    with pytest.raises(ValueError, match="num_servers must be 1 within EdgeGossip, got 2"):
+        EdgeGossip(inner=BSP(num_workers=3, num_rounds=2, num_servers=2))

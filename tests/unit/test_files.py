@@ -87,6 +87,7 @@ def test_a_checkpoint_without_tensors_comes_back(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "checkpoint") == [1, 2]
 
 
+@pytest.mark.slow
 def test_much_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
     """Safetensors would refuse a header of 100 MB."""
     text = "a" * 100_500_000

@@ -202,3 +202,8 @@ def test_two_workers_without_weight_leave_each_other_as_they_are() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GoSGD(**{"topology": complete(4), "num_rounds": 1, **arguments})
+
+
+def test_pushes_may_be_as_far_ahead_as_the_run_is_long() -> None:
+    schema = GoSGD(topology=ring(3), num_rounds=9).schema(torch.zeros(2))
+    assert schema["push"].max_ahead == 9

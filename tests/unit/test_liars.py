@@ -247,7 +247,7 @@ SERVED = {
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits ten minutes for one that is lost, as a liar is."""
-    monkeypatch.setattr(stages, "_PATIENCE", 0.5)
+    monkeypatch.setattr(stages, "_PATIENCE", 0.15)
 
 
 @each_staged

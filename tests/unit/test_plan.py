@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from edgegossip.cli import plan_command
 from edgegossip.cli.main import main
 from edgegossip.cli.plan_command import Outlook, advice, parse_plan, ranked
 from edgegossip.core.errors import UsageError
+from edgegossip.experiments.experiment import Comparison
 from edgegossip.experiments.machine_list import Machine, links_between, read_machines
+from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.recipes.registry import load_recipe
 
 THREE = """
 [[machine]]
@@ -114,16 +118,26 @@ def test_the_plan_says_what_to_type_and_why(
     assert found["tables"][0]["rows"][0][0] in said[1]
 
 
-def test_a_plan_goes_on_with_the_speed_that_it_measured(machines: Path) -> None:
+def test_a_plan_goes_on_with_the_speed_that_it_measured(
+    machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = iter([300.0, 700.0])
+    monkeypatch.setattr(plan_command, "measured_throughput", lambda _: next(speeds))
     machines.write_text("[[machine]]\ncount = 3\n")
     out = machines.parent / "out"
     words = ["quickstart", "--machines", str(machines), "--num-epochs", "1", "--threads", "0"]
     words += ["--out", str(out)]
     assert main(["plan", *words]) == 0
-    speed = json.loads((out / "study.json").read_text())["settings"]["samples_per_second"]
-    _, again, _ = parse_plan([*words, "--resume"])
-    assert again.settings["samples_per_second"] == speed
+    settings = json.loads((out / "study.json").read_text())["settings"]
+    assert settings["samples_per_second"] == 300.0
     assert main(["plan", *words, "--resume"]) == 0
+
+
+def test_the_own_speed_is_measured_by_training() -> None:
+    comparison = load_recipe("quickstart")(Settings())
+    assert isinstance(comparison, Comparison)
+    [experiment, *_] = comparison.experiments.values()
+    assert plan_command.measured_throughput(experiment, seconds=0.01) > 100.0
 
 
 def test_a_plan_does_not_go_on_with_other_settings(

@@ -70,20 +70,29 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_is_the_whole_run(
     assert not (tmp_path / "checkpoint.safetensors").exists()
 
 
+def evaluating() -> Experiment:
+    task = small_task(dataset=hold_out(dataset(), 0.2))
+    return replace(small_run(task=task, faults=FAULTS), algorithm=EveryWord(NUM_WORKERS))
+
+
+@lru_cache
+def whole_evaluating() -> tuple[bytes, bytes]:
+    with TemporaryDirectory() as folder:
+        run(evaluating(), out=folder, num_threads=0)
+        return left(Path(folder))
+
+
 @pytest.mark.parametrize("at", [9, 23, 40, 71])
 def test_a_run_stopped_while_a_worker_evaluates_is_the_whole_run(
     tmp_path: Path, at: int
 ) -> None:
-    task = small_task(dataset=hold_out(dataset(), 0.2))
-    experiment = small_run(task=task, faults=FAULTS)
-    experiment = replace(experiment, algorithm=EveryWord(NUM_WORKERS))
-    run(experiment, out=tmp_path / "whole", num_threads=0)
+    experiment = evaluating()
     with ctrl_c_at(at, experiment.algorithm), pytest.raises(Interrupted):
-        run(experiment, out=tmp_path / "parts", num_threads=2)
-    content = (tmp_path / "parts" / "checkpoint.safetensors").read_bytes()
+        run(experiment, out=tmp_path, num_threads=2)
+    content = (tmp_path / "checkpoint.safetensors").read_bytes()
     assert b"edgegossip.sim.entries:Evaluating" in content
-    run(experiment, out=tmp_path / "parts", num_threads=1, resume=True)
-    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+    run(experiment, out=tmp_path, num_threads=1, resume=True)
+    assert left(tmp_path) == whole_evaluating()
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def _group(counts: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:
     """
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     smallest_first = [(0, group) for group in range(num_groups)]
-    for subject in np.argsort(-counts, stable=True).tolist():
+    for subject in np.argsort(-counts, kind="stable").tolist():
         size, group = heapq.heappop(smallest_first)
         groups[group].append(subject)
         heapq.heappush(smallest_first, (size + int(counts[subject]), group))
