@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from edgegossip.core.protocol import Train
+from edgegossip.core.protocol import Rank, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
+
+MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
+"""``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -25,6 +29,22 @@ class Pending(Protocol[T_co]):
 
     def result(self) -> T_co:
         """Wait for it; raises what the task raised."""
+
+
+class Pool(Protocol):
+    """What the simulator needs of the place where training runs."""
+
+    def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
+        """Have what `make_trainer` makes train here."""
+
+    def train(
+        self, trainer: Trainer, request: Train, progress: float
+    ) -> Pending[TrainingResult]:
+        """Start training, as `Trainer.train` says."""
+
+
+OpenPool: TypeAlias = Callable[[], AbstractContextManager[Pool]]
+"""Opens a pool that is closed at the end of a run."""
 
 
 class _Deferred(Generic[T]):
@@ -80,6 +100,10 @@ class ComputePool:
             return _Deferred(task)
         future: Future[T] = self._executor.submit(task)
         return future
+
+    def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
+        """Trainers as they are: threads share their memory."""
+        return make_trainer
 
     def train(
         self, trainer: Trainer, request: Train, progress: float
