@@ -181,6 +181,12 @@ class Placement:
             self._wake_all()
 
     @property
+    def seats(self) -> list[Seat]:
+        """The seats that take part."""
+        with self._lock:
+            return [*self._seats]
+
+    @property
     def is_closed(self) -> bool:
         return self._is_closed
 

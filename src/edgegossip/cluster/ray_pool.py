@@ -69,6 +69,11 @@ class RayPool:
         self._session = open_session(address, num_actors)
         self._run(self._watch)
 
+    @property
+    def seats(self) -> list[Seat]:
+        """The cores in use, with how fast they are."""
+        return self._placement.seats
+
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
         """Have what `make_trainer` makes train on the cluster."""
         return twins(make_trainer, self._session.put(make_trainer))

@@ -106,7 +106,7 @@ class RaySession:
         there = strategies.NodeAffinitySchedulingStrategy(node.name, soft=False)
         kind = self._ray.remote(_ActorDesk)
         options = kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=there)
-        return RemoteDesk(self, options.remote(torch.get_default_dtype()))
+        return RemoteDesk(self, options.remote(_Settings.here()))
 
     def get(self, reference: Any) -> Any:  # noqa: ANN401
         """Wait for what an actor returns.
@@ -210,17 +210,30 @@ class RemoteDesk:
         self._session.kill(self._actor)
 
 
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Settings of PyTorch on which results depend, but for the number of threads."""
+
+    dtype: torch.dtype
+    deterministic: int
+
+    @classmethod
+    def here(cls) -> _Settings:
+        return cls(torch.get_default_dtype(), torch.get_deterministic_debug_mode())
+
+
 class _ActorDesk(LearnersDesk):
     """A `LearnersDesk` in a process of its own.
 
     Args:
-        dtype: PyTorch's default type where the run was started.
+        settings: PyTorch's where the run was started.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, settings: _Settings) -> None:
         super().__init__(require_ray().get)
         torch.set_num_threads(1)
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(settings.dtype)
+        torch.set_deterministic_debug_mode(settings.deterministic)
         keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
         # Data sets lie where all actors of a machine read them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
