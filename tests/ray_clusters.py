@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 
 class RayNodes:
@@ -39,10 +40,13 @@ class RayNodes:
         self.others.append(self._cluster.add_node(**settings))
 
     def kill(self, node: Any) -> None:  # noqa: ANN401
-        """Kill a node's raylet at once: its actors and its part of the object store go too."""
-        for process in node.all_processes.values():
-            for each in process:
-                os.kill(each.process.pid, signal.SIGKILL)
+        """Kill all processes of a node at once, as when a machine loses its power."""
+        for started in node.all_processes.values():
+            for each in started:
+                process = psutil.Process(each.process.pid)
+                for one in [process, *process.children(recursive=True)]:
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
         self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:

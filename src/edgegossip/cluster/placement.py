@@ -19,7 +19,7 @@ from edgegossip.core.trainer import TrainingResult
 _PARCEL_SECONDS = 0.005
 """Small pieces of work travel together, up to so much: a trip takes some 2 ms."""
 
-_AHEAD_SECONDS = 1.0
+_AHEAD_SECONDS = 0.5
 """With less than this under way, a seat is sent more, so that it need not wait for it."""
 
 _NEWEST = 0.3

@@ -26,6 +26,8 @@ from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
 _KNOCK_SECONDS = 5.0
+_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+"""An empty frame; the fourth byte is its kind."""
 
 
 class LostError(Exception):
@@ -259,7 +261,7 @@ def require_ray() -> Any:  # noqa: ANN401
 
 
 def _knock(address: str) -> None:
-    """Raise at once where nobody is, for which Ray takes a minute."""
+    """Raise at once where there is no cluster, for which Ray takes minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise NetworkError(
@@ -267,12 +269,24 @@ def _knock(address: str) -> None:
             "belongs to the cluster needs no ray:// address, and others cannot take part"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
+        answer = _answer(host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise NetworkError(
             f"nobody answers at --ray-address {address} ({error}); on the machine that shall "
             "be the head: ray start --head --port PORT"
         ) from error
+    if answer[3:4] != _SETTINGS[3:4] and "RAY_USE_TLS" not in os.environ:
+        raise NetworkError(
+            f"--ray-address {address}: what answers there is no Ray cluster; give the address "
+            "that `ray start --head` printed for other nodes to join"
+        )
+
+
+def _answer(host: str, port: int) -> bytes:
+    """Greet as HTTP/2 does (RFC 9113, 3.4), which gRPC speaks: it answers with settings."""
+    with socket.create_connection((host, port), _KNOCK_SECONDS) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+        return connection.recv(len(_SETTINGS))
 
 
 def _from_files() -> list[Any]:
