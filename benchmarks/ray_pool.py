@@ -2,6 +2,9 @@
 
     python -m benchmarks.ray_pool                    ratios, as one JSON object
     python -m benchmarks.ray_pool --kills 10         a node dies at a random moment, 10 seeds
+    python -m benchmarks.ray_pool --memory 40        memory over so many epochs
+
+(With --out FILE for the JSON alone: Ray tells of lost nodes on standard output.)
 
 A cluster of two Ray nodes with one core each runs on this machine; the local pool has two
 threads. Training: samples per second of LeNet-5 at batch 64 on pictures of MNIST's size, 64
@@ -10,10 +13,11 @@ after each step; and once more while every stub is sent to the actors, however s
 alternate; medians are compared. What it takes to start Ray and its actors is not in them, and
 is given apart.
 
-Kills: EpochGossip of 8 workers trains a small network. While it does, the second node is killed
-with SIGKILL (its raylet, and with it its actors) at a moment drawn from the seed, and another
-one started in its place. The final parameters and all that was sent must be those of the local
-pool.
+Kills: EpochGossip of 8 workers trains LeNet-5. While it does, all processes of the second node
+are killed with SIGKILL at a moment drawn from the seed, and another node takes its place. The
+final models must be those of the local pool to the last bit.
+
+Memory: of this process, of the actors and in the object store, as the epochs go on.
 """
 
 from __future__ import annotations
@@ -29,8 +33,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from benchmarks.simulator import BATCH_SIZE, Chatter, pictures
 from tests.ray_clusters import RayNodes, cluster
@@ -190,12 +196,53 @@ def killed(nodes: RayNodes, pool: RayPool, seed: int) -> dict[str, Any]:
     }
 
 
+# Memory.
+
+
+def memory(num_rounds: int, num_workers: int = 64) -> dict[str, Any]:
+    """Megabytes in use after each eighth of the run, behind the workers' mean round."""
+    torch.set_num_threads(1)
+    work = workload(num_workers, num_workers * 2 * BATCH_SIZE)
+    rows: list[dict[str, float]] = []
+    with cluster(1, 1) as nodes, RayPool(nodes.address) as pool:
+        warm_up(pool)
+        simulator = Simulator(
+            EpochGossip(topology=ring(num_workers), num_rounds=num_rounds),
+            uneven(num_workers),
+            work.initial_params(),
+            work.make_trainer,
+            pool=pool,
+        )
+        until, due = 0.0, 0.0
+        while not simulator.run(until):
+            until += 0.1
+            done = statistics.mean(state.round for state in simulator.states)
+            if done >= due:
+                due += num_rounds / 8
+                rows.append({"round": done, **in_use()})
+    return {"num_workers": num_workers, "params": len(work.initial_params()), "rows": rows}
+
+
+def in_use() -> dict[str, float]:
+    found = [*psutil.process_iter(["name"])]
+    actors = [each.memory_info().rss for each in found if "_ActorDesk" in each.name()]
+    # What the object stores have ever touched: they live in the raylets' shared memory.
+    stores = [each.memory_info().shared for each in found if each.name() == "raylet"]
+    return {
+        "driver_mb": psutil.Process().memory_info().rss / 1e6,
+        "largest_actor_mb": max(actors) / 1e6,
+        "most_in_object_stores_mb": sum(stores) / 1e6,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="runs of each kind")
     parser.add_argument("--samples", type=int, default=19_200, help="training samples")
     parser.add_argument("--events", type=int, default=60_000, help="of the event loop")
     parser.add_argument("--kills", type=int, default=0, help="seeds with a node that dies")
+    parser.add_argument("--memory", type=int, default=0, help="epochs to watch it over")
+    parser.add_argument("--out", type=Path, help="file for the JSON; by default it is printed")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     head = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "versions": versions()}
@@ -203,9 +250,15 @@ def main() -> None:
         runs = kills(options.kills)
         same, hit = (sum(run[name] for run in runs) for name in ("is_same", "num_actors_lost"))
         found = {"num_seeds": len(runs), "num_actors_lost": hit, "num_same": same, "runs": runs}
+    elif options.memory:
+        found = memory(options.memory)
     else:
         found = speeds(options.repeats, options.samples, options.events)
-    print(json.dumps({**head, **found}, indent=1))
+    text = json.dumps({**head, **found}, indent=1)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -68,10 +68,17 @@ class RunOptions(Options):
 class CompareOptions(RunOptions, ManyRunsOptions):
     """How to run all of a comparison."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pool == "ray" and self.processes not in (None, 1):
+            raise ValueError(
+                "--pool ray gives one run after another all cores; leave out --processes"
+            )
+
     @property
     def num_processes(self) -> int:
-        """As given, or one a core; on Ray, one run after another has all cores."""
-        return super().num_processes if self.pool == "threads" else 1
+        """As given, or one a core."""
+        return 1 if self.pool == "ray" else super().num_processes
 
 
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:

@@ -26,6 +26,7 @@ from edgegossip.sim.pool import ComputePool, MakeTrainer, Pending
 
 _log = logging.getLogger(__name__)
 _NODES_SECONDS = 3.0
+_SLOW_START_SECONDS = 60.0
 _MOST_LOSSES = 3
 
 
@@ -139,12 +140,17 @@ class RayPool:
 
     def _watch(self) -> None:
         """Use each core of each node, also of those that come later or come back."""
+        start, has_warned = time.monotonic(), False
         while not self._is_closing.is_set():
             for node in self._session.nodes():
                 if node.name not in self._known:
                     self._known.add(node.name)
                     for core in range(node.num_cores):
                         self._use(node, core)
+            if not has_warned and time.monotonic() - start > _SLOW_START_SECONDS:
+                has_warned = True
+                if not self.seats:
+                    _log.warning("no core of the Ray cluster is free yet; waiting for one")
             self._is_closing.wait(_NODES_SECONDS)
 
     def _use(self, node: ClusterNode, core: int) -> None:
