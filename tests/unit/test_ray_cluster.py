@@ -22,6 +22,7 @@ from tests.ray_clusters import RayNodes, cluster
 from tests.small_runs import ctrl_c_at
 from tests.unit.test_ray_pool import experiment, left, local
 
+from edgegossip.cli.main import main
 from edgegossip.cluster.ray_pool import RayPool
 from edgegossip.core.errors import Interrupted, NetworkError
 from edgegossip.experiments.experiment import Experiment
@@ -141,6 +142,34 @@ def test_an_address_where_something_else_answers_is_told() -> None:
         with pytest.raises(NetworkError, match="what answers there is no Ray cluster"):
             RayPool(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
+
+
+OWN_RECIPE = """
+from dataclasses import replace
+import torch
+from edgegossip.recipes.quickstart import quickstart
+
+class Own(torch.nn.Sequential):
+    pass
+
+def own_model():
+    return Own(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+def own():
+    experiment = quickstart().experiments["gosgd"]
+    task = replace(experiment.task, model=own_model)
+    return replace(experiment, task=task, max_seconds=2.0)
+"""
+
+
+def test_a_recipe_of_ones_own_is_sent_along(tmp_path: Path, nodes: RayNodes) -> None:
+    recipe = tmp_path / "my_recipe.py"
+    recipe.write_text(OWN_RECIPE)
+    run_own = ["run", f"{recipe}:own", "--out"]
+    there = ["--pool", "ray", "--ray-address", nodes.address]
+    assert main([*run_own, str(tmp_path / "here")]) == 0
+    assert main([*run_own, str(tmp_path / "there"), *there]) == 0
+    assert left(tmp_path / "there") == left(tmp_path / "here")
 
 
 # Processes.

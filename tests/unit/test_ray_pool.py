@@ -192,6 +192,14 @@ def test_learners_of_crashed_workers_are_forgotten(tmp_path: Path) -> None:
     assert session.desks[0].num_learners == NUM_WORKERS
 
 
+def test_data_of_a_run_that_is_over_makes_room_for_the_next_one() -> None:
+    session = FakeSession(1)
+    with session.pool() as pool:
+        for _ in range(3):
+            trained(pool, partial(make, Rehearsal))
+    assert len(session.desks[0].desk._makers) == 1
+
+
 # What goes wrong in training.
 
 

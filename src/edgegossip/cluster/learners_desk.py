@@ -56,6 +56,7 @@ class LearnersDesk:
         self._look_up = look_up
         self._makers: dict[Any, Any] = {}
         self._trainers: dict[int, Trainer] = {}
+        self._made_by: dict[int, Any] = {}
 
     def versions(self) -> dict[str, str]:
         """Give the versions of Python and packages here."""
@@ -65,6 +66,10 @@ class LearnersDesk:
         """Forget learners that went elsewhere, and do what is ordered."""
         for serial in forgotten:
             self._trainers.pop(serial, None)
+            self._made_by.pop(serial, None)
+        if forgotten:  # data of a run that is over makes room
+            used = {*self._made_by.values()}
+            self._makers = {key: make for key, make in self._makers.items() if key in used}
         return [self._reply(order) for order in orders]
 
     def _reply(self, order: Order) -> Reply:
@@ -84,6 +89,7 @@ class LearnersDesk:
         start = time.perf_counter()
         if order.origin is not None:
             self._trainers[order.serial] = self._made(order.origin, order.state)
+            self._made_by[order.serial] = order.origin.maker
             reply.making_seconds = time.perf_counter() - start
             start += reply.making_seconds
         trainer = self._trainers[order.serial]

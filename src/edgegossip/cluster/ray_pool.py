@@ -134,9 +134,14 @@ class RayPool:
         """Let the run fail, rather than wait for ever, where a thread does."""
         try:
             work()
+        except LostError as error:
+            self._fail(NetworkError(f"the Ray cluster is gone ({error}); --resume goes on"))
         except Exception as error:
-            if not self._is_closing.is_set():
-                self._placement.fail(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._is_closing.is_set():
+            self._placement.fail(error)
 
     def _watch(self) -> None:
         """Use each core of each node, also of those that come later or come back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -10,7 +11,15 @@ import torch
 from torch import Tensor
 
 _Taken: TypeAlias = tuple[Any, torch.dtype, tuple[int, ...], tuple[int, ...], bool]
-_is_sharing = False
+
+
+class _Way(threading.local):
+    """How this thread sends tensors at the moment."""
+
+    is_sharing = False
+
+
+_way = _Way()
 
 
 @contextmanager
@@ -30,13 +39,12 @@ def tensors_as_bytes() -> Iterator[None]:
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let all readers of a node share the tensors that are put meanwhile; for one thread."""
-    global _is_sharing
-    _is_sharing = True
+    """Let all readers of a machine share the tensors that this thread puts meanwhile."""
+    _way.is_sharing = True
     try:
         yield
     finally:
-        _is_sharing = False
+        _way.is_sharing = False
 
 
 def take_apart(tensor: Tensor) -> _Taken:
@@ -51,7 +59,7 @@ def take_apart(tensor: Tensor) -> _Taken:
         tensor = tensor.contiguous()  # gaps of a larger one stay behind
     flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
     array = flat.view(torch.uint8).numpy()
-    return array, tensor.dtype, tuple(tensor.shape), tensor.stride(), _is_sharing
+    return array, tensor.dtype, tuple(tensor.shape), tensor.stride(), _way.is_sharing
 
 
 def put_together(taken: _Taken) -> Tensor:
