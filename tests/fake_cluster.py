@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from edgegossip.cluster.learners_desk import LearnersDesk, Order, Reply
 from edgegossip.cluster.ray_pool import RayPool
@@ -99,9 +99,7 @@ class FakeSession:
     def close(self) -> None:
         self.is_open = False
 
-    def pool(self, **settings: Any) -> RayPool:  # noqa: ANN401
+    def pool(self, min_seconds: float = 0.0) -> RayPool:
         """A pool on this cluster; sends all work, however small."""
         opened = cast("RaySession", self)
-        return RayPool(
-            **{"min_seconds": 0.0, "open_session": lambda address, number: opened} | settings
-        )
+        return RayPool(min_seconds=min_seconds, open_session=lambda address, number: opened)

@@ -26,7 +26,11 @@ from tests.small_runs import (
     small_run,
     small_task,
 )
+from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
 
+from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.cli.main import main
 from edgegossip.cluster.tensors_in_store import put_together, take_apart
 from edgegossip.core.errors import Interrupted, NetworkError, TrainingError
@@ -35,13 +39,25 @@ from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
 from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.selection import Focused
+from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 from edgegossip.recipes.rehearsal import Rehearsal
+
+STAGES: dict[str, Any] = {"inner": Alone(num_rounds=5, local_steps=4), **STAGE_SETTINGS}
 
 
 def experiment(name: str) -> Experiment:
+    """A run with faults and data that is assigned and aggregated, or one in stages."""
+    if name == "pipelined":
+        task = staged_task(PipelinedStage, options={"max_passed": 9})
+        return staged_run(Pipelined(**STAGES), task)
+    if name == "decoupled":
+        return staged_run(Decoupled(**STAGES))
     if name != "every-word":
         return small_run(name, faults=FAULTS)
-    task = small_task(dataset=hold_out(dataset(), 0.2))
+    aggregating = AccuracyAware(selection=Focused())
+    task = small_task(dataset=hold_out(dataset(), 0.2), accuracy_aware=aggregating)
     return replace(small_run(task=task, faults=FAULTS), algorithm=EveryWord(NUM_WORKERS))
 
 
@@ -79,7 +95,7 @@ def trained(pool: Any, make: Callable[..., Trainer]) -> TrainingResult:  # noqa:
 # The same bits.
 
 
-@pytest.mark.parametrize("name", ["gosgd", "every-word"])
+@pytest.mark.parametrize("name", ["gosgd", "every-word", "pipelined", "decoupled"])
 def test_results_are_those_of_the_local_pool(tmp_path: Path, name: str) -> None:
     session = FakeSession()
     run(experiment(name), out=tmp_path, open_pool=session.pool)
@@ -150,7 +166,8 @@ class Leaving:
         self.session = session
 
     def pool(self) -> Any:  # noqa: ANN401
-        pool, session = self.session.pool(), self.session
+        pool: Any = self.session.pool()
+        session = self.session
         train = pool.train
 
         def leaving(*arguments: Any) -> Any:  # noqa: ANN401
@@ -158,7 +175,7 @@ class Leaving:
                 session.there.pop()
             return train(*arguments)
 
-        pool.train = leaving  # type: ignore[method-assign]
+        pool.train = leaving
         return pool
 
 
@@ -205,10 +222,11 @@ def test_data_of_a_run_that_is_over_makes_room_for_the_next_one() -> None:
 
 def test_a_loss_that_is_not_finite_is_told_as_by_the_local_pool(tmp_path: Path) -> None:
     task = small_task(optimizer=partial(torch.optim.SGD, lr=1e30))
-    messages = []
-    for pool in ({"num_threads": 0}, {"open_pool": FakeSession().pool}):
+    messages: list[str] = []
+    pools: list[dict[str, Any]] = [{"num_threads": 0}, {"open_pool": FakeSession().pool}]
+    for pool in pools:
         with pytest.raises(TrainingError) as failed:
-            run(quick(task=task), out=tmp_path / str(len(messages)), **pool)  # type: ignore[arg-type]
+            run(quick(task=task), out=tmp_path / str(len(messages)), **pool)
         messages.append(str(failed.value))
     assert messages[0] == messages[1]
 
