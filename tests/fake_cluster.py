@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -46,18 +47,22 @@ class FakeDesk:
 
     def _replies(self, forgotten: Sequence[int], orders: Sequence[Order]) -> list[Reply]:
         with _ONE_AT_A_TIME:
-            self._require_not_lost()
+            self._require_not_lost(orders)
             replies = copy.deepcopy(self.desk.work(forgotten, orders))
             self.num_learners = len(self.desk._trainers)
             self.session.num_orders += len(orders)
-            self._require_not_lost()  # the work was done, and nobody will know
+            self._require_not_lost(orders)  # the work was done, and nobody will know
+            self.session.unlucky.difference_update(order.serial for order in orders)
             return replies
 
-    def _require_not_lost(self) -> None:
-        chance = self.session.random.random()
-        self.is_lost |= chance < self.session.loss_probability
-        if self.is_lost or self.node not in self.session.there:
-            self.session.num_losses += 1
+    def _require_not_lost(self, orders: Sequence[Order]) -> None:
+        session, serials = self.session, {order.serial for order in orders}
+        # Nothing is lost twice in a row by chance alone: five times would end the run.
+        is_spared = session.loss_probability < 1 and bool(session.unlucky & serials)
+        self.is_lost |= not is_spared and next(session.losses)
+        if self.is_lost or self.node not in session.there:
+            session.num_losses += 1
+            session.unlucky |= serials
             raise LostError("it was killed")
 
     def close(self) -> None:
@@ -78,13 +83,20 @@ class FakeSession:
     ) -> None:
         self.there = [ClusterNode(str(n), f"host-{n}", 1) for n in range(num_nodes)]
         self.loss_probability = loss_probability
-        self.random = random.Random(seed)
+        self.losses = self._losses(random.Random(seed))
         self.versions = versions()
         self.refuses = False
         self.is_open = True
         self.num_losses = 0
+        self.unlucky: set[int] = set()
         self.num_orders = 0
         self.desks: list[FakeDesk] = []
+
+    def _losses(self, chance: random.Random) -> Iterator[bool]:
+        first = chance.randrange(8)  # so that there is one, in whatever order threads run
+        for number in itertools.count():
+            is_lost = number == first or chance.random() < self.loss_probability
+            yield self.loss_probability > 0 and is_lost
 
     def nodes(self) -> list[ClusterNode]:
         return [*self.there]
@@ -99,7 +111,12 @@ class FakeSession:
     def close(self) -> None:
         self.is_open = False
 
-    def pool(self, min_seconds: float = 0.0) -> RayPool:
+    def pool(self, min_seconds: float = 0.0, num_actors: int | None = None) -> RayPool:
         """A pool on this cluster; sends all work, however small."""
         opened = cast("RaySession", self)
-        return RayPool(min_seconds=min_seconds, open_session=lambda address, number: opened)
+        return RayPool(
+            None,
+            num_actors,
+            min_seconds=min_seconds,
+            open_session=lambda address, number: opened,
+        )

@@ -159,20 +159,31 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
     assert left(tmp_path) == local("gosgd")
 
 
+def test_where_only_some_cores_shall_be_used_another_takes_the_place_of_a_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgegossip.cluster.ray_pool._NODES_SECONDS", 0.01)
+    session = FakeSession(2)
+    run(experiment("gosgd"), out=tmp_path, open_pool=Leaving(session, num_actors=1).pool)
+    assert session.num_losses > 0
+    assert left(tmp_path) == local("gosgd")
+
+
 class Leaving:
     """Loses a node when the first work has been done there."""
 
-    def __init__(self, session: FakeSession) -> None:
+    def __init__(self, session: FakeSession, num_actors: int | None = None) -> None:
         self.session = session
+        self.num_actors = num_actors
 
     def pool(self) -> Any:  # noqa: ANN401
-        pool: Any = self.session.pool()
+        pool: Any = self.session.pool(num_actors=self.num_actors)
         session = self.session
         train = pool.train
 
         def leaving(*arguments: Any) -> Any:  # noqa: ANN401
             if len(session.there) == 2 and session.num_orders > 6:
-                session.there.pop()
+                session.there.remove(session.desks[0].node)
             return train(*arguments)
 
         pool.train = leaving
@@ -188,7 +199,7 @@ def test_without_any_node_the_run_fails_and_says_how_to_go_on() -> None:
 
 def test_work_that_ends_every_actor_ends_the_run() -> None:
     session = FakeSession(1, loss_probability=1.0)
-    with session.pool() as pool, pytest.raises(TrainingError, match="worker 0 ended 3 actors"):
+    with session.pool() as pool, pytest.raises(TrainingError, match="worker 0 ended 5 actors"):
         trained(pool, partial(make, Rehearsal))
 
 

@@ -27,7 +27,7 @@ from edgegossip.sim.pool import ComputePool, MakeTrainer, Pending
 _log = logging.getLogger(__name__)
 _NODES_SECONDS = 3.0
 _SLOW_START_SECONDS = 60.0
-_MOST_LOSSES = 3
+_MOST_LOSSES = 5
 
 
 class RayPool:
@@ -64,7 +64,7 @@ class RayPool:
         self._lock = threading.Lock()
         self._desks: set[RemoteDesk] = set()
         self._threads: list[threading.Thread] = []
-        self._known: set[str] = set()
+        self._used: set[tuple[str, int]] = set()
         self._num_seats = 0
         self._is_closing = threading.Event()
         self._session = open_session(address, num_actors)
@@ -148,10 +148,8 @@ class RayPool:
         start, has_warned = time.monotonic(), False
         while not self._is_closing.is_set():
             for node in self._session.nodes():
-                if node.name not in self._known:
-                    self._known.add(node.name)
-                    for core in range(node.num_cores):
-                        self._use(node, core)
+                for core in range(node.num_cores):
+                    self._use(node, core)
             if not has_warned and time.monotonic() - start > _SLOW_START_SECONDS:
                 has_warned = True
                 if not self.seats:
@@ -160,8 +158,10 @@ class RayPool:
 
     def _use(self, node: ClusterNode, core: int) -> None:
         with self._lock:
-            if self._num_actors is not None and self._num_seats >= self._num_actors:
+            is_enough = self._num_actors is not None and self._num_seats >= self._num_actors
+            if is_enough or (node.name, core) in self._used:
                 return
+            self._used.add((node.name, core))
             self._num_seats += 1
         self._run(partial(self._serve, node, core))
 
@@ -173,6 +173,8 @@ class RayPool:
             with self._lock:
                 self._desks.add(desk)
             try:
+                if self._is_closing.is_set():  # and may not have seen this desk
+                    return
                 _require_versions(node, desk.versions())
                 num_failures = 0
                 _Service(self._placement, Seat(f"core {core} of {node.host}"), desk).serve()
@@ -192,11 +194,12 @@ class RayPool:
         if self._is_closing.is_set():
             return
         _log.warning("a core of %s is used no longer: %s", node.host, error)
-        there = self._session.nodes()
+        nodes = self._session.nodes()
+        cores = {(each.name, number) for each in nodes for number in range(each.num_cores)}
         with self._lock:
             self._num_seats -= 1
-            is_last = self._num_seats == 0
-        if is_last and self._known.issuperset(each.name for each in there):
+            is_last = self._num_seats == 0 and self._used.issuperset(cores)
+        if is_last:
             raise TrainingError(
                 "no core of the Ray cluster is left to train on; start machines, and "
                 f"--resume. Of the last one: {error}"
