@@ -26,6 +26,9 @@ from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
 _KNOCK_SECONDS = 5.0
+_ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
+"""Parameters up to 2 MiB go from process to process: by way of the object stores, each piece of
+work would cost 7 ms of a core (docs/performance.md)."""
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 """An empty frame; the fourth byte is its kind."""
 
@@ -56,6 +59,8 @@ class RaySession:
     """
 
     def __init__(self, address: str | None, num_actors: int | None) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)  # read when ray is imported
         self._ray = require_ray()
         with ExitStack() as stack:
             if not self._ray.is_initialized():
@@ -107,7 +112,12 @@ class RaySession:
         strategies = self._ray.util.scheduling_strategies
         there = strategies.NodeAffinitySchedulingStrategy(node.name, soft=False)
         kind = self._ray.remote(_ActorDesk)
-        options = kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=there)
+        options = kind.options(
+            num_cpus=1,
+            max_restarts=0,
+            scheduling_strategy=there,
+            runtime_env={"env_vars": _ENVIRONMENT},
+        )
         return RemoteDesk(self, options.remote(_Settings.here()))
 
     def get(self, reference: Any) -> Any:  # noqa: ANN401
