@@ -105,6 +105,7 @@ Dependencies <docs/dependencies>
 CONTRIBUTING
 Lab <lab/README>
 CHANGELOG
+SECURITY
 ```
 """
 

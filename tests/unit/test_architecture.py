@@ -32,10 +32,21 @@ ARROWS = {
     "net": ("core",),
     "sim": ("core", "machine"),
     "experiments": ("core", "learning", "machine", "sim"),
+    "cluster": ("core", "experiments", "machine", "sim"),
     "deploy": ("core", "experiments", "learning", "machine", "net", "sim"),
     "recipes": ("algorithms", "core", "experiments", "learning", "machine", "sim"),
     "report": ("core", "experiments"),
-    "cli": ("core", "deploy", "experiments", "learning", "machine", "net", "recipes", "report"),
+    "cli": (
+        "cluster",
+        "core",
+        "deploy",
+        "experiments",
+        "learning",
+        "machine",
+        "net",
+        "recipes",
+        "report",
+    ),
 }
 PURE = {"core", "algorithms"}
 # Where particular algorithms may be named: where they are, are chosen, and are shown.

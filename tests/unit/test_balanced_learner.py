@@ -169,6 +169,26 @@ def test_a_restored_learner_aggregates_no_sooner_than_it_trains(
     assert torch.equal(one, three)
 
 
+def test_a_learner_that_follows_another_keeps_its_aggregated_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accuracy_aware = AccuracyAware(selection=Focused())
+    leader, follower = (learner(accuracy_aware=accuracy_aware, shards=SHARDS) for _ in range(2))
+    for each in (leader, follower):
+        each.assign((0, 1))
+        each.cost(Train(start(each), Epochs()))
+    with monkeypatch.context() as no_aggregating:
+        no_aggregating.setattr(AccuracyAware, "make_stream", None)
+        for keep_ratio in (0.5, 1.0, 0.7):
+            request = Train(start(leader), Epochs(0.5), keep_ratio=keep_ratio)
+            assert follower.cost(request) == leader.cost(request)
+            leader.train(request)
+            follower.load_state_dict(assemble(*dismantle(leader.state_dict())))
+        request = Train(start(leader), Epochs(0.5), begins_pass=False)
+        one, two = (each.train(request).params for each in (leader, follower))
+    assert torch.equal(one, two)
+
+
 @pytest.mark.parametrize("keep_ratio", [0.25, 0.5, 1.0])
 def test_a_cut_pass_costs_its_share_of_a_whole_one(keep_ratio: float) -> None:
     some = learner()

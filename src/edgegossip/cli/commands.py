@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -18,6 +20,7 @@ from rich.table import Table
 from edgegossip.cli.options import ManyRunsOptions, Options
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cluster.ray_pool import RayPool
 from edgegossip.core.errors import Interrupted, TrainingError, UsageError, without_password
 from edgegossip.experiments.batching import Batched, batched
 from edgegossip.experiments.comparison import compare
@@ -39,15 +42,47 @@ class RunOptions(Options):
         only: Algorithm of a comparison to `run`; by default its baseline.
         batched: Train small dense models together: several times faster with many workers, but
             the last bits of the result differ. "auto" does so from 64 workers on.
+        pool: Where training runs: on threads, or on the cores of a Ray cluster, of which
+            `--threads` says how many at most. No effect on results.
+        ray_address: HOST:PORT of a Ray cluster that this machine belongs to, or auto; by
+            default Ray is started on this machine alone, and ends with the run.
     """
 
     only: str | None = None
     batched: Batched = "auto"
+    pool: Literal["threads", "ray"] = "threads"
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ray_address is not None and self.pool != "ray":
+            raise ValueError("--ray-address is for --pool ray; give both")
+        if self.pool == "ray" and self.threads == 0:
+            raise ValueError("--pool ray needs --threads of at least 1, got 0")
+
+    @property
+    def open_pool(self) -> Callable[[], RayPool] | None:
+        """As given; None for threads."""
+        if self.pool == "threads":
+            return None
+        return partial(RayPool, self.ray_address, self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(RunOptions, ManyRunsOptions):
     """Options for running a whole comparison."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pool == "ray" and self.processes not in (None, 1):
+            raise ValueError(
+                "--pool ray gives one run after another all cores; leave out --processes"
+            )
+
+    @property
+    def num_processes(self) -> int:
+        """As given, or one a core."""
+        return 1 if self.pool == "ray" else super().num_processes
 
 
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:
@@ -63,6 +98,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
         "recipe": name,
         "command": repeatable(command, arguments),
         "num_threads": options.threads,
+        "open_pool": options.open_pool,
     }
     try:
         with LiveView() as view:
@@ -100,7 +136,7 @@ def repeatable(command: str, arguments: list[str]) -> str:
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
     """
-    kept = without(arguments, "out", "threads", "processes", "resume")
+    kept = without(arguments, "out", "threads", "processes", "resume", "pool", "ray-address")
     shown = (without_password(each) if "://" in each else each for each in kept)
     return shlex.join(["edgegossip", command, *shown])
 

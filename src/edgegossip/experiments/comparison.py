@@ -20,6 +20,7 @@ from edgegossip.experiments.run_folder import require_folder
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.signals import interrupted
 from edgegossip.experiments.traffic import traffic
+from edgegossip.sim.pool import OpenPool
 
 
 def compare(
@@ -31,6 +32,7 @@ def compare(
     command: str | None = None,
     num_threads: int | None = None,
     num_processes: int = 1,
+    open_pool: OpenPool | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Results]:
     """Run every experiment of `comparison`, each in its own folder within `out`.
@@ -46,6 +48,7 @@ def compare(
         num_threads: Threads of the compute pool of each process; None for one per core.
         num_processes: Number of parallel runs. With more than one, each has one thread, and the
             experiments must be picklable. No effect on results.
+        open_pool: As in `run`, for each run in turn; not with several processes.
         progress: A live view.
 
     Raises:
@@ -76,7 +79,7 @@ def compare(
             done = _at_once(works, out, num_processes, progress or Silent())
         else:
             done = (
-                (name, work(num_threads=num_threads, progress=progress))
+                (name, work(num_threads=num_threads, open_pool=open_pool, progress=progress))
                 for name, work in works.items()
             )
         for name, found in done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from edgegossip.experiments.run_folder import RunFolder, read_evaluation, requir
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.sim.forecasting import profiled
-from edgegossip.sim.pool import ComputePool
+from edgegossip.sim.pool import ComputePool, OpenPool, Pool
 from edgegossip.sim.simulator import Simulator
 
 
@@ -37,6 +38,7 @@ def run(
     recipe: str | None = None,
     command: str | None = None,
     num_threads: int | None = None,
+    open_pool: OpenPool | None = None,
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> Results:
@@ -51,6 +53,8 @@ def run(
         command: Command line that repeats it, for the record.
         num_threads: Threads of the compute pool; None for one per core. No effect on the
             result.
+        open_pool: Opens the compute pool; by default a `ComputePool` of `num_threads`. No
+            effect on the result.
         checkpoint_seconds: Wall seconds between checkpoints.
         progress: A live view.
 
@@ -67,7 +71,7 @@ def run(
         folder = RunFolder(out, header(experiment, recipe), resume=resume)
         if results := folder.finished_results():
             return results
-        with one_intra_op_thread(), ComputePool(num_threads) as pool:
+        with one_intra_op_thread(), (open_pool or partial(ComputePool, num_threads))() as pool:
             running = _Run(
                 experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
             )
@@ -83,7 +87,7 @@ class _Run:
         experiment: Experiment,
         folder: RunFolder,
         command: str | None,
-        pool: ComputePool,
+        pool: Pool,
         progress: Progress,
         checkpoint_seconds: float,
     ) -> None:

@@ -368,9 +368,15 @@ class Learner(Trainer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["assigned"] is not None:
-            self.assign(tuple(state["assigned"]))
-            self._num_assigned = state["num_assigned"]
-        self._batches, self._kept_batches = None, state["batches"]
+            assigned, number = tuple(state["assigned"]), state["num_assigned"]
+            if (assigned, number) != (self._assigned, self._num_assigned):
+                self.assign(assigned)
+                self._num_assigned = number
+        self._kept_batches = state["batches"]
+        if self._batches is not None and self._kept_batches is not None:
+            self._batches.load_state_dict(self._kept_batches)  # its data stays aggregated
+        else:
+            self._batches = None
         if self._random is not None:
             self._random.set_state(state["augmentation"])
         self._num_steps = state["num_steps"]

@@ -138,6 +138,11 @@ class Workload:
         shards = task.partition(task.dataset, len(ranks), seed)
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
 
+    def __getstate__(self) -> dict[str, object]:
+        """What other processes need to train; evaluators stay here."""
+        kept = {k: v for k, v in vars(self).items() if not isinstance(v, Evaluator)}
+        return {**kept, "_lent": {}}
+
     def _part(self, rank: Rank) -> str:
         return self.task.part(self._role(rank).name)
 

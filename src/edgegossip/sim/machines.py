@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from edgegossip.core.protocol import Rank, Seconds, Span
 from edgegossip.core.trainer import Trainer
 from edgegossip.sim.forecasting import MakePredictor, SimulatedMonitor, default_predictor
 from edgegossip.sim.platform import Platform
-
-MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
-"""``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
+from edgegossip.sim.pool import MakeTrainer
 
 
 class Machines:

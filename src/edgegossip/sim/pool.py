@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Train
+from edgegossip.core.protocol import Rank, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Outcome, Prepared, Trainer, TrainingResult
 from edgegossip.machine.allocation import keep_freed_memory
@@ -20,6 +21,9 @@ from edgegossip.machine.cores import num_cores
 
 MOST_TOGETHER = 64
 """Trainers; more would gain nothing, and their parameters would not stay in a cache."""
+MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
+"""``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -29,6 +33,22 @@ class Pending(Protocol[T_co]):
 
     def result(self) -> T_co:
         """Wait for the result; raises the task's error."""
+
+
+class Pool(Protocol):
+    """What the simulator needs of the place where training runs."""
+
+    def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
+        """Have what `make_trainer` makes train here."""
+
+    def train(
+        self, trainer: Trainer, request: Train, progress: float
+    ) -> Pending[TrainingResult]:
+        """Start training, as `Trainer.train` says."""
+
+
+OpenPool: TypeAlias = Callable[[], AbstractContextManager[Pool]]
+"""Opens a pool that is closed at the end of a run."""
 
 
 class _Deferred(Generic[T]):
@@ -105,6 +125,10 @@ class ComputePool:
             return _Deferred(task)
         future: Future[T] = self._executor.submit(task)
         return future
+
+    def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
+        """Trainers as they are: threads share their memory."""
+        return make_trainer
 
     def train(
         self, trainer: Trainer, request: Train, progress: float

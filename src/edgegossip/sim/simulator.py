@@ -48,11 +48,11 @@ from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
 from edgegossip.sim.forecasting import FORECAST_SECONDS, MakePredictor
 from edgegossip.sim.garbage import rare_collections
 from edgegossip.sim.link import Links
-from edgegossip.sim.machines import Machines, MakeTrainer
+from edgegossip.sim.machines import Machines
 from edgegossip.sim.membership import Membership, Notice
 from edgegossip.sim.network import Network
 from edgegossip.sim.platform import Platform
-from edgegossip.sim.pool import ComputePool
+from edgegossip.sim.pool import ComputePool, MakeTrainer, Pool
 
 _KEPT = (
     "now",
@@ -103,7 +103,7 @@ class Simulator(Generic[State]):
         make_predictor: MakePredictor | None = None,
         links: Links | None = None,
         faults: Faults | None = None,
-        pool: ComputePool | None = None,
+        pool: Pool | None = None,
         observer: Observer | None = None,
         evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
         evaluation_cost: float = 0.0,
@@ -117,10 +117,10 @@ class Simulator(Generic[State]):
         self._traits = algorithm.traits
         self._initial_params = initial_params
         self.states = [self._new_state(rank) for rank in range(len(platforms))]
-        self._machines = Machines(platforms, make_trainer, make_predictor)
+        self._pool = pool or ComputePool(0)
+        self._machines = Machines(platforms, self._pool.trainers(make_trainer), make_predictor)
         self._faults = faults or Faults()
         self._network = Network(links or Links(), self._faults, platforms, wire=wire)
-        self._pool = pool or ComputePool(0)
         self._observer = observer or UNOBSERVED
         self._evaluate_params = evaluate
         self._evaluation_cost = evaluation_cost

@@ -1,0 +1,122 @@
+"""The learners that live in one actor, one core, of the cluster."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from edgegossip.cluster.twin import Origin
+from edgegossip.core.errors import EdgeGossipError, TrainingError
+from edgegossip.core.protocol import Train
+from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.experiments.describe import versions
+
+
+@dataclass(slots=True)
+class Order:
+    """A piece of work for the learner of this serial.
+
+    `origin` and `state` are given where it is not there, or has another state; a `state` of
+    None is that of a new one.
+    """
+
+    serial: int
+    request: Train
+    progress: float
+    origin: Origin | None = None
+    state: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """Result and state after a piece of work, or why there is none."""
+
+    result: TrainingResult | None = None
+    state: Mapping[str, Any] | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+    making_seconds: float | None = None
+    warnings: list[tuple[str, type[Warning]]] = field(default_factory=list)
+
+
+class LearnersDesk:
+    """Trains its learners one after the other.
+
+    Args:
+        look_up: Finds the function that `Origin.maker` stands for.
+    """
+
+    def __init__(self, look_up: Callable[[Any], Any]) -> None:
+        self._look_up = look_up
+        self._makers: dict[Any, Any] = {}
+        self._trainers: dict[int, Trainer] = {}
+        self._made_by: dict[int, Any] = {}
+
+    def versions(self) -> dict[str, str]:
+        """Give the versions of Python and packages here."""
+        return versions()
+
+    def work(self, forgotten: Sequence[int], orders: Sequence[Order]) -> list[Reply]:
+        """Forget learners that went elsewhere, and do what is ordered."""
+        for serial in forgotten:
+            self._trainers.pop(serial, None)
+            self._made_by.pop(serial, None)
+        if forgotten:  # data of a run that is over makes room
+            used = {*self._made_by.values()}
+            self._makers = {key: make for key, make in self._makers.items() if key in used}
+        return [self._reply(order) for order in orders]
+
+    def _reply(self, order: Order) -> Reply:
+        reply = Reply()
+        with warnings.catch_warnings(record=True) as caught:
+            try:
+                self._do(order, reply)
+            except EdgeGossipError as error:
+                reply.error = error
+            except Exception as error:  # perhaps of a class that others do not know
+                text = "".join(traceback.format_exception(error))
+                reply.error = TrainingError(f"training failed with {error!r:.300}\n{text}")
+        reply.warnings = [(str(each.message), each.category) for each in caught]
+        return reply
+
+    def _do(self, order: Order, reply: Reply) -> None:
+        start = time.perf_counter()
+        if order.origin is not None:
+            self._trainers[order.serial] = self._made(order.origin, order.state)
+            self._made_by[order.serial] = order.origin.maker
+            reply.making_seconds = time.perf_counter() - start
+            start += reply.making_seconds
+        trainer = self._trainers[order.serial]
+        result = trainer.train(order.request, order.progress)
+        reply.seconds = time.perf_counter() - start
+        # What is the same twice travels once.
+        reply.state = {
+            name: result.params if _is_same(value, result.params) else value
+            for name, value in trainer.state_dict().items()
+        }
+        reply.result = result
+        trainer.rest()
+
+    def _made(self, origin: Origin, state: Mapping[str, Any] | None) -> Trainer:
+        if origin.maker not in self._makers:
+            self._makers[origin.maker] = self._look_up(origin.maker)
+        trainer: Trainer = self._makers[origin.maker](origin.rank, origin.incarnation)
+        if state is not None:
+            trainer.load_state_dict(state)
+        trainer.set_up()
+        return trainer
+
+
+def _is_same(value: object, params: torch.Tensor) -> bool:
+    """Say whether `value` is `params` to the last bit; 0 and -0 are equal, but not the same."""
+    if not isinstance(value, torch.Tensor) or value.shape != params.shape:
+        return False
+    if value.dtype != params.dtype or value.device != params.device:
+        return False
+    return torch.equal(*(each.contiguous().view(torch.uint8) for each in (value, params)))

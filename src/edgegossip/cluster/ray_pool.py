@@ -1,0 +1,332 @@
+"""The compute pool on Ray: learners live on the cores of a cluster, the event loop here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+
+from edgegossip.cluster.learners_desk import Order, Reply
+from edgegossip.cluster.placement import Arrived, Job, Placement, Seat
+from edgegossip.cluster.ray_session import ClusterNode, LostError, RaySession, RemoteDesk
+from edgegossip.cluster.twin import Twin, twins
+from edgegossip.core.errors import NetworkError, TrainingError
+from edgegossip.core.protocol import Train
+from edgegossip.core.ranges import check_range
+from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.experiments.describe import versions
+from edgegossip.sim.pool import ComputePool, MakeTrainer, Pending
+
+_log = logging.getLogger(__name__)
+_NODES_SECONDS = 3.0
+_SLOW_START_SECONDS = 60.0
+_MOST_LOSSES = 5
+
+
+class RayPool:
+    """Trains on every core of a Ray cluster, to the same bits as a `ComputePool`.
+
+    A learner lives in one actor; its state comes back with each result, so that it can be made
+    again elsewhere. Work that takes less time than the way to an actor is done here.
+
+    Args:
+        address: A running cluster that this machine belongs to, "HOST:PORT" or "auto"; None
+            starts Ray on this machine alone, until the pool is closed.
+        num_actors: Cores to use at most; None for all.
+        min_seconds: Work that takes less is not sent.
+        open_session: Connects to Ray.
+
+    Raises:
+        UsageError: If ray is not installed.
+        NetworkError: If there is no such cluster.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        num_actors: int | None = None,
+        *,
+        min_seconds: float = 0.0005,
+        open_session: Callable[[str | None, int | None], RaySession] = RaySession,
+    ) -> None:
+        check_range("num_actors", num_actors, "at least 1 or None")
+        self._num_actors = num_actors
+        self._min_seconds = min_seconds
+        self._placement = Placement()
+        self._here = ComputePool(0)
+        self._lock = threading.Lock()
+        self._desks: set[RemoteDesk] = set()
+        self._threads: list[threading.Thread] = []
+        self._used: set[tuple[str, int]] = set()
+        self._num_seats = 0
+        self._is_closing = threading.Event()
+        self._session = open_session(address, num_actors)
+        self._run(self._watch)
+
+    @property
+    def seats(self) -> list[Seat]:
+        """The cores in use, with how fast they are."""
+        return self._placement.seats
+
+    def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
+        """Have what `make_trainer` makes train on the cluster."""
+        return twins(make_trainer, self._session.put(make_trainer))
+
+    def train(
+        self, trainer: Trainer, request: Train, progress: float
+    ) -> Pending[TrainingResult]:
+        """Start training, as `Trainer.train` says.
+
+        Args:
+            trainer: One made by `trainers`, or any other, which trains here.
+            request: As in `Trainer.train`.
+            progress: As in `Trainer.train`.
+        """
+        if not isinstance(trainer, Twin):
+            return self._here.train(trainer, request, progress)
+        if self._placement.seconds(trainer) < self._min_seconds:
+            return self._here.submit(partial(_train_here, trainer, request, progress))
+        return _Arriving(self._placement.put(trainer, request, progress))
+
+    def close(self) -> None:
+        """Forget all work, and end what was started."""
+        if self._is_closing.is_set():
+            return
+        self._is_closing.set()
+        self._placement.close()
+        try:
+            with self._lock:
+                desks, threads = [*self._desks], [*self._threads]
+            for desk in desks:
+                desk.close()
+            for thread in threads:
+                thread.join(timeout=10)
+        finally:
+            self._session.close()
+
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Threads: one that watches the nodes, and one for each core.
+
+    def _run(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._failing, args=(work,), daemon=True)
+        with self._lock:
+            self._threads.append(thread)
+        thread.start()
+
+    def _failing(self, work: Callable[[], None]) -> None:
+        """Let the run fail, rather than wait for ever, where a thread does."""
+        try:
+            work()
+        except LostError as error:
+            self._fail(NetworkError(f"the Ray cluster is gone ({error}); --resume goes on"))
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._is_closing.is_set():
+            self._placement.fail(error)
+
+    def _watch(self) -> None:
+        """Use each core of each node, also of those that come later or come back."""
+        start, has_warned = time.monotonic(), False
+        while not self._is_closing.is_set():
+            for node in self._session.nodes():
+                for core in range(node.num_cores):
+                    self._use(node, core)
+            if not has_warned and time.monotonic() - start > _SLOW_START_SECONDS:
+                has_warned = True
+                if not self.seats:
+                    _log.warning("no core of the Ray cluster is free yet; waiting for one")
+            self._is_closing.wait(_NODES_SECONDS)
+
+    def _use(self, node: ClusterNode, core: int) -> None:
+        with self._lock:
+            is_enough = self._num_actors is not None and self._num_seats >= self._num_actors
+            if is_enough or (node.name, core) in self._used:
+                return
+            self._used.add((node.name, core))
+            self._num_seats += 1
+        self._run(partial(self._serve, node, core))
+
+    def _serve(self, node: ClusterNode, core: int) -> None:
+        """Have an actor on this core, and another when it is lost, while the node is there."""
+        num_failures = 0
+        while not self._is_closing.is_set():
+            desk = self._session.open_desk(node)
+            with self._lock:
+                self._desks.add(desk)
+            try:
+                if self._is_closing.is_set():  # and may not have seen this desk
+                    return
+                _require_versions(node, desk.versions())
+                num_failures = 0
+                _Service(self._placement, Seat(f"core {core} of {node.host}"), desk).serve()
+            except LostError as error:
+                num_failures += 1
+                is_there = node.name in {each.name for each in self._session.nodes()}
+                if num_failures == _MOST_LOSSES or not is_there:
+                    self._leave(node, error)
+                    return
+            finally:
+                with self._lock:
+                    self._desks.discard(desk)
+                desk.close()
+
+    def _leave(self, node: ClusterNode, error: LostError) -> None:
+        """No actor can be had on this core."""
+        if self._is_closing.is_set():
+            return
+        _log.warning("a core of %s is used no longer: %s", node.host, error)
+        nodes = self._session.nodes()
+        cores = {(each.name, number) for each in nodes for number in range(each.num_cores)}
+        with self._lock:
+            self._num_seats -= 1
+            is_last = self._num_seats == 0 and self._used.issuperset(cores)
+        if is_last:
+            raise TrainingError(
+                "no core of the Ray cluster is left to train on; start machines, and "
+                f"--resume. Of the last one: {error}"
+            )
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A result on its way, with the warnings of where it is made."""
+
+    arrives: Future[Arrived]
+
+    def result(self) -> TrainingResult:
+        result, warned = self.arrives.result()
+        for message, category in warned:
+            warnings.warn(message, category, stacklevel=2)
+        return result
+
+
+@dataclass(slots=True)
+class _Parcel:
+    """Pieces of work that were sent together."""
+
+    jobs: Sequence[Job]
+    wait: Callable[[], Sequence[Reply]] | None = None
+
+
+@dataclass(slots=True)
+class _Service:
+    """One thread's work: send to an actor what is to be done there, take what comes back."""
+
+    placement: Placement
+    seat: Seat
+    desk: RemoteDesk
+
+    def serve(self) -> None:
+        """Work until the end, or until the actor is lost."""
+        sent: deque[_Parcel] = deque()
+        self.placement.open(self.seat)
+        try:
+            while True:
+                while jobs := self.placement.take(self.seat):
+                    sent.append(_Parcel(jobs))
+                    sent[-1].wait = self._send(jobs)
+                if not sent:
+                    return
+                assert sent[0].wait is not None
+                replies = sent[0].wait()
+                self._settle(sent.popleft().jobs, replies)
+        except LostError as error:
+            self._lose([job for parcel in sent for job in parcel.jobs], error)
+        except Exception as error:
+            for parcel in sent:
+                for job in parcel.jobs:
+                    job.arrives.set_exception(error)
+            raise
+
+    def _send(self, jobs: Sequence[Job]) -> Callable[[], Sequence[Reply]]:
+        forgotten = [self.seat.forgotten.popleft() for _ in range(len(self.seat.forgotten))]
+        return self.desk.work(forgotten, [self._order(job) for job in jobs])
+
+    def _order(self, job: Job) -> Order:
+        twin = job.twin
+        order = Order(twin.serial, job.request, job.progress)
+        if twin.seat is not self.seat:
+            order.origin = twin.origin
+            order.state = None if twin.is_new else twin.state_dict()
+            twin.move(self.seat)
+        return order
+
+    def _settle(self, jobs: Sequence[Job], replies: Sequence[Reply]) -> None:
+        self.placement.finish(self.seat, jobs, replies)
+        for job, reply in zip(jobs, replies, strict=True):
+            try:
+                arrived = _arrived(job, reply)
+            except Exception as error:
+                job.arrives.set_exception(error)
+            else:
+                job.arrives.set_result(arrived)
+
+    def _lose(self, jobs: Sequence[Job], error: LostError) -> None:
+        if self.placement.is_closed:
+            return
+        _log.warning("lost %s (%s); its work is done again", self.seat.name, error)
+        again: list[Job] = []
+        for job in jobs:
+            job.num_losses += 1
+            if job.num_losses < _MOST_LOSSES:
+                again.append(job)
+            else:
+                job.arrives.set_exception(
+                    TrainingError(
+                        f"training of worker {job.twin.origin.rank} ended {_MOST_LOSSES} "
+                        "actors, perhaps for want of memory; use fewer --threads, and "
+                        f"--resume. Of the last one: {error}"
+                    )
+                )
+        self.placement.lose(self.seat, again)
+
+
+def _arrived(job: Job, reply: Reply) -> Arrived:
+    """Have the twin follow, before anybody can ask it for its next cost or its state."""
+    if reply.error is not None:
+        raise reply.error
+    assert reply.result is not None
+    assert reply.state is not None
+    job.twin.follow(reply.state)
+    if job.cost > 0:
+        job.twin.seconds_per_cost = reply.seconds / job.cost
+    return reply.result, reply.warnings
+
+
+def _train_here(twin: Twin, request: Train, progress: float) -> TrainingResult:
+    cost, start = twin.last_cost, time.perf_counter()
+    result = twin.train(request, progress)
+    if cost > 0:
+        twin.seconds_per_cost = (time.perf_counter() - start) / cost
+    return result
+
+
+def _require_versions(node: ClusterNode, found: dict[str, str]) -> None:
+    """Refuse a node whose numbers may differ in the last bit."""
+    own = versions()
+    for name, version in found.items():
+        if version != own.get(name):
+            raise NetworkError(
+                f"{node.host} has {name} {version}, this machine {own.get(name)}, so results "
+                "would depend on where they were computed; install the same versions on all "
+                "machines of the cluster"
+            )

@@ -1,0 +1,314 @@
+"""All that is asked of Ray: to start or find a cluster, its actors, its object store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgegossip.cluster.learners_desk import LearnersDesk, Order, Reply
+from edgegossip.cluster.tensors_in_store import sharing, tensors_as_bytes
+from edgegossip.core.errors import NetworkError, TrainingError, UsageError
+from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.machine.cores import num_cores
+
+_KNOCK_SECONDS = 5.0
+_ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
+"""Parameters up to 2 MiB go from process to process: by way of the object stores, each piece of
+work would cost 7 ms of a core (docs/performance.md)."""
+_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+"""An empty frame; the fourth byte is its kind."""
+
+
+class LostError(Exception):
+    """An actor is gone, or its machine, or what was on the way from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A machine of the cluster, or a part of one, that is there now."""
+
+    name: str
+    host: str
+    num_cores: int
+
+
+class RaySession:
+    """A connection to a Ray cluster.
+
+    Args:
+        address: As in `RayPool`.
+        num_actors: As in `RayPool`.
+
+    Raises:
+        UsageError: If ray is not installed.
+        NetworkError: If there is no such cluster.
+    """
+
+    def __init__(self, address: str | None, num_actors: int | None) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)  # read when ray is imported
+        self._ray = require_ray()
+        with ExitStack() as stack:
+            if not self._ray.is_initialized():
+                joined = self._started(num_actors) if address is None else self._joined(address)
+                stack.enter_context(joined)
+            stack.enter_context(tensors_as_bytes())
+            self._open = stack.pop_all()
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        self._open.close()
+
+    def nodes(self) -> list[ClusterNode]:
+        """Say which machines are there."""
+        with self._telling_of_losses():
+            return [
+                ClusterNode(
+                    each["NodeID"],
+                    each.get("NodeManagerHostname", "?"),
+                    int(each.get("Resources", {}).get("CPU", 0)),
+                )
+                for each in self._ray.nodes()
+                if each["Alive"]
+            ]
+
+    def put(self, value: object) -> Any:  # noqa: ANN401
+        """Put a value where all actors find it; tensors in it lie once on each machine.
+
+        Raises:
+            TrainingError: If it cannot be pickled.
+        """
+        for module in _from_files():
+            self._ray.cloudpickle.register_pickle_by_value(module)
+        try:
+            with sharing():
+                return self._ray.put(value)
+        except TypeError as error:
+            raise TrainingError(
+                f"the task cannot be sent to other processes ({error}); give it no locks, "
+                "open files or other things that cannot be pickled, or leave out --pool ray"
+            ) from error
+
+    def open_desk(self, node: ClusterNode) -> RemoteDesk:
+        """Start an actor that takes one core of this machine; waits until there is one free.
+
+        Raises:
+            LostError: If it cannot be had.
+        """
+        strategies = self._ray.util.scheduling_strategies
+        there = strategies.NodeAffinitySchedulingStrategy(node.name, soft=False)
+        kind = self._ray.remote(_ActorDesk)
+        options = kind.options(
+            num_cpus=1,
+            max_restarts=0,
+            scheduling_strategy=there,
+            runtime_env={"env_vars": _ENVIRONMENT},
+        )
+        return RemoteDesk(self, options.remote(_Settings.here()))
+
+    def get(self, reference: Any) -> Any:  # noqa: ANN401
+        """Wait for what an actor returns.
+
+        Raises:
+            LostError: If that will never be.
+        """
+        with self._telling_of_losses():
+            return self._ray.get(reference)
+
+    def kill(self, actor: Any) -> None:  # noqa: ANN401
+        """End an actor, whatever it is doing."""
+        self._ray.kill(actor)
+
+    @contextmanager
+    def _telling_of_losses(self) -> Iterator[None]:
+        try:
+            yield
+        except self._ray.exceptions.RayError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            what = lines[-1] if lines else "no reason given"
+            raise LostError(f"{type(error).__name__}: {what:.400}") from error
+
+    @contextmanager
+    def _started(self, num_actors: int | None) -> Iterator[None]:
+        """Start Ray on this machine, for this process."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Not the user's own: names of sockets in it must stay short.
+        parent = "/tmp" if os.path.isdir("/tmp") else None
+        folder = tempfile.mkdtemp(prefix="eg-ray-", dir=parent)
+        try:
+            with self._initialized(
+                address="local",
+                num_cpus=min(num_actors or num_cores(), num_cores()),
+                num_gpus=0,
+                include_dashboard=False,
+                _temp_dir=folder,
+            ):
+                yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def _joined(self, address: str) -> Iterator[None]:
+        """Connect to a cluster that runs."""
+        if address != "auto":
+            _knock(address)
+        with ExitStack() as stack:
+            refusals = (OSError, RuntimeError, ValueError, self._ray.exceptions.RayError)
+            try:
+                stack.enter_context(self._initialized(address=address))
+            except refusals as error:
+                raise NetworkError(
+                    f"no Ray cluster can be reached at --ray-address {address} ({error}); run "
+                    "`ray start --head` on one machine, `ray start --address HOST:PORT` on "
+                    "the others, this one included, and give HOST:PORT"
+                ) from error
+            yield
+
+    @contextmanager
+    def _initialized(self, **settings: Any) -> Iterator[None]:  # noqa: ANN401
+        is_main = threading.current_thread() is threading.main_thread()
+        on_sigterm = signal.getsignal(signal.SIGTERM) if is_main else None
+        try:
+            self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+            if on_sigterm is not None:
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own there
+            yield
+        finally:
+            self._ray.shutdown()
+
+
+class RemoteDesk:
+    """A `LearnersDesk` in an actor."""
+
+    def __init__(self, session: RaySession, actor: Any) -> None:  # noqa: ANN401
+        self._session = session
+        self._actor = actor
+
+    def versions(self) -> dict[str, str]:
+        """As `LearnersDesk.versions`; waits for the actor.
+
+        Raises:
+            LostError: If it cannot be started.
+        """
+        found: dict[str, str] = self._session.get(self._actor.versions.remote())
+        return found
+
+    def work(
+        self, forgotten: Sequence[int], orders: Sequence[Order]
+    ) -> Callable[[], list[Reply]]:
+        """As `LearnersDesk.work`, at once; call what it returns to wait for the replies.
+
+        That raises `LostError` if the actor is lost.
+        """
+        reference = self._actor.work.remote(forgotten, orders)
+        return lambda: self._session.get(reference)
+
+    def close(self) -> None:
+        """End the actor."""
+        self._session.kill(self._actor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Settings of PyTorch on which results depend, but for the number of threads."""
+
+    dtype: torch.dtype
+    deterministic: int
+
+    @classmethod
+    def here(cls) -> _Settings:
+        return cls(torch.get_default_dtype(), torch.get_deterministic_debug_mode())
+
+
+class _ActorDesk(LearnersDesk):
+    """A `LearnersDesk` in a process of its own.
+
+    Args:
+        settings: PyTorch's where the run was started.
+    """
+
+    def __init__(self, settings: _Settings) -> None:
+        super().__init__(require_ray().get)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(settings.dtype)
+        torch.set_deterministic_debug_mode(settings.deterministic)
+        keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
+        # Data sets lie where all actors of a machine read them.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        self._tensors = tensors_as_bytes()
+        self._tensors.__enter__()  # for as long as the process lives
+
+
+def require_ray() -> Any:  # noqa: ANN401
+    """Import ray, which is optional.
+
+    Raises:
+        UsageError: If it is not installed.
+    """
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise UsageError(
+            f"--pool ray needs the package ray; pip install 'edgegossip[ray]' ({error})"
+        ) from error
+    return ray
+
+
+def _knock(address: str) -> None:
+    """Raise at once where there is no cluster, for which Ray takes minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise NetworkError(
+            f"--ray-address must be HOST:PORT or 'auto', got {address!r}; a machine that "
+            "belongs to the cluster needs no ray:// address, and others cannot take part"
+        )
+    try:
+        answer = _answer(host.strip("[]"), int(port))
+    except (OSError, OverflowError) as error:
+        raise NetworkError(
+            f"nobody answers at --ray-address {address} ({error}); on the machine that shall "
+            "be the head: ray start --head --port PORT"
+        ) from error
+    if answer[3:4] != _SETTINGS[3:4] and "RAY_USE_TLS" not in os.environ:
+        raise NetworkError(
+            f"--ray-address {address}: what answers there is no Ray cluster; give the address "
+            "that `ray start --head` printed for other nodes to join"
+        )
+
+
+def _answer(host: str, port: int) -> bytes:
+    """Greet as HTTP/2 does (RFC 9113, 3.4), which gRPC speaks: it answers with settings."""
+    with socket.create_connection((host, port), _KNOCK_SECONDS) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+        return connection.recv(len(_SETTINGS))
+
+
+def _from_files() -> list[Any]:
+    """Find modules with another name than their file, such as a user's recipes.
+
+    No other process could import them, so what they define is sent along.
+    """
+    found = []
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None) or ""
+        if "." not in name and name != "__main__" and file.endswith(".py"):
+            stem = Path(file).stem
+            if stem not in (name, "__init__"):
+                found.append(module)
+    return found

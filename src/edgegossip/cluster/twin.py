@@ -1,0 +1,126 @@
+"""The trainer on the event loop whose work is done elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Layout, Rank, Train
+from edgegossip.core.trainer import Trainer, TrainingResult
+
+_SERIALS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How to make a trainer anywhere: by `maker`, which the seat that makes it looks up."""
+
+    maker: Any
+    rank: Rank
+    incarnation: int
+
+
+class Twin(Trainer):
+    """A trainer that is told the state of its remote twin after each piece of work.
+
+    So costs are known without asking, a checkpoint needs nobody, and where the remote twin is
+    lost, this one's state makes another: what was under way is done again, to the same bits.
+
+    Args:
+        trainer: Answers for both; trains only where that is faster than sending the work.
+        origin: How its twin is made.
+
+    Attributes:
+        serial: Name of its twin; never used for another.
+        seat: Where a twin is in the same state; None for nowhere.
+        is_new: Whether the state is the one that it was made with.
+        seconds_per_cost: How long its last work took, of what it cost; None before.
+        last_cost: Cost of the request that was asked for last.
+    """
+
+    def __init__(self, trainer: Trainer, origin: Origin) -> None:
+        self.trainer = trainer
+        self.origin = origin
+        self.serial = next(_SERIALS)
+        self.seat: Any = None
+        self.is_new = True
+        self.seconds_per_cost: float | None = None
+        self.last_cost = 0.0
+
+    @property
+    def num_samples(self) -> int:
+        return self.trainer.num_samples
+
+    @property
+    def epoch_cost(self) -> float:
+        return self.trainer.epoch_cost
+
+    @property
+    def layout(self) -> Layout | None:
+        return self.trainer.layout
+
+    @property
+    def setup_cost(self) -> float:
+        return self.trainer.setup_cost
+
+    def set_up(self) -> None:
+        self.trainer.set_up()
+
+    def assign(self, ranks: tuple[Rank, ...]) -> None:
+        self._leave_twin()
+        self.trainer.assign(ranks)
+
+    def cost(self, request: Train) -> float:
+        self.last_cost = self.trainer.cost(request)
+        return self.last_cost
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        self._leave_twin()
+        return self.trainer.train(request, progress)
+
+    def trial(self, params: Tensor, num_steps: int) -> Train | None:
+        return self.trainer.trial(params, num_steps)
+
+    def start_over(self) -> None:
+        self._leave_twin()
+        self.trainer.start_over()
+
+    def cancel(self) -> None:
+        self.trainer.cancel()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.trainer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._leave_twin()
+        self.trainer.load_state_dict(state)
+
+    def follow(self, state: Mapping[str, Any]) -> None:
+        """Come to the state that its twin has after its work."""
+        self.is_new = False
+        self.trainer.load_state_dict(state)
+
+    def move(self, seat: Any) -> None:  # noqa: ANN401
+        """Have the twin at `seat` alone; at None there is none."""
+        if self.seat not in (None, seat):
+            self.seat.forgotten.append(self.serial)
+        self.seat = seat
+
+    def __del__(self) -> None:
+        self.move(None)  # a crashed worker's trainer takes its twin along
+
+    def _leave_twin(self) -> None:
+        """Go on alone: no twin is in this one's state from here on."""
+        self.move(None)
+        self.is_new = False
+
+
+def twins(make: Callable[[Rank, int], Trainer], maker: object) -> Callable[[Rank, int], Twin]:
+    """Make twins as `make` makes trainers; `maker` stands for it elsewhere."""
+    return lambda rank, incarnation: Twin(
+        make(rank, incarnation), Origin(maker, rank, incarnation)
+    )
