@@ -80,6 +80,7 @@ from .core.varying_topology import (
 from .deploy.join import Connection as Connection, join as join
 from .deploy.training_loop import TrainingLoop as TrainingLoop
 from .deploy.worker import WorkerSettings as WorkerSettings, take_part as take_part
+from .experiments.batching import batched as batched
 from .experiments.comparison import compare as compare
 from .experiments.experiment import (
     Comparison as Comparison,
@@ -151,6 +152,7 @@ from .learning.schedule import (
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )
+from .learning.stacked import StackedLearner as StackedLearner
 from .learning.stages.both import Both as Both
 from .learning.stages.cutting import (
     blocks as blocks,
