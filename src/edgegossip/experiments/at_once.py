@@ -11,10 +11,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, TypeVar
 
 from torch import multiprocessing
@@ -25,7 +27,10 @@ from edgegossip.experiments.signals import interrupt, on_stop_signal
 
 T = TypeVar("T")
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_statuses: Any = None  # of a child: what it tells its parent
+_END_SECONDS = 10.0
+# Of a child: what it tells its parent, and whether it was asked to stop.
+_statuses: Any = None
+_is_asked = False
 
 
 class _Told:
@@ -59,20 +64,25 @@ def do_at_once(
     """
     remaining, running = dict(jobs), dict[Future[T], str]()
     with _processes(num_processes, progress) as executor:
-        while remaining or running:
-            waiting = {*remaining, *running.values()}
-            for name in [*remaining]:
-                if len(running) < num_processes and waiting.isdisjoint(after[name]):
-                    work = remaining.pop(name)()
-                    running[executor.submit(_do, work)] = name
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                name = running.pop(future)
-                if isinstance(future.exception(), BrokenProcessPool):
-                    raise TrainingError(
-                        f"a process was killed while it did {name}, perhaps for want of "
-                        "memory; try fewer --processes, and --resume"
-                    )
-                yield name, future
+        try:
+            while remaining or running:
+                waiting = {*remaining, *running.values()}
+                for name in [*remaining]:
+                    if len(running) < num_processes and waiting.isdisjoint(after[name]):
+                        work = remaining.pop(name)()
+                        running[executor.submit(_do, work)] = name
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    name = running.pop(future)
+                    if isinstance(future.exception(), BrokenProcessPool):
+                        raise TrainingError(
+                            f"a process was killed while it did {name}, perhaps for want of "
+                            "memory; try fewer --processes, and --resume"
+                        )
+                    yield name, future
+        except BaseException:
+            _ask_to_stop(executor)
+            wait(running)
+            raise
 
 
 @contextmanager
@@ -89,7 +99,7 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
         with on_stop_signal(interrupt):
             yield executor
     except BaseException:
-        _stop(executor)  # once: a second time would insist, and cost them their checkpoints
+        _end(executor)
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -97,11 +107,26 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
         told.join()
 
 
-def _stop(executor: ProcessPoolExecutor) -> None:
-    """Ask all processes to leave valid folders and end."""
+def _ask_to_stop(executor: ProcessPoolExecutor) -> None:
+    """Ask all processes once: twice would cost them their checkpoints."""
+    if executor._broken:  # it has asked them itself
+        return
     for pid in [*(executor._processes or {})]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+
+
+def _end(executor: ProcessPoolExecutor) -> None:
+    """End processes that have been asked to stop.
+
+    One may wait for ever, for a lock that was held by one that was killed from outside.
+    """
+    processes = [*(executor._processes or {}).values()]
+    executor.shutdown(wait=False, cancel_futures=True)
+    deadline = time.monotonic() + _END_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
 
 
 def _show(statuses: Any, progress: Progress) -> None:  # noqa: ANN401
@@ -114,9 +139,20 @@ def _begin(statuses: Any) -> None:  # noqa: ANN401
     global _statuses
     _statuses = statuses
     os.setsid()
+    # An idle process that died would keep the lock of the queue that all wait at.
+    signal.signal(signal.SIGTERM, _be_asked)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
 
 
+def _be_asked(number: int, frame: FrameType | None) -> None:
+    """Do no more work."""
+    global _is_asked
+    _is_asked = True
+
+
 def _do(work: Callable[[Progress], T]) -> T:
-    return work(_Told())
+    with on_stop_signal(interrupt):
+        if _is_asked:
+            raise KeyboardInterrupt
+        return work(_Told())
