@@ -19,18 +19,15 @@ import multiprocessing
 import resource
 import statistics
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from benchmarks.simulator import pictures
+from benchmarks.simulator import pictures, simulate
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.topology import ring
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
@@ -38,10 +35,7 @@ from edgegossip.experiments.study import machine
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.models import lenet5, mlp
 from edgegossip.learning.stacked import StackedLearner
-from edgegossip.learning.task import Task, Workload
-from edgegossip.sim.platform import uneven
-from edgegossip.sim.pool import ComputePool
-from edgegossip.sim.simulator import Simulator
+from edgegossip.learning.task import Task
 
 NUM_SAMPLES = 60_000
 SHAPE = (1, 28, 28)
@@ -51,23 +45,6 @@ MEMORY_MODELS = {
     "mlp": partial(mlp, SHAPE, 10, hidden=(8,)),
 }
 BATCH_SIZES = (4, 10, 32, 60)
-
-
-def simulate(task: Task, algorithm: Algorithm[Any], num_workers: int) -> float:
-    """Seconds of a whole run, from the making of the first learner."""
-    workload = Workload(task, range(num_workers), seed=0)
-    torch.set_num_threads(1)
-    with ComputePool() as pool:
-        simulator = Simulator(
-            algorithm,
-            uneven(num_workers),
-            workload.initial_params(),
-            workload.make_trainer,
-            pool=pool,
-        )
-        start = time.perf_counter()
-        simulator.run()
-        return time.perf_counter() - start
 
 
 def samples_per_second(batch_size: int, num_workers: int, *, is_batched: bool) -> float:

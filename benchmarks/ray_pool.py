@@ -65,14 +65,19 @@ def workload(num_workers: int, num_samples: int, seed: int = 0) -> Workload:
     return Workload(task, range(num_workers), seed=seed)
 
 
-def train(pool: Pool, work: Workload, num_workers: int, num_rounds: int) -> Simulator[Any]:
-    simulator = Simulator(
+def simulation(pool: Pool, work: Workload, num_workers: int, num_rounds: int) -> Simulator[Any]:
+    """EpochGossip on a ring, not begun."""
+    return Simulator(
         EpochGossip(topology=ring(num_workers), num_rounds=num_rounds),
         uneven(num_workers),
         work.initial_params(),
         work.make_trainer,
         pool=pool,
     )
+
+
+def train(pool: Pool, work: Workload, num_workers: int, num_rounds: int) -> Simulator[Any]:
+    simulator = simulation(pool, work, num_workers, num_rounds)
     simulator.run()
     return simulator
 
@@ -206,13 +211,7 @@ def memory(num_rounds: int, num_workers: int = 64) -> dict[str, Any]:
     rows: list[dict[str, float]] = []
     with cluster(1, 1) as nodes, RayPool(nodes.address) as pool:
         warm_up(pool)
-        simulator = Simulator(
-            EpochGossip(topology=ring(num_workers), num_rounds=num_rounds),
-            uneven(num_workers),
-            work.initial_params(),
-            work.make_trainer,
-            pool=pool,
-        )
+        simulator = simulation(pool, work, num_workers, num_rounds)
         until, due = 0.0, 0.0
         while not simulator.run(until):
             until += 0.1

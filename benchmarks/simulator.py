@@ -8,7 +8,8 @@ Training: samples per second of LeNet-5 at batch 64 on pictures of MNIST's size,
 a model, as many models at once as cores, contiguous or channels-last, as threads or as
 processes: the fastest of the four). Raw and simulated runs alternate; medians are compared.
 
-Event loop: training stubbed, each worker pushes a small message after each step.
+Event loop: training stubbed, each worker pushes a small message after each step. For batched
+training and memory: benchmarks/many_workers.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import statistics
 import threading
 import time
@@ -26,13 +26,13 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
     WORKER,
@@ -53,7 +53,7 @@ from edgegossip.core.protocol import (
 )
 from edgegossip.core.topology import Topology, ring
 from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.models import lenet5, mlp
+from edgegossip.learning.models import lenet5
 from edgegossip.learning.task import Task, Workload
 from edgegossip.recipes.rehearsal import Rehearsal
 from edgegossip.sim.link import Link, Links
@@ -125,19 +125,9 @@ def timed_raw_loop(num_steps: int, memory_format: torch.memory_format) -> tuple[
 # Simulated training.
 
 
-def simulated_speed(num_workers: int, num_samples: int) -> float:
-    """Samples per second of a whole simulated run of two epochs of gossip on a ring.
-
-    All that it needs is in the time, from the making of the first learner to the last mixing.
-    """
-    dataset = pictures(num_samples)
-    task = Task(
-        dataset=dataset,
-        model=partial(lenet5, input_shape=(1, 28, 28), num_classes=10),
-        batch_size=BATCH_SIZE,
-    )
+def simulate(task: Task, algorithm: Algorithm[Any], num_workers: int) -> float:
+    """Seconds of a whole run, from the making of the first learner to the last mixing."""
     workload = Workload(task, range(num_workers), seed=0)
-    algorithm = EpochGossip(topology=ring(num_workers), num_rounds=2)
     torch.set_num_threads(1)
     with ComputePool() as pool:
         simulator = Simulator(
@@ -149,8 +139,18 @@ def simulated_speed(num_workers: int, num_samples: int) -> float:
         )
         start = time.perf_counter()
         simulator.run()
-        seconds = time.perf_counter() - start
-    return 2 * num_samples / seconds
+        return time.perf_counter() - start
+
+
+def simulated_speed(num_workers: int, num_samples: int) -> float:
+    """Samples per second of a whole simulated run of two epochs of gossip on a ring."""
+    task = Task(
+        dataset=pictures(num_samples),
+        model=partial(lenet5, input_shape=(1, 28, 28), num_classes=10),
+        batch_size=BATCH_SIZE,
+    )
+    algorithm = EpochGossip(topology=ring(num_workers), num_rounds=2)
+    return 2 * num_samples / simulate(task, algorithm, num_workers)
 
 
 # The event loop.
@@ -203,25 +203,6 @@ def event_speed(num_workers: int, num_events: int) -> float:
     return simulator.num_events / (time.perf_counter() - start)
 
 
-def many_workers(num_workers: int) -> None:
-    """Really train `num_workers` small models for two rounds of gossip on a ring."""
-    dataset = pictures(60_000)
-    task = Task(
-        dataset=dataset,
-        model=partial(mlp, input_shape=(1, 28, 28), num_classes=10, hidden=(8,)),
-        batch_size=4,
-    )
-    workload = Workload(task, range(num_workers), seed=0)
-    with ComputePool() as pool:
-        Simulator(
-            Gossip(topology=ring(num_workers), num_rounds=2),
-            uneven(num_workers),
-            workload.initial_params(),
-            workload.make_trainer,
-            pool=pool,
-        ).run()
-
-
 # Measuring.
 
 
@@ -234,12 +215,6 @@ def alone(work: Callable[..., float], *arguments: object) -> float:
     """What `work` returns, called in a process of its own."""
     with processes(1) as pool:
         return pool.submit(work, *arguments).result()
-
-
-def peak_rss_mb(num_workers: int) -> float:
-    """Peak memory of this process, in MB, after it trained `num_workers` workers."""
-    many_workers(num_workers)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 
 
 def measure(num_repeats: int, num_steps: int, num_events: int) -> dict[str, float]:
@@ -263,7 +238,6 @@ def measure(num_repeats: int, num_steps: int, num_events: int) -> dict[str, floa
         "ratio_64_workers": medians["64"] / raw,
         "events_per_second": medians["events 100"],
         "events_per_second_10000_workers": medians["events 10000"],
-        "peak_rss_mb_10000_workers": alone(peak_rss_mb, 10_000),
     }
 
 
