@@ -121,10 +121,12 @@ def main() -> None:
     options = parser.parse_args()
     found: object
     if options.part == "speed":
+        words = f"speed --repeats {options.repeats} --workers {options.workers}"
         found = speeds(options.repeats, options.workers)
     else:
+        words = f"memory {options.model} {options.workers}"
         found = alone(partial(memory, options.model, options.workers))
-    command = " ".join(["python -m benchmarks.many_workers", options.part])
+    command = f"python -m benchmarks.many_workers {words}"
     kept = {"command": command, "machine": machine(), "versions": versions(), "found": found}
     print(json.dumps(found, indent=2))
     if options.json:
