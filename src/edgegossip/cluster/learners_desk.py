@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from edgegossip.cluster.twin import Origin
 from edgegossip.core.errors import EdgeGossipError, TrainingError
 from edgegossip.core.protocol import Train
@@ -95,11 +93,7 @@ class LearnersDesk:
         trainer = self._trainers[order.serial]
         result = trainer.train(order.request, order.progress)
         reply.seconds = time.perf_counter() - start
-        # What is the same twice travels once.
-        reply.state = {
-            name: result.params if _is_same(value, result.params) else value
-            for name, value in trainer.state_dict().items()
-        }
+        reply.state = trainer.state_dict()
         reply.result = result
         trainer.rest()
 
@@ -111,12 +105,3 @@ class LearnersDesk:
             trainer.load_state_dict(state)
         trainer.set_up()
         return trainer
-
-
-def _is_same(value: object, params: torch.Tensor) -> bool:
-    """Say whether `value` is `params` to the last bit; 0 and -0 are equal, but not the same."""
-    if not isinstance(value, torch.Tensor) or value.shape != params.shape:
-        return False
-    if value.dtype != params.dtype or value.device != params.device:
-        return False
-    return torch.equal(*(each.contiguous().view(torch.uint8) for each in (value, params)))

@@ -22,7 +22,7 @@ from edgegossip.core.protocol import Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.experiments.describe import versions
-from edgegossip.sim.pool import ComputePool, MakeTrainer, Pending
+from edgegossip.sim.pool import ComputePool, MakeTrainer, Pending, train_alone
 
 _log = logging.getLogger(__name__)
 _NODES_SECONDS = 3.0
@@ -314,7 +314,7 @@ def _arrived(job: Job, reply: Reply) -> Arrived:
 
 def _train_here(twin: Twin, request: Train, progress: float) -> TrainingResult:
     cost, start = twin.last_cost, time.perf_counter()
-    result = twin.train(request, progress)
+    result = train_alone(twin, request, progress)
     if cost > 0:
         twin.seconds_per_cost = (time.perf_counter() - start) / cost
     return result

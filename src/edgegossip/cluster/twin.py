@@ -89,6 +89,9 @@ class Twin(Trainer):
         self._leave_twin()
         self.trainer.start_over()
 
+    def rest(self) -> None:
+        self.trainer.rest()
+
     def cancel(self) -> None:
         self.trainer.cancel()
 

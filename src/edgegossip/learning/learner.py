@@ -134,7 +134,7 @@ class Learner(Trainer):
         return {"optimizer": None, "dropout": None, "buffers": self._copies.initial_buffers}
 
     def _rest_state(self) -> dict[str, Any]:
-        """What it needs, but for parameters, to go on with another copy."""
+        """State, without parameters, from which it continues on another copy."""
         if self._copy is None:
             return self._at_rest
         draws = self._copies.has_dropout

@@ -62,7 +62,7 @@ class ModelCopy:
         self.optimizer = self._make_optimizer(self.trained)
 
     def memory(self) -> OptimizerState:
-        """What the optimizer remembers; shared with it."""
+        """The optimizer's state of each tensor, shared with the optimizer."""
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
     def remember(self, memory: OptimizerState) -> None:

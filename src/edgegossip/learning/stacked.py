@@ -68,7 +68,7 @@ class StackedLearner(Learner):
 
     @property
     def velocity(self) -> Tensor | None:
-        """What SGD remembers, [num_params]; None before the first step."""
+        """SGD's momentum buffer, [num_params]; None before the first step."""
         kept = self._at_rest["optimizer"]
         return kept[0].get("momentum_buffer") if kept else None
 
@@ -105,7 +105,7 @@ class StackedLearner(Learner):
             losses: Of all steps, [num_steps].
             num_samples: Of all batches.
             params: The new parameters, [num_params].
-            velocity: What SGD remembers; None if that has not changed.
+            velocity: SGD's momentum buffer; None if it has not changed.
         """
         if velocity is not None:
             self._at_rest = {**self._at_rest, "optimizer": [{"momentum_buffer": velocity}]}
@@ -114,7 +114,7 @@ class StackedLearner(Learner):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StackedWork:
-    """What a `StackedLearner` is about to do.
+    """Work that a `StackedLearner` is about to do.
 
     Args:
         learner: The learner.
@@ -146,8 +146,8 @@ class StackedWork:
         outcomes: list[Outcome] = []
         for number, each in enumerate(work):
             # Clones: otherwise each would keep the memory of all.
-            own, velocity = params[number].cpu().clone(), velocities[number].clone()
-            kept = velocity if self.momentum else None
+            own = params[number].cpu().clone()
+            kept = velocities[number].clone() if self.momentum else None
             try:
                 result = each.learner.finish(losses[:, number], num_samples, own, kept)
             except TrainingError as error:

@@ -139,7 +139,7 @@ class Workload:
         self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
 
     def __getstate__(self) -> dict[str, object]:
-        """What other processes need to train; evaluators stay here."""
+        """State that other processes need to train; evaluators stay here."""
         kept = {k: v for k, v in vars(self).items() if not isinstance(v, Evaluator)}
         return {**kept, "_lent": {}}
 

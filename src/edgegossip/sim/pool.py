@@ -36,7 +36,7 @@ class Pending(Protocol[T_co]):
 
 
 class Pool(Protocol):
-    """What the simulator needs of the place where training runs."""
+    """A place where training runs, as the simulator needs it."""
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
         """Have what `make_trainer` makes train here."""
@@ -139,7 +139,7 @@ class ComputePool:
         """
         prepared = trainer.prepare(request, progress)
         if prepared is None:
-            return self.submit(partial(_train, trainer, request, progress))
+            return self.submit(partial(train_alone, trainer, request, progress))
         waiting = _Waiting(prepared, self._start)
         self._waiting.append(waiting)
         return waiting
@@ -177,7 +177,8 @@ class ComputePool:
         self.close()
 
 
-def _train(trainer: Trainer, request: Train, progress: float) -> TrainingResult:
+def train_alone(trainer: Trainer, request: Train, progress: float) -> TrainingResult:
+    """Train, and let the trainer rest."""
     result = trainer.train(request, progress)
     trainer.rest()
     return result
