@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.learning.task import Task, Workload
@@ -167,20 +169,21 @@ class Comparison:
     Args:
         experiments: Experiments by the name of the run.
         baseline: Reference run of speed-ups.
-        target_accuracy: Target, in [0, 1]; None for the baseline's best accuracy less
-            `target_gap`.
-        target_gap: Distance of the target from the baseline's best accuracy, in [0, 1].
+        target: Target of the task's chosen metric; None for the baseline's best value less
+            `target_gap`, or plus it where lower is better.
+        target_gap: Distance of the target from the baseline's best value, in [0, 1]: of metrics
+            in percent the difference, of others as a part of the value.
         bytes_reference: Dense run with one step per round, which defines the bytes of
             uncompressed push-sum; None for no ratios of bytes. See `Traffic.ratios`.
 
     Raises:
-        ValueError: If `baseline` or `bytes_reference` names no run, or a number is out of
-            range.
+        ValueError: If `baseline` or `bytes_reference` names no run, a number is out of range,
+            or runs are measured by different metrics.
     """
 
     experiments: Mapping[str, Experiment]
     baseline: str
-    target_accuracy: float | None = None
+    target: float | None = None
     target_gap: float = 0.005
     bytes_reference: str | None = None
 
@@ -203,8 +206,26 @@ class Comparison:
                     f"local_steps={traits.local_steps}; "
                     "name a run that sends after each step"
                 )
-        for name in ("target_accuracy", "target_gap"):
-            check_range(name, getattr(self, name), "in [0, 1] or None")
+        self._check_target()
+
+    def _check_target(self) -> None:
+        chosen = {name: each.task.metric for name, each in self.experiments.items()}
+        for name, metric in chosen.items():
+            if metric != self.metric:
+                raise ValueError(
+                    f"{name} is measured by {metric.name}, and {self.baseline} by "
+                    f"{self.metric.name}; give the tasks of a comparison one target_metric"
+                )
+        check_range("target_gap", self.target_gap, "in [0, 1]")
+        if self.metric.is_share:
+            check_range("target", self.target, "in [0, 1] or None")
+        elif self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target must be finite or None, got {self.target!r}")
+
+    @property
+    def metric(self) -> MetricSpec:
+        """The chosen metric of all runs."""
+        return self.experiments[self.baseline].task.metric
 
 
 _RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")
