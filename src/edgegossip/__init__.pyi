@@ -51,6 +51,7 @@ from .core.errors import (
     ServerLostError as ServerLostError,
     TrainingError as TrainingError,
 )
+from .core.metric_spec import MetricSpec as MetricSpec
 from .core.metrics import consensus_distance as consensus_distance
 from .core.mixing import (
     ColumnStochastic as ColumnStochastic,
@@ -82,12 +83,9 @@ from .deploy.training_loop import TrainingLoop as TrainingLoop
 from .deploy.worker import WorkerSettings as WorkerSettings, take_part as take_part
 from .experiments.batching import batched as batched
 from .experiments.comparison import compare as compare
-from .experiments.experiment import (
-    Comparison as Comparison,
-    Experiment as Experiment,
-    LossTarget as LossTarget,
-)
+from .experiments.experiment import Comparison as Comparison, Experiment as Experiment
 from .experiments.results import Evaluation as Evaluation, Results as Results
+from .experiments.run_target import LossTarget as LossTarget, MetricTarget as MetricTarget
 from .experiments.runner import run as run
 from .learning.augmentation import flip_and_crop as flip_and_crop
 from .learning.built_in_metrics import (

@@ -37,7 +37,7 @@ def rand(*shape: int) -> Tensor:
 def measured(metric: Metric, outputs: Tensor, targets: Tensor, sizes: tuple[int, ...]) -> float:
     """The value from batches of these sizes, every second of which another worker has."""
     workers = [Measurement(), Measurement()]
-    pieces = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
+    pieces = zip(torch.split(outputs, [*sizes]), torch.split(targets, [*sizes]), strict=True)
     for index, (some, wanted) in enumerate(pieces):
         workers[index % 2].add(metric, metric.sums(some, wanted))
     return (workers[0] + workers[1]).values([metric])[metric.name]

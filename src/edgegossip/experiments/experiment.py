@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,37 +13,13 @@ from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.core.ranges import check_range
+from edgegossip.experiments.run_target import MetricTarget, RunTarget
 from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTarget:
-    """A target loss that ends a run, for measuring the time to it.
-
-    Args:
-        loss: Upper limit for the mean of the last `num_looks` evaluations, above 0.
-        num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
-    """
-
-    loss: float
-    num_looks: int = 10
-
-    def __post_init__(self) -> None:
-        check_ranges(self, loss="above 0 and finite", num_looks="at least 1")
-
-    def is_reached(self, losses: Sequence[float]) -> bool:
-        """Whether a run with these losses, in order of time, is done.
-
-        >>> LossTarget(loss=1.0, num_looks=2).is_reached([3.0, 1.5, 0.5])
-        True
-        """
-        last = losses[-self.num_looks :]
-        return len(last) == self.num_looks and sum(last) <= self.loss * self.num_looks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +39,8 @@ class Experiment:
             their own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
-        until: Target loss of the averaged model that ends the simulated run earlier.
+        until: Target of the averaged model that ends the simulated run earlier: a `LossTarget`
+            or a `MetricTarget`.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model;
             None for a quarter of the slowest worker's epoch.
         evaluation_epochs: Epochs of all workers together between two evaluations, as an
@@ -71,8 +48,8 @@ class Experiment:
         name: Name of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
 
     Raises:
-        ValueError: If a number or rank is out of range, there is no worker, or the task's
-            models do not match the algorithm's roles.
+        ValueError: If a number or rank is out of range, there is no worker, the task's models
+            do not match the algorithm's roles, or `until` names an unknown metric.
     """
 
     task: Task
@@ -83,7 +60,7 @@ class Experiment:
     profiles: Mapping[Rank, Profile] = field(default_factory=dict)
     seed: int = 0
     max_seconds: Seconds | None = None
-    until: LossTarget | None = None
+    until: RunTarget | None = None
     evaluation_interval: Seconds | None = None
     evaluation_epochs: float | None = None
     name: str | None = None
@@ -115,6 +92,8 @@ class Experiment:
                 f"{self.num_workers} platforms; make them equal"
             )
 
+        if isinstance(self.until, MetricTarget):
+            self.until.find(self.task.chosen_first)
         self._require_models_of_roles()
 
     def _require_models_of_roles(self) -> None:

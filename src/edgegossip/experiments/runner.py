@@ -23,6 +23,7 @@ from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.roles import described_roles, who_is_who
 from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
+from edgegossip.experiments.run_target import has_come_to
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.sim.forecasting import profiled
@@ -178,9 +179,9 @@ class _Run:
         return "target" if self._is_done() else "time limit"
 
     def _is_done(self) -> bool:
-        """Whether the loss has reached the experiment's target."""
-        until = self._experiment.until
-        return until is not None and until.is_reached([each.loss for each in self._history])
+        """Whether the averaged model has reached the experiment's target."""
+        metrics = self._experiment.task.chosen_first
+        return has_come_to(self._experiment.until, self._history, metrics)
 
     def _simulate(self) -> bool:
         """Whether the run has ended, or was stopped before."""
