@@ -93,6 +93,7 @@ from .learning.augmentation import flip_and_crop as flip_and_crop
 from .learning.dataset import (
     ArraySplit as ArraySplit,
     Dataset as Dataset,
+    TrainingData as TrainingData,
     from_torch as from_torch,
 )
 from .learning.dropout import Dropout as Dropout, replace_dropout as replace_dropout

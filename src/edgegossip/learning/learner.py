@@ -13,7 +13,7 @@ from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Layout, Rank, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
 from edgegossip.learning.loss import Loss, prepare_batch
@@ -41,7 +41,7 @@ class Learner(Trainer):
             change in it.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
-        dataset: Data set with the training split.
+        dataset: The training split alone: `Dataset.training`.
         shard: [n] indices of this worker's samples in the training split; may be empty before
             an assignment.
         batch_size: Samples per step.
@@ -63,7 +63,7 @@ class Learner(Trainer):
         model: nn.Module,
         loss: Loss,
         optimizer: OptimizerFactory,
-        dataset: Dataset,
+        dataset: TrainingData,
         shard: Tensor,
         batch_size: int,
         schedule: Schedule = Constant(),
@@ -92,7 +92,7 @@ class Learner(Trainer):
         self._at_rest = self._first_rest()
         self._schedule = schedule
         self._loss = loss
-        self._dataset = dataset.training  # and no way to the test split
+        self._dataset = dataset
         self._augmentation = augmentation
         self._torch_device = torch.device(torch_device)
         self._num_steps = 0
