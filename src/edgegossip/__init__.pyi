@@ -100,6 +100,7 @@ from .learning.built_in_metrics import (
 from .learning.dataset import (
     ArraySplit as ArraySplit,
     Dataset as Dataset,
+    TrainingData as TrainingData,
     from_tensors as from_tensors,
     from_torch as from_torch,
 )

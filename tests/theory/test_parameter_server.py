@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS
+from tests.trials import trials
 from tests.worlds import EVEN, TARGETS, UNEVEN, Watched, make_world
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.parameter_server.adacomm import ADACOMM, ADACOMMServerState
-from edgegossip.algorithms.parameter_server.adsp import ADSP, trials
+from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM

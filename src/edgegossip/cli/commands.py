@@ -142,19 +142,19 @@ def repeatable(command: str, arguments: list[str]) -> str:
 
 
 def without(arguments: list[str], *options: str) -> list[str]:
-    """The arguments without these options; all except `--resume` take a value.
+    """The arguments without these options and their values.
 
     >>> without(["quickstart", "--out", "x", "--seed=1", "--no-resume"], "out", "resume")
     ['quickstart', '--seed=1']
     """
     kept: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
-        if not argument.startswith("--") or name not in options:
+    is_kept = True
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+            is_kept = name.replace("_", "-") not in options
+        if is_kept:
             kept.append(argument)
-        elif "=" not in argument and name != "resume":
-            next(remaining, None)
     return kept
 
 

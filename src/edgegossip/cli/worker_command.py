@@ -206,15 +206,8 @@ def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
     >>> _of_recipe(["--rank", "1", "--lr", "0.1", "--listen", "tcp/a:1", "tcp/b:1"], "gosgd")
     ['--lr', '0.1', '--only', 'gosgd']
     """
-    ours = {each.name for each in fields(WorkerOptions)}
-    kept: list[str] = []
-    is_kept = False
-    for argument in arguments:
-        if argument.startswith("--"):
-            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
-            is_kept = name.replace("-", "_") not in ours
-        if is_kept:
-            kept.append(argument)
+    ours = (each.name.replace("_", "-") for each in fields(WorkerOptions))
+    kept = without(arguments, *ours)
     return kept if only is None else [*kept, "--only", only]
 
 

@@ -20,7 +20,7 @@ from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Steps, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.deploy.final_average import FinalAverage
+from edgegossip.deploy.final_average import FinalAverage, FinalState
 from edgegossip.deploy.introducing import run_id
 from edgegossip.experiments.describe import describe, flatten, versions
 from edgegossip.learning.flat import FlatModel
@@ -123,19 +123,14 @@ class TrainingLoop:
                 "all ranks final_average=True"
             )
         check_range("num_samples", num_samples, "at least 1" if has_data else "at least 0")
+        # The caller's batches come as they are, so its weights stay as they are.
+        flat = partial(
+            FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
+        )
         judge = None
         if evaluate is not None:
-            copied = FlatModel(
-                copy.deepcopy(model),
-                has_buffers=has_buffers,
-                channels_last=False,
-                torch_device=torch_device,
-            )
-            judge = partial(_judge, evaluate, copied)
-        # The caller's batches come as they are, so its weights stay as they are.
-        self._flat = FlatModel(
-            model, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
-        )
+            judge = partial(_judge, evaluate, flat(copy.deepcopy(model)))
+        self._flat = flat(model)
         self._work = _OwnWork(num_samples, Layout(self._flat.trained.numel()))
         params = self._flat.params.to("cpu", copy=True)
         described = {
@@ -144,7 +139,7 @@ class TrainingLoop:
             "num_params": len(params),
             "final_average": final_average,
         }
-        limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+        introduction = _introduction(described, max_seconds)
         if final_average:
             algorithm = FinalAverage(
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
@@ -159,9 +154,7 @@ class TrainingLoop:
             transport,
             settings=HostSettings(
                 run=run_id(f"training loop {name}"),
-                introduction=Introduction(
-                    settings=flatten(described), versions={**versions(), **limits}
-                ),
+                introduction=introduction,
                 meet_seconds=meet_seconds,
                 min_to_begin=min_workers or 2,
                 min_workers=min_workers or 1,
@@ -232,11 +225,17 @@ class TrainingLoop:
             return
         piece.losses.append(loss)
         piece.num_samples += num_samples
-        if piece.is_done or getattr(self._host.state, "is_ending", False):
+        if piece.is_done or self._is_ending:
             self._work.done.put(piece.result(self._flat))
             self._take_next()
         elif not self._thread.is_alive():  # the run is over, or has failed
             self._take_next()
+
+    @property
+    def _is_ending(self) -> bool:
+        """The final average has begun, so training no longer counts."""
+        state = self._host.state
+        return isinstance(state, FinalState) and state.is_ending
 
     def _take_next(self) -> None:
         """Wait for the next training request, and load its initial parameters."""
@@ -282,6 +281,12 @@ class TrainingLoop:
         self._host.stop()
         self._work.cancel()
         self._thread.join()
+
+
+def _introduction(described: Mapping[str, Any], max_seconds: Seconds) -> Introduction:
+    """Settings to compare with other workers; a time limit may differ, with a warning."""
+    limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+    return Introduction(settings=flatten(described), versions={**versions(), **limits})
 
 
 def _judge(
