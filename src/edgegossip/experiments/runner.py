@@ -305,7 +305,7 @@ class _Run:
                 "simulator": simulator,
                 "log_size": self._log.flush(),
                 "log": self._log.state_dict(),
-                "history": self._history,
+                "history": [each.line() for each in self._history],
                 "num_looks": self._num_looks,
                 "wall_seconds": self._wall_seconds,
             }
@@ -318,7 +318,7 @@ class _Run:
             self.simulator.load_state_dict(checkpoint["simulator"])
             self._log.load_state_dict(checkpoint["log"])
             self._history = [
-                read_evaluation(each.line(), self._experiment.task.chosen_first)
+                read_evaluation(each, self._experiment.task.chosen_first)
                 for each in checkpoint["history"]
             ]
             self._num_looks = int(checkpoint["num_looks"])
