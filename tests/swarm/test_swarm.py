@@ -49,6 +49,7 @@ from edgegossip.core.protocol import (
     Role,
     Seconds,
     Started,
+    Trained,
     WorkerState,
 )
 from edgegossip.core.snapshot import assemble, dismantle
@@ -70,7 +71,8 @@ ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
 SEEDS = range(5) if ONE_SEED is None else [int(ONE_SEED)]
 FIRST_SEED = int(os.environ.get("EDGEGOSSIP_SWARM_FIRST", "5"))
 MANY_SEEDS = range(FIRST_SEED, FIRST_SEED + 995)
-MAX_EVENTS = 40_000  # a world needs some hundreds, a slow one of ADSP half of it
+MAX_EVENTS = 40_000  # a world needs some hundreds, a slow one half of it
+MAX_TRAINED = 400_000  # workers of ADSP train while they wait
 
 # Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
 # the targets and the start span, whatever goes wrong.
@@ -314,7 +316,7 @@ class Checks(Recorder):
     waking: set[Rank] = field(default_factory=set)  # recovered, not yet started
     lost_weight: float = 0.0
     overshoot: float = 0.0
-    num_events: int = 0
+    num_events: float = 0
     leaders: dict[int, Rank] = field(default_factory=dict)  # by term
     voters: dict[int, set[Rank]] = field(default_factory=lambda: defaultdict(set))
     merged: dict[int, int] = field(default_factory=dict)
@@ -322,7 +324,7 @@ class Checks(Recorder):
     seen: dict[Rank, tuple[torch.Tensor, int]] = field(default_factory=dict)
 
     def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
-        self.num_events += 1
+        self.num_events += 1 if not isinstance(event, Trained) else MAX_EVENTS / MAX_TRAINED
         assert self.num_events < MAX_EVENTS, "it goes on for ever"
         self.require_total_weight()  # now that the last event's messages are on their way
         self.round_before = state.round

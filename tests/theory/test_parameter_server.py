@@ -206,7 +206,7 @@ def test_one_that_says_its_update_is_measured_changes_no_more_than_its_share() -
     algorithm = BSP(num_workers=2, num_rounds=5)
     state = algorithm.init(0, torch.full((3,), 5.0))
     for rank, num_trained in ((1, 3), (2, 0)):
-        numbers = {"number": 1, "num_steps": 1, "num_trained": num_trained}
+        numbers = {"number": 1, "num_steps": 1, "num_trained": num_trained, "version": 0}
         commit = Message("commit", 0, {"update": torch.full((3,), 0.5)}, numbers)
         algorithm.handle(state, Received(rank, commit), 1.0)
     # (5.5 + 0.5) / 2, and not the mean of both updates.

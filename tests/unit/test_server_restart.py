@@ -68,8 +68,8 @@ def copy(
     return Message("copy", round, payload, {**(memory or {}), "number": number})
 
 
-def commit(number: int, round: int = 0, update: float = 1.0) -> Message:
-    numbers = {"number": number, "num_steps": 1, "num_trained": 3}
+def commit(number: int, round: int = 0, update: float = 1.0, version: int = 0) -> Message:
+    numbers = {"number": number, "num_steps": 1, "num_trained": 3, "version": version}
     return Message("commit", round, {"update": torch.full((3,), update)}, numbers)
 
 
@@ -114,7 +114,7 @@ def test_greatest_count_leaves_room_for_the_numbers_of_all_later_commits() -> No
     assert schema["copy"].bad_values({"params": MODEL, "counts": counts}, numbers) is None
     beyond = {"params": MODEL, "counts": counts + 1}
     assert schema["copy"].bad_values(beyond, numbers) is not None
-    numbers = {"number": most + 10**9, "num_steps": 1, "num_trained": 3}
+    numbers = {"number": most + 10**9, "num_steps": 1, "num_trained": 3, "version": 3 * most}
     assert schema["commit"].bad_values({"update": MODEL}, numbers) is None
 
 
@@ -238,6 +238,34 @@ def test_commit_of_a_former_life_does_not_swallow_the_first_of_the_new_one() -> 
     assert state.params.tolist() == [2.0] * 3
 
 
+def test_commit_from_before_a_barrier_that_closed_without_it_is_answered_and_not_added() -> (
+    None
+):
+    algorithm = BSP(num_workers=2, num_rounds=5)
+    state = algorithm.init(0, MODEL)
+    algorithm.handle(state, Started(), 0.0)
+    hear(algorithm, state, 2, commit(1, update=1.0))
+    assert 2 in answers(algorithm.handle(state, WorkerLost(1), 1.0))
+    algorithm.handle(state, WorkerJoined(1), 2.0)
+    hear(algorithm, state, 1, commit(1, update=100.0))
+    both = answers(hear(algorithm, state, 2, commit(2, round=1, update=1.0, version=1)))
+    assert both.keys() == {1, 2}
+    assert both[1].payload["params"].tolist() == [2.0] * 3
+    assert both[1].payload["counts"].tolist() == [1, 2]
+    hear(algorithm, state, 1, commit(2, round=1, update=3.0, version=3))
+    hear(algorithm, state, 2, commit(3, round=2, update=1.0, version=3))
+    assert state.params.tolist() == [4.0] * 3
+
+
+def test_worker_that_a_restarted_server_believed_to_be_new_may_still_show_its_model() -> None:
+    algorithm = BSP(num_workers=1, num_rounds=1)
+    state = restarted(algorithm)
+    hear(algorithm, state, 1, Message("pull", 0))
+    assert not state.is_new
+    # Meanwhile an answer of the former life has reached it, and it has finished.
+    assert Finish() in hear(algorithm, state, 1, copy(1, number=1, round=1))
+
+
 def test_commit_that_was_dropped_because_of_a_lie_is_asked_for_again() -> None:
     algorithm = BSP(num_workers=2, num_rounds=5)
     server, worker = algorithm.init(0, MODEL), algorithm.init(1, MODEL)
@@ -281,9 +309,9 @@ def test_loss_that_is_no_number_leaves_the_steps_of_adacomm_alone(loss: float) -
     algorithm = ADACOMM(num_workers=2, num_rounds=5, tau=16)
     state = algorithm.init(0, MODEL)
     assert isinstance(state, ADACOMMServerState)
-    algorithm.handle(state, Evaluated(loss, 0.0), 0.0)
-    algorithm.handle(state, Evaluated(8.0, 0.0), 1.0)
-    algorithm.handle(state, Evaluated(loss, 0.0), 2.0)
+    algorithm.handle(state, Evaluated(loss), 0.0)
+    algorithm.handle(state, Evaluated(8.0), 1.0)
+    algorithm.handle(state, Evaluated(loss), 2.0)
     assert (state.tau, state.first_loss) == (16, 8.0)
 
 

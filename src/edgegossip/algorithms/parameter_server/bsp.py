@@ -17,7 +17,9 @@ class BSP(ParameterServer):
     .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
 
     Updates are summed in rank order, so speeds change times and never results. Nobody waits for
-    lost workers; :math:`M` is then the number of workers that have committed.
+    lost workers; :math:`M` is then the number of workers that have committed. A worker that was
+    away when the others passed the barrier has trained from an older model. Its commit is
+    answered and not added, like that of a straggler with backup workers.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -26,7 +28,8 @@ class BSP(ParameterServer):
 
     References:
         Valiant, "A bridging model for parallel computation", CACM 1990. As a baseline: Hu, Wang
-        & Wu, AAAI 2020, arXiv:1911.06949, section 2.
+        & Wu, AAAI 2020, arXiv:1911.06949, section 2. Late commits: Chen et al., "Revisiting
+        distributed synchronous SGD", 2016, arXiv:1604.00981.
     """
 
     @property
@@ -37,5 +40,10 @@ class BSP(ParameterServer):
         if any(j not in state.waiting for j in self.training(state)):
             return []
         ranks = sorted(state.waiting)
-        self.merge(state, ranks, 1 / len(ranks))
+        # An old update on top of this round's would go past what either leads to.
+        version = state.version
+        if fresh := [j for j in ranks if state.waiting[j].numbers["version"] == version]:
+            self.merge(state, fresh, 1 / len(fresh))
+        for rank in ranks:
+            state.count(rank, self.num_rounds)
         return [self.answer(state, j) for j in ranks]

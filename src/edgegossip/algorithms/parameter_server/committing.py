@@ -194,6 +194,7 @@ class Committing(Algorithm[State]):
             "number": state.num_commits + 1,
             "num_steps": state.num_steps,
             "num_trained": layout.num_trained,
+            "version": int(state.counts.sum()),
         }
         state.commit = Message("commit", state.round, {"update": update}, numbers)
         state.committed, state.sent_at = state.params, now

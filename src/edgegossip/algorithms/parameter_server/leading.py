@@ -44,8 +44,6 @@ from edgegossip.core.protocol import (
 
 _AGAIN = "again"
 """Timer for messages that other servers have not confirmed."""
-_GROWTH, _MOST_GROWN = 1.5, 14
-"""Growth of the wait for a confirmation after each failure, and its largest exponent."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,7 @@ class Leading(Sharing):
         again = self.algorithm.resend_after
         if again is not None and not lead.is_timed and self._is_pending(state, lead):
             lead.is_timed = True
-            # Fixed intervals would repeat messages on a full link faster than it drains.
-            effects.append(SetTimer(_AGAIN, now + again * _GROWTH**lead.num_sends))
+            effects.append(SetTimer(_AGAIN, now + lead.patience(again)))
         return effects
 
     def _account(
@@ -99,8 +96,7 @@ class Leading(Sharing):
                 return self._send_again(state, lead)
             case TimerFired(name) if name in (RESEND, PATIENCE) and state.epoch:
                 if self._is_under_way(lead, name):
-                    assert self.algorithm.resend_after is not None
-                    return [SetTimer(name, now + self.algorithm.resend_after)]
+                    return [SetTimer(name, now + lead.patience(self.algorithm.resend_after))]
                 return self._order(state, lead, name, now)
             case TimerFired(name) if state.epoch:
                 lead.put_off.append((name, {}))
@@ -175,7 +171,7 @@ class Leading(Sharing):
         if held is not None and held.numbers["told"] > numbers["told"]:
             return []
         if held is None or held.numbers["num_orders"] < numbers["num_orders"]:
-            lead.num_sends = max(0, lead.num_sends - 1)
+            lead.hasten()
         lead.held[sender] = message
         # After resuming from a checkpoint it may have carried out other orders.
         first = min(lead.orders, default=state.num_orders)
@@ -334,7 +330,7 @@ class Leading(Sharing):
         if not self._is_pending(state, lead):
             lead.num_sends = 0
             return []
-        lead.num_sends = min(lead.num_sends + 1, _MOST_GROWN)
+        lead.slow_down()
         if not state.epoch:
             return self._hail(state, self.others)
         return [

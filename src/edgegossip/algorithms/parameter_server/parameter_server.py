@@ -220,6 +220,7 @@ class ParameterServer(Committing):
                     "number": serial,
                     "num_steps": range(_MAX_COUNT),
                     "num_trained": trained,
+                    "version": range(_MAX_COUNT * self.num_workers + 1),
                 },
                 max_ahead=ahead,
             ),
@@ -323,6 +324,8 @@ class ParameterServer(Committing):
             case "pull":
                 self._skip(state, sender)
                 state.pulling[sender] = None
+                if not state.is_new:  # else an answer of a former life may still reach it
+                    state.unseen.pop(sender, None)
             case "commit":
                 self._take_commit(state, sender, message)
 
@@ -381,11 +384,10 @@ class ParameterServer(Committing):
             self.recall(state, copies[newest].numbers)
         for rank in state.pulling:
             self._skip(state, rank)
-        state.unseen = {j: None for j in state.unseen if j not in state.pulling}
         effects = self.start_serving(state, now)
         if not self._is_alone(state):
             effects.append(SetTimer(PATIENCE, math.inf))
-        known = [j for j in state.waiting if self.is_merged(state, j)]
+        known = [j for j in state.waiting if state.is_counted(j)]
         return [*effects, *(self.answer(state, j) for j in known)]
 
     def _skip(self, state: ServerState, rank: Rank) -> None:
@@ -406,14 +408,10 @@ class ParameterServer(Committing):
 
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks`, in this order, to the model."""
-        commits = [state.waiting[j] for j in ranks]
-        changes = (change(commit, state.params) for commit in commits)
+        changes = (change(state.waiting[j], state.params) for j in ranks)
         state.params = state.params.add(reduce(torch.add, changes), alpha=share)
-        for rank, commit in zip(ranks, commits, strict=True):
-            state.num_commits[rank] = int(commit.numbers["number"])
-            state.num_steps[rank] += int(commit.numbers["num_steps"])
-            state.rounds[rank] = min(state.rounds[rank] + 1, self.num_rounds)
-            state.round = max(state.round, state.rounds[rank])
+        for rank in ranks:
+            state.count(rank, self.num_rounds)
 
     def merge_each(self, state: ServerState) -> list[Effect]:
         """Merge each waiting commit separately, in order of ranks, and answer it."""
@@ -422,14 +420,10 @@ class ParameterServer(Committing):
             self.merge(state, [rank], 1 / self.num_workers)
         return [self.answer(state, rank) for rank in ranks]
 
-    def is_merged(self, state: ServerState, rank: Rank) -> bool:
-        """Return whether the model includes the waiting commit of worker `rank`."""
-        return state.waiting[rank].numbers["number"] <= state.num_commits[rank]
-
     def answer(self, state: ServerState, rank: Rank) -> Send:
         """Give worker `rank` the model and its settings."""
         state.pulling.pop(rank, None)
-        if rank in state.waiting and self.is_merged(state, rank):
+        if rank in state.waiting and state.is_counted(rank):
             del state.waiting[rank]
         return Send(rank, self.model_message("params", state, rank))
 

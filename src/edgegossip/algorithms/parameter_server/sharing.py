@@ -64,6 +64,8 @@ PIECES = ("commit", "copy")
 """Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
 """Numbers of a piece in addition to those of the whole message."""
+_GROWTH, _MOST_GROWN = 1.5, 14
+"""Growth of the wait for a confirmation after each failure, and its largest exponent."""
 _IDLE = "idle"
 """An idle timer; without any timer, a host would consider slow workers silent."""
 
@@ -101,6 +103,24 @@ class Lead:
     heard: dict[Rank, int] = field(default_factory=dict)
     is_timed: bool = False
     num_sends: int = 0
+
+    def patience(self, resend_after: Seconds | None) -> Seconds:
+        """Return the wait for a confirmation.
+
+        Fixed intervals would repeat messages on a full link faster than it drains.
+        """
+        assert resend_after is not None
+        return resend_after * _GROWTH**self.num_sends
+
+    def slow_down(self) -> None:
+        """Wait longer, because no confirmation has come."""
+        self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
+
+    def hasten(self) -> None:
+        """Wait less, because one has come; where half of all messages are lost, it took four
+        tries.
+        """
+        self.num_sends = max(0, self.num_sends - 3)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -342,7 +362,7 @@ class Sharing:
             case "pull":
                 return Received(worker, Message("pull", 0))
             case "evaluated":
-                return Evaluated(numbers.get("loss", math.nan), 0.0)
+                return Evaluated(numbers.get("loss", math.nan))
             case "lost" | "lied":
                 return WorkerLost(worker, has_lied=what == "lied")
             case "joined" | "restarted":

@@ -44,7 +44,7 @@ class SSP(ParameterServer):
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         for rank in sorted(state.waiting):
-            if not self.is_merged(state, rank):
+            if not state.is_counted(rank):
                 self.merge(state, [rank], 1 / self.num_workers)
         slowest = min((state.rounds[j] for j in self.training(state)), default=self.num_rounds)
         ready = [j for j in sorted(state.waiting) if state.rounds[j] - slowest < self.slack]

@@ -47,6 +47,25 @@ class ServerState(WorkerState):
     is_new: bool = False
     may_merge: bool = True
 
+    @property
+    def version(self) -> int:
+        """Number of commits that the model has accounted for."""
+        return sum(self.num_commits.values())
+
+    def is_counted(self, rank: Rank) -> bool:
+        """Return whether the waiting commit of worker `rank` is counted."""
+        return self.waiting[rank].numbers["number"] <= self.num_commits[rank]
+
+    def count(self, rank: Rank, num_rounds: int) -> None:
+        """Count the waiting commit of worker `rank`, once, and a round of that worker."""
+        if self.is_counted(rank):
+            return
+        commit = self.waiting[rank].numbers
+        self.num_commits[rank] = int(commit["number"])
+        self.num_steps[rank] += int(commit["num_steps"])
+        self.rounds[rank] = min(self.rounds[rank] + 1, num_rounds)
+        self.round = max(self.round, self.rounds[rank])
+
 
 @dataclass(slots=True, kw_only=True)
 class CommitterState(WorkerState):
