@@ -163,12 +163,9 @@ class _Run:
             return False  # asked twice: the last checkpoint has to do
         except RunFolderError:
             raise
-        except LOADING_ERRORS as error:
-            if self._is_untried:
-                raise self._misfit(error) from error
-            self._end("failed", error)
-            raise
         except Exception as error:
+            if self._is_untried and isinstance(error, LOADING_ERRORS):
+                raise self._misfit(error) from error
             self._end("failed", error)
             raise
         return has_ended
