@@ -73,4 +73,4 @@ class Transport(Protocol):
         """
 
     def close(self) -> None:
-        """Deliver sent frames, then stop listening and disappear; no effect if already closed."""
+        """Deliver sent frames, then stop listening and disappear; no effect if closed."""
