@@ -38,6 +38,7 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = "edgegossip"
 html_static_path = ["static"]
+templates_path = ["templates"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
