@@ -112,10 +112,10 @@ class EdgeGossip(Algorithm[BalancedState]):
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; blocks,
-            `gossip`, spares, the treatment of steps and the behavior of failed platforms are
-            ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
-            correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
-            2020, arXiv:2007.07481.
+        `gossip`, spares, the treatment of steps and the behavior of failed platforms are
+        ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
+        correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
+        2020, arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]
