@@ -38,6 +38,7 @@ from edgegossip.experiments.roles import role_words, who_is_who
 from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import intra_op_threads
+from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
@@ -199,24 +200,12 @@ class _Worker:
         # A resumed worker goes on with its random streams, another gets new ones.
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
         self._incarnation: int = kept
-        limit = settings.max_seconds or experiment.max_seconds or math.inf
         nothing = torch.empty(0)
         self._snapshots = Snapshots(
             self._out / "snapshots",
             lambda: host.state.estimate if host.state.is_evaluated else nothing,
         )
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
-        host_settings = HostSettings(
-            run=run_id(run_key(experiment, self._recipe, settings.name)),
-            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
-            meet_seconds=settings.meet_seconds,
-            min_to_begin=settings.min_workers or 2,
-            min_workers=settings.min_workers or 1,
-            ended=settings.ended,
-            max_seconds=limit,
-            checkpoint_seconds=settings.checkpoint_seconds,
-            max_waiting_bytes=settings.max_waiting_bytes,
-        )
         trainer = workload.make_trainer(self._rank, self._incarnation)
         initial = workload.initial_params(self._rank)
         self._is_untried = checkpoint is not None  # until the next one is kept
@@ -228,7 +217,7 @@ class _Worker:
                 initial,
                 trainer,
                 transport,
-                settings=host_settings,
+                settings=self._host_settings(workload),
                 forecaster=forecaster,
                 evaluate=validator.evaluate if validator else None,
                 observer=self._diary,
@@ -238,6 +227,21 @@ class _Worker:
             )
             _require_like(host.state, experiment.algorithm.init(self._rank, initial))
         return host
+
+    def _host_settings(self, workload: Workload) -> HostSettings:
+        experiment, settings = self._experiment, self._settings
+        limit = settings.max_seconds or experiment.max_seconds or math.inf
+        return HostSettings(
+            run=run_id(run_key(experiment, self._recipe, settings.name)),
+            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
+            meet_seconds=settings.meet_seconds,
+            min_to_begin=settings.min_workers or 2,
+            min_workers=settings.min_workers or 1,
+            ended=settings.ended,
+            max_seconds=limit,
+            checkpoint_seconds=settings.checkpoint_seconds,
+            max_waiting_bytes=settings.max_waiting_bytes,
+        )
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
