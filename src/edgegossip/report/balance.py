@@ -1,4 +1,4 @@
-"""Waiting of the workers, and the effect of EdgeGossip, in words."""
+"""The workers' waiting, and the effect of EdgeGossip on it, in words."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.units import listing, number, percent
 
 MAX_NAMED = 8
-"""Maximum number of individually named workers."""
+"""Maximum number of workers that are named individually."""
 
 
 def kept_shares(run: Run) -> list[float] | None:
-    """Mean share of its data that each worker trained on in a round of EdgeGossip.
+    """The mean share of its data that each worker trained on in a round of EdgeGossip.
 
-    None for other algorithms, and if a worker has finished no round.
+    None for other algorithms, or if a worker has not finished a round.
     """
     if run.log.header["algorithm"].get("type") != "EdgeGossip":
         return None
@@ -26,7 +26,7 @@ def kept_shares(run: Run) -> list[float] | None:
 
 
 def kept_sentence(run: Run) -> str:
-    """Describe the shares; empty without any."""
+    """Describe the shares; empty if there are none."""
     shares = kept_shares(run)
     if shares is None:
         return ""
@@ -39,7 +39,7 @@ def kept_sentence(run: Run) -> str:
 
 
 def balance(folder: ReportData) -> str:
-    """Describe the waits without and with EdgeGossip; empty without it."""
+    """Describe the waits with and without EdgeGossip; empty if it did not run."""
     balanced = [run for run in folder.runs if run.workers and kept_shares(run) is not None]
     if not balanced:
         return ""
@@ -47,7 +47,7 @@ def balance(folder: ReportData) -> str:
 
 
 def _before(folder: ReportData) -> str:
-    """Describe the baseline."""
+    """Describe the waits in the baseline."""
     run = next((run for run in folder.runs if run.name == folder.baseline), None)
     if run is None or not run.workers or kept_shares(run) is not None:
         return ""

@@ -1,4 +1,4 @@
-"""Accuracy of the averaged model against time, data sent and epochs."""
+"""The averaged model's accuracy against time, data sent and epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of the horizontal axis."""
+    """The quantity on the horizontal axis."""
 
     name: str
     heading: str
@@ -96,7 +96,7 @@ def _picture(
 
 
 def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run]) -> bool:
-    """Set up the axes' scales and ticks; return whether the horizontal one is logarithmic."""
+    """Set the axes' scales and ticks; return whether the horizontal axis is logarithmic."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
     if quantity is not DATA:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
@@ -139,7 +139,7 @@ def _curve(
 def _risen(runs: Sequence[Run]) -> float:
     """An accuracy that each run exceeds after its first tenth, less a margin.
 
-    A tenth of the later values may be lower, because a single dip does not end the rise.
+    A tenth of the later values may be lower, so a single dip does not count.
     """
     early = [
         run.log.evaluations[
@@ -155,9 +155,7 @@ def _risen(runs: Sequence[Run]) -> float:
 
 
 def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
-    """Emphasize the differences of the curves: the first steep rise gets only a part of the
-    scale.
-    """
+    """Emphasize differences: the first steep rise gets only a part of the scale."""
     accuracies = [evaluation.accuracy for run in runs for evaluation in run.log.evaluations]
     known = [*accuracies, *([] if target is None else [target])]
     low, high = max(min(known), _risen(runs)), max(known)
@@ -190,7 +188,7 @@ def _label_ends(
     target: float | None,
     colors: dict[str, str],
 ) -> None:
-    """Label each curve beside the axes, near the height of its end."""
+    """Label each curve beside the axes, near the height at which it ends."""
     low, high = axes.get_ylim()
     heights = [(run.log.evaluations[-1].accuracy - low) / (high - low) for run in runs]
     right = axes.get_xlim()[1]
@@ -234,7 +232,7 @@ def write_name(
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights in [0, 1] apart until neighbors are `gap` from each other.
 
-    The gap shrinks if there are too many; the order from low to high stays.
+    If there are too many, the gap shrinks. The order from low to high is kept.
 
     >>> [round(height, 2) for height in spread_out([0.9, 0.2, 0.95], gap=0.1)]
     [0.9, 0.2, 1.0]

@@ -28,7 +28,7 @@ MAX_SPEEDS = 8
 
 
 def story(folder: ReportData) -> list[str]:
-    """Describe the setting, the outcome, the traffic and the faults, a sentence or two each."""
+    """Describe setting, outcome, traffic and faults, in a sentence or two each."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
         parts += [_traffic(folder), _bound(folder)]
@@ -39,12 +39,12 @@ def story(folder: ReportData) -> list[str]:
 
 
 def notices(folder: ReportData) -> list[str]:
-    """Warn of every unfinished run."""
+    """Warn about every unfinished run."""
     return [text for run in folder.runs if (text := _notice(run))]
 
 
 def faults(folder: ReportData) -> list[str]:
-    """Describe crashes and lost messages, one sentence for equal faults."""
+    """Describe crashes and lost messages, with one sentence for equal faults."""
     told: dict[str, list[str]] = {}
     for run in folder.runs:
         sentence = _faults(run)
@@ -105,7 +105,7 @@ def _waiting_tile(folder: ReportData) -> Tile | None:
 
 
 def _clock(run: Run) -> str:
-    """Kind of time, in words; empty for real machines, which have only one kind."""
+    """The kind of time, in words; empty for real machines, which have only one kind."""
     return "" if run.log.header.get("driver") == "network" else " of virtual time"
 
 
@@ -160,7 +160,7 @@ def _crew(run: Run) -> str:
 
 
 def _race(folder: ReportData) -> str:
-    """Describe which run reached the target first, later and never."""
+    """Say which runs reached the target first, later and never."""
     target, baseline = folder.target_accuracy, folder.baseline
     if target is None:
         return _most_accurate(folder.runs)
@@ -187,7 +187,7 @@ def _race(folder: ReportData) -> str:
 
 
 def _times_to_target(folder: ReportData) -> dict[str, float]:
-    """Time to the target of each run that reached it, fastest first."""
+    """The time to the target of each run that reached it, fastest first."""
     reached = {
         run.name: run.summary.time_to_target
         for run in folder.runs
@@ -197,7 +197,7 @@ def _times_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _head_start(folder: ReportData) -> float | None:
-    """Ratio of the baseline's time to the target to the fastest one; None if undefined."""
+    """The baseline's time to the target over the fastest run's; None if undefined."""
     reached = _times_to_target(folder)
     if folder.baseline is None or folder.baseline not in reached:
         return None
@@ -221,7 +221,7 @@ def _best(runs: list[Run]) -> tuple[str, float | None]:
 
 
 def _data_to_target(folder: ReportData) -> dict[str, float]:
-    """Bytes sent by the time of the target, for each run that reached it, fewest first."""
+    """Bytes that each run had sent when it reached the target, fewest first."""
     sent = {
         run.name: reached.bytes_sent
         for run in folder.runs
@@ -231,7 +231,7 @@ def _data_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _traffic(folder: ReportData) -> str:
-    """Compare data sent for the same accuracy, because whole runs differ in their results."""
+    """Compare the data sent for the same accuracy; whole runs differ in their results."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""
