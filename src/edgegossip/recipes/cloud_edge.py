@@ -1,4 +1,6 @@
-"""Cloud and edge: phones with private data hold the lower stage of a model, a cloud the upper."""
+"""Cloud and edge: phones with private data hold a model's lower stage, a cloud the other
+one.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _combination(
 def _learn(
     problem: Problem, settings: StudySettings, x: Tensor, y: Tensor, seed: int, num_steps: int
 ) -> float:
-    """Accuracy of a model after some steps on `x` and `y`, where `x` is pictures in 0 .. 255."""
+    """Accuracy of a model after some steps on pictures `x`, in 0 .. 255, and labels `y`."""
     task = problem.task(settings.data_dir)
     # Pictures that are no whole numbers are features, which data sets keep in [0, 1].
     points = ArraySplit(x.float() / 255, y)

@@ -1,4 +1,4 @@
-"""Time of parameter servers to a given loss, by method, speeds, delay, bandwidth and workers."""
+"""Time of parameter servers to a given loss, by method, speeds, delay, links and workers."""
 
 from __future__ import annotations
 
