@@ -56,6 +56,7 @@ Sparse-Push <docs/sparse-push>
 docs/edgegossip
 docs/parameter-servers
 docs/stages
+docs/tasks
 docs/recipes
 Simulator <docs/simulator>
 Real machines <docs/network>

@@ -143,19 +143,19 @@ def repeatable(command: str, arguments: list[str]) -> str:
 
 
 def without(arguments: list[str], *options: str) -> list[str]:
-    """The arguments without these options, which all take a value except `--resume`.
+    """The arguments without these options and their values.
 
     >>> without(["quickstart", "--out", "x", "--seed=1", "--no-resume"], "out", "resume")
     ['quickstart', '--seed=1']
     """
     kept: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
-        if not argument.startswith("--") or name not in options:
+    is_kept = True
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+            is_kept = name.replace("_", "-") not in options
+        if is_kept:
             kept.append(argument)
-        elif "=" not in argument and name != "resume":
-            next(remaining, None)
     return kept
 
 
@@ -190,13 +190,15 @@ def _require_comparison(
 def print_table(results: dict[str, Results]) -> None:
     """Print a line with the result of each run."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
-    for column in ("run", "accuracy", "worst worker", "sent", "time", "wall"):
+    names = {result.metric.name for result in results.values()}
+    metric = names.pop() if len(names) == 1 else "metric"
+    for column in ("run", metric, "worst worker", "sent", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(
             escape(name),
-            units.percent(result.final_accuracy, 2),
-            units.percent(min(result.worker_accuracies), 2),
+            units.metric_value(result.final_value, result.metric, 2),
+            units.metric_value(result.metric.worst(result.worker_values), result.metric, 2),
             units.data_size(result.history[-1].bytes_sent),
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),

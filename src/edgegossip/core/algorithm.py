@@ -29,7 +29,9 @@ class Traits:
         local_steps: SGD steps between two exchanges; None without a fixed number.
         is_synchronous: A late worker makes its neighbors wait.
         takes_repeats: A duplicate message does no harm. A worker that resumes from a checkpoint
-            may then send messages that differ from those it had sent after that checkpoint.
+            may then send other messages than it had sent after that checkpoint.
+        is_balanced: Each worker trains on a share of its data that fits its speed.
+        changes_roles: A rank may take over the role of another, as an elected server does.
     """
 
     topology: Topology | None = None
@@ -37,6 +39,8 @@ class Traits:
     local_steps: int | None = None
     is_synchronous: bool = False
     takes_repeats: bool = False
+    is_balanced: bool = False
+    changes_roles: bool = False
 
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
         """Return the completed share of the run, in [0, 1], so that workers agree on it.

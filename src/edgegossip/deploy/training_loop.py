@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Steps, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.deploy.final_average import FinalAverage
+from edgegossip.deploy.final_average import FinalAverage, FinalState
 from edgegossip.deploy.introducing import run_id
 from edgegossip.experiments.describe import describe, flatten, versions
 from edgegossip.learning.flat import FlatModel
@@ -30,6 +30,10 @@ from edgegossip.net.introduction import Introduction
 from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.deploy")
+Validate: TypeAlias = Callable[
+    [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
+]
+"""Mean loss of a model on validation data, alone or with metrics by name or an accuracy."""
 
 
 class TrainingLoop:
@@ -69,12 +73,12 @@ class TrainingLoop:
             with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
             begin and may continue without any.
         max_seconds: Time limit, counted from the beginning.
-        final_average: At the end, average the models of all evaluated workers; each sends its
-            own once to all others.
-        evaluate: Returns mean loss and accuracy of a model on validation data, for `ADSP` and
-            `ADACOMM`. It is called on another thread, with a copy of `model` in evaluation
-            mode.
-        has_buffers: Also exchange floating-point buffers (running means).
+        final_average: Average the models of all evaluated workers at the end; each sends its
+            own to all others once.
+        evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
+            or a pair of it and metrics by name (or an accuracy). It is called on another
+            thread, with a copy of `model` in evaluation mode.
+        has_buffers: Exchange floating-point buffers (running means) too.
         torch_device: Device of the model.
 
     >>> import edgegossip as eg
@@ -108,7 +112,7 @@ class TrainingLoop:
         min_workers: int | None = None,
         max_seconds: Seconds = math.inf,
         final_average: bool = False,
-        evaluate: Callable[[nn.Module], tuple[float, float]] | None = None,
+        evaluate: Validate | None = None,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
@@ -119,19 +123,14 @@ class TrainingLoop:
                 "all ranks final_average=True"
             )
         check_range("num_samples", num_samples, "at least 1" if has_data else "at least 0")
+        # The caller's batches come as they are, so its weights stay as they are.
+        flat = partial(
+            FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
+        )
         judge = None
         if evaluate is not None:
-            copied = FlatModel(
-                copy.deepcopy(model),
-                has_buffers=has_buffers,
-                channels_last=False,
-                torch_device=torch_device,
-            )
-            judge = partial(_judge, evaluate, copied)
-        # The caller's batches come as they are, so its weights stay as they are.
-        self._flat = FlatModel(
-            model, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
-        )
+            judge = partial(_judge, evaluate, flat(copy.deepcopy(model)))
+        self._flat = flat(model)
         self._work = _OwnWork(num_samples, Layout(self._flat.trained.numel()))
         params = self._flat.params.to("cpu", copy=True)
         described = {
@@ -140,7 +139,7 @@ class TrainingLoop:
             "num_params": len(params),
             "final_average": final_average,
         }
-        limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+        introduction = _introduction(described, max_seconds)
         if final_average:
             algorithm = FinalAverage(
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
@@ -155,9 +154,7 @@ class TrainingLoop:
             transport,
             settings=HostSettings(
                 run=run_id(f"training loop {name}"),
-                introduction=Introduction(
-                    settings=flatten(described), versions={**versions(), **limits}
-                ),
+                introduction=introduction,
                 meet_seconds=meet_seconds,
                 min_to_begin=min_workers or 2,
                 min_workers=min_workers or 1,
@@ -228,11 +225,17 @@ class TrainingLoop:
             return
         piece.losses.append(loss)
         piece.num_samples += num_samples
-        if piece.is_done or getattr(self._host.state, "is_ending", False):
+        if piece.is_done or self._is_ending:
             self._work.done.put(piece.result(self._flat))
             self._take_next()
         elif not self._thread.is_alive():  # the run is over, or has failed
             self._take_next()
+
+    @property
+    def _is_ending(self) -> bool:
+        """The final average has begun, so training no longer counts."""
+        state = self._host.state
+        return isinstance(state, FinalState) and state.is_ending
 
     def _take_next(self) -> None:
         """Wait for the next training request, and load its initial parameters."""
@@ -280,14 +283,23 @@ class TrainingLoop:
         self._thread.join()
 
 
+def _introduction(described: Mapping[str, Any], max_seconds: Seconds) -> Introduction:
+    """Settings to compare with other workers; a time limit may differ, with a warning."""
+    limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+    return Introduction(settings=flatten(described), versions={**versions(), **limits})
+
+
 def _judge(
-    evaluate: Callable[[nn.Module], tuple[float, float]], model: FlatModel, params: Tensor
-) -> tuple[float, float]:
+    evaluate: Validate, model: FlatModel, params: Tensor
+) -> tuple[float, Mapping[str, float]]:
     """Measure `params` ([num_params]) with the caller's function."""
     with torch.no_grad():
         model.params.copy_(params)
-        loss, accuracy = evaluate(model.module.eval())
-    return float(loss), float(accuracy)
+        found = evaluate(model.module.eval())
+    loss, metrics = found if isinstance(found, tuple) else (found, {})
+    if not isinstance(metrics, Mapping):
+        metrics = {"accuracy": metrics}
+    return float(loss), {name: float(value) for name, value in metrics.items()}
 
 
 class _Piece:

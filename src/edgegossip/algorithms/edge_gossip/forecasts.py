@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from edgegossip.algorithms.riding import with_numbers, without_numbers
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import Message, Rank, Received, Seconds, Send
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 
@@ -16,6 +18,21 @@ _SECONDS, _AGE = "fastest_seconds", "fastest_age"
 """Names of the additional numbers in the inner algorithm's messages."""
 _OLDEST = 2**31
 _INHERITED = "inherited"
+
+
+def require_fixed_roles(inner: Algorithm[Any], num_workers: int) -> None:
+    """Raise `ValueError` if not every worker of `inner` has a role and a model of its own."""
+    if inner.traits.changes_roles:
+        raise ValueError(
+            "standby must be 0 within EdgeGossip: one that is elected trains on, and has no "
+            "forecast to go by"
+        )
+    num_slices = max(inner.role(rank).num_slices for rank in range(num_workers))
+    if num_slices > 1:
+        raise ValueError(
+            f"num_servers must be 1 within EdgeGossip, got {num_slices}: platforms tell their "
+            "forecasts with whole models, not with slices"
+        )
 
 
 @dataclass(slots=True)

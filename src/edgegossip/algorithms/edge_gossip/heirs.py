@@ -15,8 +15,6 @@ def require_valid(
     reachable: Mapping[Rank, Collection[Rank]] | None,
     on_failure: str = "reassign",
     spread: str = "exact",
-    *,
-    inner: object = None,
 ) -> None:
     """Raise `ValueError` if these settings of `EdgeGossip` contradict each other.
 
@@ -25,17 +23,6 @@ def require_valid(
         ...
     ValueError: reachable names worker 7; ranks are 0..2
     """
-    standby, num_servers = getattr(inner, "standby", 0), getattr(inner, "num_servers", 1)
-    if standby:
-        raise ValueError(
-            f"standby must be 0 within EdgeGossip, got {standby}: one that is elected trains "
-            "on, and has no forecast to go by"
-        )
-    if num_servers > 1:
-        raise ValueError(
-            f"num_servers must be 1 within EdgeGossip, got {num_servers}: platforms tell their "
-            "forecasts with whole models, not with slices"
-        )
     within = reachable or {}
     for name, ranks in (("spares", spares), ("reachable", chain(within, *within.values()))):
         if strangers := sorted(set(ranks) - set(range(num_workers))):

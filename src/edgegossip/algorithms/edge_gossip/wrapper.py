@@ -15,6 +15,7 @@ from edgegossip.algorithms.edge_gossip.forecasts import (
     detach,
     forecast_schema,
     known_of,
+    require_fixed_roles,
     with_forecast,
 )
 from edgegossip.algorithms.edge_gossip.heirs import (
@@ -111,10 +112,10 @@ class EdgeGossip(Algorithm[BalancedState]):
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; blocks,
-            `gossip`, spares, the treatment of steps and the behavior of failed platforms are
-            ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
-            correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
-            2020, arXiv:2007.07481.
+        `gossip`, spares, the treatment of steps and the behavior of failed platforms are
+        ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
+        correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
+        2020, arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]
@@ -141,13 +142,14 @@ class EdgeGossip(Algorithm[BalancedState]):
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
-        ways, inner = (self.on_failure, self.spread), self.inner
-        require_valid(self.num_workers, self.spares, self.reachable, *ways, inner=inner)
+        ways = (self.on_failure, self.spread)
+        require_valid(self.num_workers, self.spares, self.reachable, *ways)
+        require_fixed_roles(self.inner, self.num_workers)
 
     @property
     def traits(self) -> Traits:
-        """Traits of the inner algorithm."""
-        return self.inner.traits
+        """Traits of the inner algorithm, now balanced."""
+        return replace(self.inner.traits, is_balanced=True)
 
     def warnings(self, setting: Setting) -> list[str]:
         """List the inner algorithm's warnings."""
@@ -169,9 +171,8 @@ class EdgeGossip(Algorithm[BalancedState]):
     def role(self, rank: Rank) -> Role:
         """Role in the inner algorithm; spares have no data and are not evaluated."""
         role = self.inner.role(rank)
-        if rank in self.spares:
-            return Role(role.name, has_data=False, is_evaluated=False)
-        return role
+        is_spare = rank in self.spares
+        return replace(role, has_data=False, is_evaluated=False) if is_spare else role
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages, and those that carry forecasts."""
@@ -399,9 +400,8 @@ class EdgeGossip(Algorithm[BalancedState]):
         if state.is_spare:
             state.is_spare = False
             joined = self._tell_all(state, Message("spare-joined", 0))
-            sizes = (event.num_samples, event.epoch_cost)
-            started = Started(True, *sizes, layout=state.layout)
-            return [*joined, *self._pass_on(state, started, now)]
+            sizes = event.num_samples, event.epoch_cost
+            return [*joined, *self._pass_on(state, Started(True, *sizes, state.layout), now)]
         return [*self._announce(state, now), *self._begin(state, now)]
 
     def _welcome(self, state: BalancedState, event: WorkerJoined, now: Seconds) -> list[Effect]:

@@ -192,9 +192,3 @@ class ADSP(ADSPPlus):
         steps = {j: n - state.steps_before[j] for j, n in state.num_steps.items()}
         active = [j for j in self.workers if commits[j] > 0 and steps[j] > 0]
         return implicit_momentum([steps[j] / commits[j] for j in active]) if active else None
-
-
-def trials(state: Any) -> list[Tried]:  # noqa: ANN401 - of any algorithm
-    """List the windows of a run's search; empty unless `state` is that of `ADSP`'s server."""
-    server = getattr(state, "inner", state)  # a server of a slice wraps its state
-    return server.search.tried if isinstance(server, SearchingServerState) else []

@@ -16,7 +16,7 @@ from edgegossip.algorithms.parameter_server.states import (
     CommitterState,
     ServerState,
 )
-from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.algorithm import Algorithm, Traits
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
@@ -55,6 +55,10 @@ class Committing(Algorithm[State]):
         check_ranges(self, num_rounds="at least 1", patience="above 0")
         check_ranges(self, resend_after="above 0 or None", rate_ratio="above 0 and finite")
         check_ranges(self, momentum="in [0, 1) or None")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(num_rounds=self.num_rounds, takes_repeats=True)
 
     # For algorithms to define.
 

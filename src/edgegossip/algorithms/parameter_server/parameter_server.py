@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -166,7 +166,7 @@ class ParameterServer(Committing):
         join = complete if self.standby else star
         is_one = self.num_servers == 1
         topology = join(self.num_workers + 1) if is_one else several_servers(self).topology
-        return Traits(topology=topology, num_rounds=self.num_rounds, takes_repeats=True)
+        return replace(super().traits, topology=topology, changes_roles=bool(self.standby))
 
     def role(self, rank: Rank) -> Role:
         if self.num_servers > 1:
