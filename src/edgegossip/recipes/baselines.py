@@ -55,7 +55,7 @@ def compare_baselines(
         partition: Partition of the samples among the workers.
         augmentation: Augmentation of the training batches.
         link: Link between any two workers.
-        accuracy_aware: Choice of samples by EdgeGossip.
+        accuracy_aware: How EdgeGossip chooses samples.
         target: See `Comparison`.
 
     Raises:

@@ -115,7 +115,7 @@ def _picture(
 
 
 def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run], metric: MetricSpec) -> bool:
-    """Set up the axes' scales and ticks; return whether the horizontal one is logarithmic."""
+    """Set the axes' scales and ticks; return whether the horizontal axis is logarithmic."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: metric_value(value, metric)))
     if quantity is not DATA:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
@@ -169,9 +169,7 @@ def _risen(curves: Sequence[Sequence[float]]) -> float:
 
 
 def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
-    """Emphasize the differences of the curves: the first steep rise gets only a part of the
-    scale.
-    """
+    """Emphasize differences: the first steep rise gets only a part of the scale."""
     metric = runs[0].log.metric
     axes.set_ylim(
         _vertical(metric, [[e.value for e in r.log.evaluations] for r in runs], target)

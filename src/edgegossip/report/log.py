@@ -109,7 +109,7 @@ class RunLog:
         lost: Number of lost messages, by reason.
         notes: Notes of the algorithm, in order of virtual time.
         metrics: Metrics of the task, the chosen one first.
-        ended: End of the run; None if the process was killed, or is still running.
+        ended: End of the run; None if the process was killed or is still running.
         duration: Virtual time of the last event.
     """
 

@@ -162,7 +162,7 @@ def _crew(run: Run) -> str:
 
 
 def _race(folder: ReportData) -> str:
-    """Describe which run reached the target first, later and never."""
+    """Say which runs reached the target first, later and never."""
     target, baseline = folder.target, folder.baseline
     if target is None:
         return _best_run(folder)

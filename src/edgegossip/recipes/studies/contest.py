@@ -30,10 +30,12 @@ class Contender:
         topology: Makes the topology from the number of workers.
         local_steps: Steps between two messages.
         options: Other arguments of the class.
-        has_momentum: Use the task's momentum; false for algorithms with their own.
-        lr_factor: Factor on the task's learning rate, for algorithms with longer steps.
-        ending: Prefix of the options of final rounds, if these add a tenth to the bytes.
-        accuracy_aware: Choice of samples of an `EdgeGossip` around it; None without one.
+        has_momentum: Whether to use the task's momentum; false for algorithms with their own.
+        lr_factor: Factor for the task's learning rate, for algorithms with longer steps.
+        ending: Prefix of the options for final rounds, if these are to add a tenth to the
+            bytes.
+        accuracy_aware: How an `EdgeGossip` around the algorithm chooses samples; None without
+            one.
         draws_exchanges: The algorithm takes the problem's `exchange_probability` and a seed.
     """
 
