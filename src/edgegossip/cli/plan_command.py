@@ -54,7 +54,7 @@ class PlanOptions(SeveralSeeds):
             speed (relative to this machine) or samples_per_second, mbits, latency_ms, count.
         target: Value of the task's metric to reach; by default the best found less one point
             of a percentage, or one percent of other values.
-        max_seconds: Virtual seconds of each candidate; unlimited by default.
+        max_seconds: Virtual seconds for each candidate; unlimited by default.
     """
 
     machines: Path
@@ -242,7 +242,7 @@ class Outlook:
 
     Attributes:
         run: Label of the candidate.
-        times: Time to the target, for each seed; infinite if never reached.
+        times: Time to the target for each seed; infinite if never reached.
         value: Value of the metric at the end.
         metric: The metric.
         bytes_per_second: Bytes per second sent by each worker.

@@ -73,12 +73,12 @@ class TrainingLoop:
             with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
             begin and may continue without any.
         max_seconds: Time limit, counted from the beginning.
-        final_average: Average the models of all evaluated workers at the end; each sends its
-            own to all others once.
+        final_average: At the end, average the models of all evaluated workers; each sends its
+            own once to all others.
         evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
             or a pair of it and metrics by name (or an accuracy). It is called on another
             thread, with a copy of `model` in evaluation mode.
-        has_buffers: Exchange floating-point buffers (running means) too.
+        has_buffers: Also exchange floating-point buffers (running means).
         torch_device: Device of the model.
 
     >>> import edgegossip as eg
