@@ -67,5 +67,5 @@ def skewed_digits(
             for name, algorithm in algorithms.items()
         },
         baseline="gossip",
-        target_accuracy=0.8,
+        target=0.8,
     )

@@ -236,4 +236,4 @@ def accuracy(params: torch.Tensor, seed: int) -> float:
     """Of the recipe's model, on the test data."""
     experiment = pick(RECIPE, load_recipe(RECIPE)(), None)
     workload = Workload(experiment.task, experiment.data_ranks, seed)
-    return float(workload.evaluate(params)[1])
+    return workload.evaluate(params)[1]["accuracy"]

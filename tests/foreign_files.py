@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from tests.run_folders import comparison
 from tests.small_runs import NUM_WORKERS, ctrl_c_at, quick, small_run
+from tests.small_tasks import experiment, regression
 from tests.unit.test_study_report import figure, map_panel, panel, write_study
 
 from edgegossip.core.errors import Interrupted
@@ -40,6 +41,7 @@ from edgegossip.sim.traces import gpus, phones
 
 QUICK = quick()
 EPOCHS = small_run("epoch-gossip", evaluation_interval=None)
+REGRESSION = experiment(regression(), num_rounds=3)
 DRAWS = np.random.default_rng(0)
 
 
@@ -125,6 +127,14 @@ def make_stopped(folder: Path) -> None:
     try:
         with ctrl_c_at(9, QUICK.algorithm):
             run(QUICK, out=folder, num_threads=0)
+    except Interrupted:
+        return
+
+
+def make_stopped_regression(folder: Path) -> None:
+    try:
+        with ctrl_c_at(20, REGRESSION.algorithm):
+            run(REGRESSION, out=folder, num_threads=0)
     except Interrupted:
         return
 
@@ -233,6 +243,14 @@ TARGETS = {
         ("checkpoint.safetensors", "experiment.json", "events.jsonl"),
     ),
     "finished run": Target(make_finished, load_results),
+    "resumed regression": Target(
+        make_stopped_regression,
+        lambda out: run(REGRESSION, out=out, resume=True, num_threads=0),
+        ("checkpoint.safetensors", "experiment.json", "events.jsonl"),
+    ),
+    "report of a regression": Target(
+        lambda out: run(REGRESSION, out=out, num_threads=0), read_folder
+    ),
     "workers": Target(make_workers, read_workers, share=2),
     "resumed worker": Target(
         make_worker, be_worker, ("checkpoint.safetensors", "events.jsonl"), share=0.1

@@ -182,7 +182,7 @@ class PartTrainer(Trainer):
         chosen = torch.arange(self.position, self.position + self.batch_size)
         self.position += self.batch_size
         samples = self.data.train.batch(self.shard[chosen % len(self.shard)])
-        x, y = prepare_batch(self.data, *samples, torch.device("cpu"))
+        x, y = prepare_batch(self.data, samples, torch.device("cpu"))
         with torch.no_grad():
             return {"x": x, "activations": self.model.module(x), "labels": y}
 

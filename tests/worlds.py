@@ -212,10 +212,10 @@ def stages_in(algorithm: object) -> Stages | None:
     return algorithm
 
 
-def loss_of(params: Tensor) -> tuple[float, float]:
-    """Mean loss over the targets of `params`, [num_params], and no accuracy."""
+def loss_of(params: Tensor) -> tuple[float, dict[str, float]]:
+    """Mean loss over the targets of `params`, [num_params], and no metrics."""
     targets = TARGETS[:NUM_WORKERS, : params.numel()].to(params.dtype)
-    return float((targets - params[:NUM_PARAMS]).square().sum(1).mean()) / 2, 0.0
+    return float((targets - params[:NUM_PARAMS]).square().sum(1).mean()) / 2, {}
 
 
 def joined(estimates: Mapping[Rank, Tensor]) -> Tensor:

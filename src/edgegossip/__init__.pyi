@@ -51,6 +51,7 @@ from .core.errors import (
     ServerLostError as ServerLostError,
     TrainingError as TrainingError,
 )
+from .core.metric_spec import MetricSpec as MetricSpec
 from .core.metrics import consensus_distance as consensus_distance
 from .core.mixing import (
     ColumnStochastic as ColumnStochastic,
@@ -82,23 +83,40 @@ from .deploy.training_loop import TrainingLoop as TrainingLoop
 from .deploy.worker import WorkerSettings as WorkerSettings, take_part as take_part
 from .experiments.batching import batched as batched
 from .experiments.comparison import compare as compare
-from .experiments.experiment import (
-    Comparison as Comparison,
-    Experiment as Experiment,
-    LossTarget as LossTarget,
-)
+from .experiments.experiment import Comparison as Comparison, Experiment as Experiment
 from .experiments.results import Evaluation as Evaluation, Results as Results
+from .experiments.run_target import LossTarget as LossTarget, MetricTarget as MetricTarget
 from .experiments.runner import run as run
 from .learning.augmentation import flip_and_crop as flip_and_crop
+from .learning.built_in_metrics import (
+    F1 as F1,
+    R2 as R2,
+    Accuracy as Accuracy,
+    BitsPerCharacter as BitsPerCharacter,
+    ExactMatch as ExactMatch,
+    MeanAbsoluteError as MeanAbsoluteError,
+    Perplexity as Perplexity,
+)
 from .learning.dataset import (
     ArraySplit as ArraySplit,
     Dataset as Dataset,
+    from_tensors as from_tensors,
     from_torch as from_torch,
 )
 from .learning.dropout import Dropout as Dropout, replace_dropout as replace_dropout
 from .learning.evaluator import Evaluator as Evaluator
 from .learning.holding_out import hold_out as hold_out
 from .learning.learner import Learner as Learner
+from .learning.loss import (
+    TokenCrossEntropy as TokenCrossEntropy,
+    model_and_batch as model_and_batch,
+)
+from .learning.metric import (
+    MeanMetric as MeanMetric,
+    Measurement as Measurement,
+    Metric as Metric,
+    SumsMetric as SumsMetric,
+)
 from .learning.models import (
     alexnet as alexnet,
     eight_layers as eight_layers,
@@ -111,6 +129,7 @@ from .learning.models import (
     vgg11 as vgg11,
     vgg16 as vgg16,
 )
+from .learning.nested_split import NestedSplit as NestedSplit
 from .learning.optimizer import SGD as SGD
 from .learning.partition import (
     IID as IID,

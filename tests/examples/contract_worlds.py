@@ -38,7 +38,7 @@ def simulate(
     *,
     seed: int = 0,
     observer: Observer | None = None,
-    evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
+    evaluate: Callable[[Tensor], tuple[float, Mapping[str, float]]] | None = None,
     initial_params: Tensor | Callable[[Rank], Tensor] = ORIGIN,
 ) -> Simulator[Any]:
     """A simulator in which a message takes 0.1 s, and goes through the codec.

@@ -94,7 +94,7 @@ def adsp_world(
         script,
         lambda rank: QuadraticTrainer(SIMILAR_TARGETS[rank], lr=0.005),
         observer=observer,
-        evaluate=lambda params: (0.5 * float((params - OPTIMUM).square().sum()), 0.0),
+        evaluate=lambda params: (0.5 * float((params - OPTIMUM).square().sum()), {}),
     )
 
 

@@ -25,7 +25,7 @@ def _evaluation(time: float, accuracy: float) -> Evaluation:
     return Evaluation(
         time=time,
         epochs=time,
-        accuracy=accuracy,
+        metrics={"accuracy": accuracy},
         loss=0.0,
         consensus_distance=0.0,
         bytes_sent=0,

@@ -54,7 +54,7 @@ def run(
         torch.zeros(size),
         make_trainer,
         links=options.pop("links", LINKS),
-        evaluate=lambda params: (float(params.square().mean()) + 1.0, 0.0),
+        evaluate=lambda params: (float(params.square().mean()) + 1.0, {}),
         **options,
     )
     assert world.run()

@@ -33,7 +33,7 @@ def comparison(**changes: Any) -> Comparison:  # noqa: ANN401
 
 
 def test_a_comparison_sets_its_runs_side_by_side(tmp_path: Path) -> None:
-    results = compare(comparison(target_accuracy=0.4), out=tmp_path, num_threads=0)
+    results = compare(comparison(target=0.4), out=tmp_path, num_threads=0)
     kept = json.loads((tmp_path / "summary.json").read_text())
     assert list(results) == list(kept["runs"]) == ["epoch-gossip", "gosgd"]
     for name, result in results.items():

@@ -119,7 +119,7 @@ def test_an_experiment_that_does_not_fit_is_refused(
     ("settings", "message"),
     [
         ({"baseline": "gosip"}, r"unknown baseline 'gosip'.*did you mean 'gossip'"),
-        ({"target_accuracy": 1.5}, r"target_accuracy must be in \[0, 1\] or None, got 1.5"),
+        ({"target": 1.5}, r"target must be in \[0, 1\] or None, got 1.5"),
         ({"target_gap": -0.1}, r"target_gap must be in \[0, 1\]"),
     ],
 )

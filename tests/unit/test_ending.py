@@ -55,7 +55,7 @@ def test_one_that_finishes_before_most_waits_for_them() -> None:
 
 def test_timers_and_what_they_ask_for_keep_nobody() -> None:
     ending = finished(num_workers=2, num_unfinished=0)
-    for event in (TimerFired("window"), Evaluated(0.5, 0.5)):
+    for event in (TimerFired("window"), Evaluated(0.5)):
         ending.changed(7.1, event)
     assert ending.is_over(7.1)  # 2 s, and 5 s to settle
     ending.changed(7.1, WorkerJoined(1))

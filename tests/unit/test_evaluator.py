@@ -41,8 +41,8 @@ def test_loss_and_accuracy_are_means_over_samples_whatever_the_batch(batch_size:
     weight = torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
     params = torch.cat([weight.flatten(), torch.zeros(3)])
     some = evaluator(linear(), points([0, 1, 0, 1, 2]), batch_size=batch_size)
-    loss, accuracy = some.evaluate(params)
-    assert accuracy == 4 / 5
+    loss, metrics = some.evaluate(params)
+    assert metrics == {"accuracy": 4 / 5}
     right = float(torch.tensor([9.0, 0.0, 0.0]).logsumexp(0)) - 9
     assert loss == pytest.approx((4 * right + right + 9) / 5, rel=1e-6)
 
@@ -52,8 +52,9 @@ def test_the_validation_split_is_measured_where_it_is_asked_for() -> None:
     right, wrong = points([0, 1]), points([1, 0, 1, 0])
     x = 1 - wrong.test.batch(torch.arange(4))[0]
     data = replace(right, validation=ArraySplit(x, wrong.test.labels))
-    assert evaluator(linear(), data).evaluate(params)[1] == 1.0
-    assert evaluator(linear(), data, split="validation").evaluate(params)[1] == 0.0
+    assert evaluator(linear(), data).evaluate(params)[1] == {"accuracy": 1.0}
+    other = evaluator(linear(), data, split="validation")
+    assert other.evaluate(params)[1] == {"accuracy": 0.0}
 
 
 def test_a_validation_split_that_is_not_there_is_refused() -> None:
@@ -125,7 +126,7 @@ def test_the_tensors_to_deploy_score_what_was_measured(has_buffers: bool) -> Non
     params = workload.initial_params()
     for _ in range(5):
         params = workload.make_trainer(0).train(Train(params, Epochs())).params
-    _, accuracy = workload.evaluate(params)
+    accuracy = workload.evaluate(params)[1]["accuracy"]
     deployed = small_model()
     deployed.load_state_dict(workload.named_parameters(params))
     x, y = DATA.test.batch(torch.arange(24))

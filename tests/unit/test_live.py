@@ -12,12 +12,12 @@ from rich.console import Console
 
 from edgegossip.experiments.progress import Status
 from edgegossip.experiments.results import Evaluation
-from edgegossip.report.live import COLUMNS, LiveView, cells
+from edgegossip.report.live import LiveView, cells, titles
 
 EVALUATION = Evaluation(
     time=2.0,
     epochs=1.25,
-    accuracy=0.5,
+    metrics={"accuracy": 0.5},
     loss=0.7,
     consensus_distance=0.1,
     bytes_sent=1_500_000,
@@ -44,7 +44,7 @@ def view(*, is_terminal: bool, line_seconds: float = 5.0) -> tuple[LiveView, io.
 
 
 def test_a_row_has_a_cell_for_each_column() -> None:
-    row = dict(zip(COLUMNS, map(plain, cells(STATUS)), strict=True))
+    row = dict(zip(titles([STATUS]), map(plain, cells(STATUS)), strict=True))
     assert row == {
         "run": "gossip",
         "done": "25%",

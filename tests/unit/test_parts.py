@@ -56,7 +56,8 @@ def workload() -> Workload:
 
 
 def batch_of(split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
-    return prepare_batch(dataset().training, *split.batch(indices), torch.device("cpu"))
+    x, y = prepare_batch(dataset().training, split.batch(indices), torch.device("cpu"))
+    return x, y
 
 
 # Vectors of parts and of the whole.
@@ -80,9 +81,9 @@ def test_a_joined_vector_is_what_the_parts_compute_one_behind_the_other() -> Non
     model.load_state_dict(named)
     x, y = batch_of(dataset().test, torch.arange(24))
     outputs = model(x).detach()
-    loss, accuracy = ready.evaluate(whole)
+    loss, metrics = ready.evaluate(whole)
     assert loss == pytest.approx(float(F.cross_entropy(outputs, y)))
-    assert accuracy == pytest.approx(float((outputs.argmax(1) == y).float().mean()))
+    assert metrics["accuracy"] == pytest.approx(float((outputs.argmax(1) == y).float().mean()))
 
 
 def test_each_part_is_averaged_over_its_workers_alone() -> None:

@@ -12,6 +12,7 @@ from edgegossip.cli import plan_command
 from edgegossip.cli.main import main
 from edgegossip.cli.plan_command import Outlook, advice, parse_plan, ranked
 from edgegossip.core.errors import UsageError
+from edgegossip.core.metric_spec import ACCURACY
 from edgegossip.experiments.experiment import Comparison
 from edgegossip.experiments.machine_list import Machine, links_between, read_machines
 from edgegossip.recipes.recipe_settings import Settings
@@ -83,7 +84,9 @@ def test_a_recipe_with_a_server_gives_one_of_the_machines_to_it(machines: Path) 
 
 
 def forecast(run: str, *times: float, used: float = 1.0) -> Outlook:
-    return Outlook(run=run, times=times, accuracy=0.9, bytes_per_second=1.0, used=used)
+    return Outlook(
+        run=run, times=times, value=0.9, metric=ACCURACY, bytes_per_second=1.0, used=used
+    )
 
 
 def test_candidates_are_ordered_by_the_median_time_to_one_target() -> None:

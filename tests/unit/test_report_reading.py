@@ -301,9 +301,9 @@ def test_summary_that_was_never_written_is_made_from_the_events(tmp_path: Path) 
     log = whole_run("gossip", has_barrier=False)[:-1]
     last = [event for event in log if event["type"] == "evaluated"][-1]
     (run,) = read_folder(write_run(tmp_path, log)).runs
-    assert run.summary.final_accuracy == last["accuracy"]
+    assert run.summary.final_value == last["accuracy"]
     assert run.summary.bytes_sent == last["bytes_sent"]
-    assert run.summary.worker_accuracy_min is None
+    assert run.summary.worker_worst is None
 
 
 def test_a_target_that_the_own_summary_knows_nothing_of_is_looked_up(tmp_path: Path) -> None:
@@ -325,4 +325,4 @@ def test_interrupted_comparison_shows_the_runs_there_are(tmp_path: Path) -> None
     folder = read_folder(tmp_path)
     assert [run.name for run in folder.runs] == ["all-reduce", "gossip"]
     assert folder.baseline is None
-    assert folder.target_accuracy is None
+    assert folder.target is None

@@ -43,8 +43,8 @@ from edgegossip.core.errors import (
     TrainingError,
 )
 from edgegossip.core.topology import directed_ring, ring
-from edgegossip.experiments.experiment import LossTarget
 from edgegossip.experiments.run_folder import load_results
+from edgegossip.experiments.run_target import LossTarget
 from edgegossip.experiments.runner import run
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.optimizer import SGD

@@ -309,9 +309,9 @@ def test_loss_that_is_no_number_leaves_the_steps_of_adacomm_alone(loss: float) -
     algorithm = ADACOMM(num_workers=2, num_rounds=5, tau=16)
     state = algorithm.init(0, MODEL)
     assert isinstance(state, ADACOMMServerState)
-    algorithm.handle(state, Evaluated(loss, 0.0), 0.0)
-    algorithm.handle(state, Evaluated(8.0, 0.0), 1.0)
-    algorithm.handle(state, Evaluated(loss, 0.0), 2.0)
+    algorithm.handle(state, Evaluated(loss), 0.0)
+    algorithm.handle(state, Evaluated(8.0), 1.0)
+    algorithm.handle(state, Evaluated(loss), 2.0)
     assert (state.tau, state.first_loss) == (16, 8.0)
 
 

@@ -129,7 +129,7 @@ def test_a_forecast_is_the_machine_alone_and_then_as_fast_as_the_last_time() -> 
 
 
 EVALUATION: dict[str, Any] = {
-    "evaluate": lambda params: (float(params.sum()), 0.5),
+    "evaluate": lambda params: (float(params.sum()), {}),
     "evaluation_cost": 20.0,
 }
 """Two seconds of a platform of 10 samples a second."""
@@ -140,8 +140,8 @@ def test_an_evaluation_that_costs_nothing_takes_no_virtual_time() -> None:
         is_start = isinstance(event, Started)
         return [Evaluate(torch.full((3,), 2.0))] if is_start else [Finish()]
 
-    result = world(answer, 1, evaluate=lambda params: (float(params.sum()), 0.5)).run()
-    assert result.seen[1:] == [(0.0, 0, Evaluated(6.0, 0.5))]
+    result = world(answer, 1, evaluate=lambda params: (float(params.sum()), {})).run()
+    assert result.seen[1:] == [(0.0, 0, Evaluated(6.0))]
 
 
 def test_an_evaluation_takes_its_cost_over_the_throughput() -> None:
@@ -152,7 +152,7 @@ def test_an_evaluation_takes_its_cost_over_the_throughput() -> None:
         return evaluate if isinstance(event, Started) else [Finish()]
 
     result = world(answer, platforms=platforms, **EVALUATION).run()
-    assert result.seen[2:] == [(2.0, 0, Evaluated(6.0, 0.5)), (2.5, 1, Evaluated(6.0, 0.5))]
+    assert result.seen[2:] == [(2.0, 0, Evaluated(6.0)), (2.5, 1, Evaluated(6.0))]
 
 
 def test_work_and_evaluations_of_one_platform_take_turns_in_the_order_asked() -> None:

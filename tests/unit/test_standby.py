@@ -171,9 +171,9 @@ def test_evaluation_for_a_server_that_has_stepped_down_is_not_for_a_later_one() 
     assert any(isinstance(each, Evaluate) for each in effects)
     server = state.server
     assert isinstance(server, SearchingServerState)
-    algorithm.handle(state, Evaluated(1e9, 0.0), 8.0)
+    algorithm.handle(state, Evaluated(1e9), 8.0)
     assert server.search.looks == []
-    algorithm.handle(state, Evaluated(3.0, 0.0), 9.0)
+    algorithm.handle(state, Evaluated(3.0), 9.0)
     assert [loss for _, loss in server.search.looks] == [3.0]
 
 

@@ -189,13 +189,15 @@ def _require_comparison(
 def print_table(results: dict[str, Results]) -> None:
     """Print the result of each run in a line."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
-    for column in ("run", "accuracy", "worst worker", "sent", "time", "wall"):
+    names = {result.metric.name for result in results.values()}
+    metric = names.pop() if len(names) == 1 else "metric"
+    for column in ("run", metric, "worst worker", "sent", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(
             escape(name),
-            units.percent(result.final_accuracy, 2),
-            units.percent(min(result.worker_accuracies), 2),
+            units.metric_value(result.final_value, result.metric, 2),
+            units.metric_value(result.metric.worst(result.worker_values), result.metric, 2),
             units.data_size(result.history[-1].bytes_sent),
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),

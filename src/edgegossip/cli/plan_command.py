@@ -16,6 +16,7 @@ from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label, split_values
 from edgegossip.core.errors import UsageError
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Seconds, Steps, Train
 from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
@@ -25,6 +26,12 @@ from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.study import STUDY, Cell, Row, Session, Study
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.learning.task import Workload
+from edgegossip.recipes.studies.learning_curve import (
+    learning_curve,
+    metric_of,
+    unit_of,
+    values_of,
+)
 from edgegossip.recipes.studies.scoreboard import time_to
 from edgegossip.recipes.studies.server_contest import slug
 from edgegossip.recipes.studies.server_tuning import without_test_data
@@ -45,7 +52,8 @@ class PlanOptions(SeveralSeeds):
     Args:
         machines: TOML file with a [[machine]] table for each machine, in order of ranks: name,
             speed (relative to this machine) or samples_per_second, mbits, latency_ms, count.
-        target: Accuracy to reach, in (0, 1); by default the best found less one point.
+        target: Value of the task's metric to reach; by default the best found less one point
+            of a percentage, or one percent of other values.
         max_seconds: Virtual seconds of each candidate; unlimited by default.
     """
 
@@ -55,7 +63,9 @@ class PlanOptions(SeveralSeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, target="in (0, 1) or None", held_out="in (0, 1)")
+        check_ranges(self, held_out="in (0, 1)")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target must be finite, got {self.target!r}")
         check_range("max_seconds", self.max_seconds, "above 0 and finite, or None")
 
 
@@ -107,6 +117,8 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
     _, options, _ = parse_recipe("plan", PlanOptions, [name, *values.fixed])
     machines = read_machines(options.machines)
     candidates, runs = _candidates(name, values, len(machines))
+    if runs[0].task.metric.is_share:
+        check_range("target", options.target, "in (0, 1) or None")
     measured = None
     if any(machine.samples_per_second is None for machine in machines):
         measured = _measured_before(options) or measured_throughput(runs[0])
@@ -211,14 +223,14 @@ def _run(
         max_seconds=options.max_seconds or experiment.max_seconds,
         profiles={},
     )
-    history = session.run(experiment).history
+    results = session.run(experiment)
+    history = results.history
     last, workers = history[-1], experiment.data_ranks
     capacity = sum(platforms[rank].total_throughput for rank in workers) * last.time
     return {
         "run": candidate.label,
         "seed": seed,
-        "times": [each.time for each in history],
-        "accuracies": [each.accuracy for each in history],
+        **learning_curve(results),
         "bytes": last.bytes_sent / last.time / len(workers),
         "used": last.samples_processed / capacity,
     }
@@ -231,14 +243,16 @@ class Outlook:
     Attributes:
         run: Label of the candidate.
         times: Time to the target, for each seed; infinite if never reached.
-        accuracy: Accuracy at the end.
+        value: Value of the metric at the end.
+        metric: The metric.
         bytes_per_second: Bytes per second sent by each worker.
         used: Share of the workers' capacity used for training.
     """
 
     run: str
     times: tuple[Seconds, ...]
-    accuracy: float
+    value: float
+    metric: MetricSpec
     bytes_per_second: float
     used: float
 
@@ -249,7 +263,7 @@ class Outlook:
 
 
 def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
-    """Order the candidates by time to the target, then by accuracy; return the target too."""
+    """Order the candidates by time to the target, then by value; return the target too."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
         runs.setdefault(row["run"], []).append(row)
@@ -257,10 +271,11 @@ def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlo
     def middle(some: list[Row], value: Callable[[Row], float]) -> float:
         return statistics.median(map(value, some))
 
-    accuracy = {
-        run: middle(some, lambda row: max(row["accuracies"])) for run, some in runs.items()
+    metric = metric_of(next(iter(runs.values()))[0])
+    best = {
+        run: middle(some, lambda row: metric.best(values_of(row))) for run, some in runs.items()
     }
-    goal = max(accuracy.values()) - 0.01 if target is None else target
+    goal = metric.easier(metric.best(best.values()), 0.01) if target is None else target
     found = []
     for run, some in runs.items():
         reached = [time_to(row, goal) for row in some]
@@ -268,12 +283,14 @@ def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlo
             Outlook(
                 run=run,
                 times=tuple(math.inf if each is None else each for each in reached),
-                accuracy=middle(some, lambda row: row["accuracies"][-1]),
+                value=middle(some, lambda row: values_of(row)[-1]),
+                metric=metric,
                 bytes_per_second=middle(some, lambda row: row["bytes"]),
                 used=middle(some, lambda row: row["used"]),
             )
         )
-    return goal, sorted(found, key=lambda each: (each.seconds, -each.accuracy))
+    sign = -1 if metric.higher_is_better else 1
+    return goal, sorted(found, key=lambda each: (each.seconds, sign * each.value))
 
 
 def advice(
@@ -282,13 +299,16 @@ def advice(
     """Write the recommendation, its reason, and the commands."""
     target, order = found
     best, *others = order
+    goal = units.metric_value(target, best.metric)
+    easier = "a lower" if best.metric.higher_is_better else "a higher"
     if math.isinf(best.seconds):
         yield (
-            f"no candidate reaches {units.percent(target)}; {best.run} comes closest, with "
-            f"{units.percent(best.accuracy)}; give a lower --target, or more --max-seconds"
+            f"no candidate reaches {goal}; {best.run} comes closest, with "
+            f"{units.metric_value(best.value, best.metric)}; give {easier} --target, or more "
+            "--max-seconds"
         )
         return
-    yield f"best: {best.run}: {units.percent(target)} after {units.seconds(best.seconds)}"
+    yield f"best: {best.run}: {goal} after {units.seconds(best.seconds)}"
     names = {best.run.partition(",")[0]}
     for other in others:
         name = other.run.partition(",")[0]
@@ -319,8 +339,9 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
     goal, order = ranked(rows.values(), target)
     first = min(row["seed"] for row in rows.values())
     shown = {each.run for each in order[:SHOWN]}
+    metric = order[0].metric
     curves = tuple(
-        Series(name=row["run"], x=tuple(row["times"]), y=tuple(row["accuracies"]))
+        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
         for row in rows.values()
         if row["seed"] == first and row["run"] in shown
     )
@@ -329,16 +350,17 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
         kind="lines",
         x_label="virtual time",
         x_unit="seconds",
-        y_label="accuracy",
-        y_unit="percent",
+        y_label=metric.name,
+        y_unit=unit_of(metric),
         series=curves,
     )
     figure = Figure(
         name="plan",
-        heading="Accuracy over time",
+        heading=f"{units.capitalized(metric.name)} over time",
         caption="On virtual machines like those that were given; one seed.",
         panels=(panel,),
     )
+    goal_text = f"{goal:.2%}" if metric.is_share else units.metric_value(goal, metric)
     table = Table(
         heading="Candidates, best first",
         columns=(
@@ -346,13 +368,13 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
             ("time to target", "seconds"),
             ("soonest", "seconds"),
             ("latest", "seconds"),
-            ("accuracy", "percent"),
+            (metric.name, unit_of(metric)),
             ("sent a second", "bytes"),
             ("used", "percent"),
         ),
         rows=tuple(_line(each) for each in order),
         note="Medians over the seeds, judged by samples held out of the training data; the "
-        f"target is {goal:.2%}. Sent: by each worker. Used: share of the workers' capacity "
+        f"target is {goal_text}. Sent: by each worker. Used: share of the workers' capacity "
         "that trains on samples; a server's is not counted.",
     )
     return Exhibits(figures=(figure,), tables=(table,))
@@ -361,4 +383,4 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
 def _line(each: Outlook) -> tuple[str | float | None, ...]:
     times = (each.seconds, min(each.times), max(each.times))
     known = (None if math.isinf(time) else time for time in times)
-    return (each.run, *known, each.accuracy, each.bytes_per_second, each.used)
+    return (each.run, *known, each.value, each.bytes_per_second, each.used)

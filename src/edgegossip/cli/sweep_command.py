@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from edgegossip.cli.commands import repeatable
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, Words, label, split_values
-from edgegossip.experiments.exhibits import Exhibits, Figure
+from edgegossip.core.metric_spec import ACCURACY
+from edgegossip.experiments.exhibits import Exhibits, Figure, Value
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.recipes.studies.learning_curve import metric_of, unit_of
 from edgegossip.recipes.studies.scoreboard import Score, bars, score_table
 from edgegossip.recipes.studies.server_contest import slug
 from edgegossip.recipes.studies.server_tuning import without_test_data
+from edgegossip.report.units import capitalized
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +85,13 @@ def _run(name: str, words: Words, label: str, session: Session) -> Row:
         dataset = without_test_data(experiment.task.dataset, options.held_out)
         experiment = replace(experiment, task=replace(experiment.task, dataset=dataset))
     results = session.run(experiment)
-    last = results.history[-1]
+    last, metric = results.history[-1], results.metric
     return {
         "run": label,
         "seed": experiment.seed,
-        "accuracy": last.accuracy,
-        "best_accuracy": results.best_accuracy,
+        metric.key: results.final_value,
+        f"best_{metric.key}": results.best_value,
+        **({} if metric == ACCURACY else {"metric": asdict(metric)}),
         "loss": last.loss,
         "seconds": last.time,
         "bytes": last.bytes_sent,
@@ -94,6 +99,10 @@ def _run(name: str, words: Words, label: str, session: Session) -> Row:
 
 
 def _exhibits(judged_by: str, rows: Mapping[str, Row]) -> Exhibits:
+    if not rows:
+        return Exhibits()
+    metric = metric_of(next(iter(rows.values())))
+    name, unit = metric.name, unit_of(metric)
     found = [
         Score(
             group="",
@@ -102,8 +111,8 @@ def _exhibits(judged_by: str, rows: Mapping[str, Row]) -> Exhibits:
             seed=row["seed"],
             target=None,
             measures={
-                "accuracy": ("percent", row["accuracy"]),
-                "best accuracy": ("percent", row["best_accuracy"]),
+                name: (unit, row[metric.key]),
+                f"best {name}": (unit, row[f"best_{metric.key}"]),
                 "loss": ("number", row["loss"]),
                 "virtual time": ("seconds", row["seconds"]),
                 "sent": ("bytes", row["bytes"]),
@@ -111,15 +120,19 @@ def _exhibits(judged_by: str, rows: Mapping[str, Row]) -> Exhibits:
         )
         for row in rows.values()
     ]
-    if not found:
-        return Exhibits()
     note = f"Medians over the seeds, at the end of the runs; judged by {judged_by}."
     figure = Figure(
         name="sweep",
-        heading="Accuracy by setting",
+        heading=f"{capitalized(name)} by setting",
         caption="Medians over the seeds, thin lines their range.",
-        panels=(bars(found, "accuracy", y_label="accuracy"),),
+        panels=(bars(found, name, y_label=name),),
     )
     table = score_table(found, heading="Settings", note=note)
-    best = sorted(table.rows, key=lambda line: -float(line[1] or 0))
+    sign = -1 if metric.higher_is_better else 1
+    best = sorted(table.rows, key=partial(_place, sign))
     return Exhibits(figures=(figure,), tables=(replace(table, rows=tuple(best)),))
+
+
+def _place(sign: int, line: tuple[Value, ...]) -> float:
+    """Sorts a line by its first number, the best first."""
+    return math.inf if line[1] is None else sign * float(line[1])

@@ -17,6 +17,7 @@ from edgegossip.cli.options import argument_names
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.errors import Interrupted, UsageError
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_ranges
 from edgegossip.deploy.gathering import WORKERS, gather
@@ -160,7 +161,9 @@ def worker_command(arguments: list[str]) -> int:
     if reason == "interrupted":
         raise Interrupted("stopped; the same command goes on")
     if options.parent is None:  # else the launcher gathers
-        _say_what_came_out(out, ["gather", name, *_of_recipe(arguments[1:], options.only)])
+        metric = experiment.task.metric
+        command = ["gather", name, *_of_recipe(arguments[1:], options.only)]
+        _say_what_came_out(out, command, metric)
     return 0
 
 
@@ -215,11 +218,12 @@ def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
     return kept if only is None else [*kept, "--only", only]
 
 
-def _say_what_came_out(out: Path, gather: Sequence[str]) -> None:
+def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> None:
     """Print this worker's result, and the command that gathers the run."""
     found = read_json(out / "summary.json")
-    accuracy, commits = found["validation_accuracy"], found["commits"]
-    reached = "" if accuracy is None else f", validation accuracy {units.percent(accuracy, 2)}"
+    value, commits = found[f"validation_{metric.key}"], found["commits"]
+    shown = f", validation {metric.name} {units.metric_value(value, metric, 2)}"
+    reached = "" if value is None else shown
     made = "" if commits is None else f"{commits:,} commits, "
     print(
         f"{found['rounds']:,} rounds in {units.seconds(found['seconds'])}, {made}"

@@ -176,10 +176,10 @@ class Trained:
 
 @dataclass(slots=True)
 class Evaluated:
-    """The evaluation requested by `Evaluate` is done: mean `loss`, `accuracy` in [0, 1]."""
+    """The evaluation requested by `Evaluate` is done: mean `loss`, and the task's `metrics`."""
 
     loss: float
-    accuracy: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

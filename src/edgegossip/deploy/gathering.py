@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from heapq import merge
 from itertools import chain, islice, takewhile
 from operator import itemgetter
@@ -24,6 +24,7 @@ from edgegossip.experiments.evaluations import Evaluations
 from edgegossip.experiments.event_log import to_line
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
+from edgegossip.experiments.finite_metrics import FiniteMetrics
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.roles import described_roles, rank_name, with_article
@@ -84,7 +85,9 @@ class Gathering:
         self._recipe = recipe
         self._command = command
         self._workload = experiment.workload()
-        self._evaluations = Evaluations(out / WORKERS / "evaluations.json")
+        self._metrics = experiment.task.chosen_first
+        self._evaluations = Evaluations(out / WORKERS / "evaluations.json", self._metrics)
+        self._finite = FiniteMetrics()
 
     @property
     def roles(self) -> list[str]:
@@ -175,11 +178,12 @@ class Gathering:
         self, estimates: Mapping[Rank, Tensor], time: Seconds, *, samples: int, num_bytes: int
     ) -> Evaluation:
         mean, distance = self._workload.average(estimates)
-        loss, accuracy = self._workload.evaluate(mean)
+        loss, metrics = self._workload.evaluate(mean)
+        self._finite.check(loss, metrics)
         return Evaluation(
             time=time,
             epochs=samples / len(self._experiment.task.dataset.train),
-            accuracy=accuracy,
+            metrics=metrics,
             loss=loss,
             consensus_distance=distance,
             bytes_sent=num_bytes,
@@ -214,8 +218,9 @@ class Gathering:
             name=self._experiment.run_name,
             reason=reason,
             history=[*before, self._evaluate_end(estimates, time)],
-            worker_accuracies=[
-                self._workload.evaluate(self._workload.with_own(mean, rank, estimate))[1]
+            metric=self._experiment.task.metric,
+            worker_values=[
+                self._value(self._workload.with_own(mean, rank, estimate))
                 for rank, estimate in estimates.items()
             ],
             params=self._workload.named_parameters(mean),
@@ -226,6 +231,10 @@ class Gathering:
         )
         self._write(results)
         return results
+
+    def _value(self, params: Tensor) -> float:
+        """The chosen metric."""
+        return self._workload.evaluate(params)[1][self._metrics[0].name]
 
     @property
     def left_out(self) -> list[str]:
@@ -308,7 +317,7 @@ class Gathering:
 
     def _timeline(self, history: Sequence[Evaluation]) -> Iterator[bytes]:
         """All workers' events, and the evaluations, in order of time."""
-        lines = (to_line({"type": "evaluated", **asdict(each)}) for each in history)
+        lines = (to_line({"type": "evaluated", **each.line()}) for each in history)
         evaluated = zip((each.time for each in history), lines, strict=True)
         timelines = [worker.timeline() for worker in self.workers]
         for _, line in merge(*timelines, evaluated, key=itemgetter(0)):

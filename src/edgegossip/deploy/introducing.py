@@ -13,6 +13,8 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import flatten, header, versions
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.nested import leaves
+from edgegossip.learning.nested_split import NestedSplit
 from edgegossip.learning.task import Workload
 from edgegossip.net.introduction import Introduction, Setting
 
@@ -105,9 +107,16 @@ def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
     transforms.
     """
     train = dataset.train
+    indices = torch.linspace(0, len(train) - 1, min(len(train), _NUM_SAMPLES)).long()
+    if isinstance(train, NestedSplit):
+        return {
+            f"training samples{path}": sketch(leaf.double())
+            for path, leaf in leaves(train.batch(indices))
+        }
+    if not dataset.num_classes:
+        return {}
     labels = hashlib.sha256(train.labels.contiguous().numpy().tobytes()).hexdigest()
     data: dict[str, Setting] = {"training labels": f"sha256:{labels[:16]}"}
     if isinstance(train, ArraySplit):
-        indices = torch.linspace(0, len(train) - 1, min(len(train), _NUM_SAMPLES)).long()
         data["training samples"] = sketch(train.batch(indices)[0].double())
     return data

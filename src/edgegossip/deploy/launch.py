@@ -204,6 +204,7 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
         time=now,
         share=min(0.99, share),  # what is left is to end, and to be gathered
         evaluation=history[-1] if history else None,
+        metric=experiment.task.metric,
         wall_seconds=seconds,
         samples_per_second=samples / seconds if seconds > 0 else 0.0,
         commits=sum(worker.num_commits for worker in gathering.workers) or None,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,10 @@ from edgegossip.net.introduction import Introduction
 from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.deploy")
+Validate: TypeAlias = Callable[
+    [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
+]
+"""Mean loss of a model on validation data, alone or with metrics by name or an accuracy."""
 
 
 class TrainingLoop:
@@ -71,9 +75,9 @@ class TrainingLoop:
         max_seconds: Time limit, counted from the beginning.
         final_average: Average the models of all evaluated workers at the end; each sends its
             own to all others once.
-        evaluate: Returns mean loss and accuracy of a model on validation data, for `ADSP` and
-            `ADACOMM`. It is called on another thread, with a copy of `model` in evaluation
-            mode.
+        evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
+            or a pair of it and metrics by name (or an accuracy). It is called on another
+            thread, with a copy of `model` in evaluation mode.
         has_buffers: Exchange floating-point buffers (running means) too.
         torch_device: Device of the model.
 
@@ -108,7 +112,7 @@ class TrainingLoop:
         min_workers: int | None = None,
         max_seconds: Seconds = math.inf,
         final_average: bool = False,
-        evaluate: Callable[[nn.Module], tuple[float, float]] | None = None,
+        evaluate: Validate | None = None,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
@@ -281,13 +285,16 @@ class TrainingLoop:
 
 
 def _judge(
-    evaluate: Callable[[nn.Module], tuple[float, float]], model: FlatModel, params: Tensor
-) -> tuple[float, float]:
+    evaluate: Validate, model: FlatModel, params: Tensor
+) -> tuple[float, Mapping[str, float]]:
     """Measure `params` ([num_params]) with the caller's function."""
     with torch.no_grad():
         model.params.copy_(params)
-        loss, accuracy = evaluate(model.module.eval())
-    return float(loss), float(accuracy)
+        found = evaluate(model.module.eval())
+    loss, metrics = found if isinstance(found, tuple) else (found, {})
+    if not isinstance(metrics, Mapping):
+        metrics = {"accuracy": metrics}
+    return float(loss), {name: float(value) for name, value in metrics.items()}
 
 
 class _Piece:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -289,7 +289,7 @@ class _Worker:
                 "samples_processed": self._diary.samples_processed,
                 "mean_staleness": self._diary.mean_staleness,
                 "is_evaluated": host.state.is_evaluated,
-                "validation_accuracy": self._validate(host) if reason in _ENDS else None,
+                **self._validated(host, reason),
                 "refused": host.post.refusals,
             },
         )
@@ -299,12 +299,13 @@ class _Worker:
             except OSError as error:  # a worker that has ended does not look at it
                 _LOG.warning("cannot delete %s: %s", self._checkpoint, error.strerror)
 
-    def _validate(self, host: Host[Any]) -> float | None:
-        """Accuracy of this worker's own model; None without validation data, or with a part."""
-        validator = self._workload.validator
-        if validator is None or not self._workload.is_whole([self._rank]):
-            return None
-        return validator.evaluate(host.state.estimate)[1]
+    def _validated(self, host: Host[Any], reason: str) -> dict[str, float | None]:
+        """Metrics of this worker's own model; None without validation data, or with a part."""
+        validator, metrics = self._workload.validator, self._experiment.task.chosen_first
+        values: Mapping[str, float | None] = {metric.name: None for metric in metrics}
+        if reason in _ENDS and validator is not None and self._workload.is_whole([self._rank]):
+            _, values = validator.evaluate(host.state.estimate)
+        return {f"validation_{metric.key}": values[metric.name] for metric in metrics}
 
 
 def _is_running(process: int) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.learner import Learner
+from edgegossip.learning.loss import forward_pair
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.stacked import StackedLearner
@@ -75,6 +76,8 @@ def why_not_batched(task: Task) -> str | None:
         return "workers hold parts of the model"
     if task.trainer is not Learner:
         return "the task has a trainer of its own"
+    if task.forward is not forward_pair:
+        return "the task has a forward of its own"
     if task.augmentation is not None:
         return "batches are augmented"
     if not isinstance(task.optimizer, SGD):

@@ -112,15 +112,15 @@ def summarize(
 ) -> dict[str, Any]:
     """Contents of a comparison's `summary.json`, without runs that do not exist yet."""
     baseline = results.get(comparison.baseline)
-    target = comparison.target_accuracy
+    metric, target = comparison.metric, comparison.target
     if target is None and baseline is not None:
-        target = baseline.best_accuracy - comparison.target_gap
+        target = metric.easier(baseline.best_value, comparison.target_gap)
     reference = comparison.experiments[comparison.baseline]
     platforms = tuple(reference.platforms[rank] for rank in reference.data_ranks)
     return {
         "recipe": recipe,
         "baseline": comparison.baseline,
-        "target_accuracy": target,
+        f"target_{metric.key}": target,
         "throughput_bound": throughput_bound(platforms),
         "bytes_reference": comparison.bytes_reference,
         "runs": {

@@ -15,6 +15,7 @@ from torch import Tensor
 from edgegossip.core.topology import Topology
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.task import Task
 
 PACKAGES = ("edgegossip", "torch", "numpy", "scikit-learn", "safetensors")
 
@@ -35,6 +36,8 @@ def describe(value: object) -> Any:  # noqa: ANN401
             return value.name
         case Dataset():
             return _describe_dataset(value)
+        case Task():
+            return _describe_task(value)
         case Tensor():
             return f"tensor{list(value.shape)}"
         case functools.partial():
@@ -48,6 +51,15 @@ def describe(value: object) -> Any:  # noqa: ANN401
         fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _describe_task(task: Task) -> dict[str, object]:
+    # Left out where they are those of a classification, as in folders without them.
+    fields = {f.name: f for f in dataclasses.fields(task)}
+    for name in ("metrics", "target_metric", "forward"):
+        if getattr(task, name) == fields[name].default:
+            del fields[name]
+    return {"type": "Task", **{name: describe(getattr(task, name)) for name in fields}}
 
 
 def _describe_dataset(dataset: Dataset) -> dict[str, object]:

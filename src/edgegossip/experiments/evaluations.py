@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.experiments.files import write_json
 from edgegossip.experiments.results import Evaluation
 from edgegossip.experiments.run_folder import read_evaluation, read_json
@@ -19,14 +20,15 @@ class Evaluations:
 
     Args:
         path: File of the evaluations; existing ones count.
+        metrics: Metrics of the run, the chosen one first.
 
     Attributes:
         kept: Indices of snapshots that are no longer needed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, metrics: Sequence[MetricSpec]) -> None:
         self._path = path
-        self._by_index = _read(path)
+        self._by_index = _read(path, metrics)
         self._has_warned = False
         self.kept = set(self._by_index)
 
@@ -52,7 +54,7 @@ class Evaluations:
             self._keep()
 
     def _keep(self) -> None:
-        content = {str(index): asdict(each) for index, each in self._by_index.items()}
+        content = {str(index): each.line() for index, each in self._by_index.items()}
         try:
             write_json(self._path, content)
             self.kept = set(self._by_index)
@@ -62,11 +64,12 @@ class Evaluations:
             self._has_warned = True
 
 
-def _read(path: Path) -> dict[int, Evaluation]:
+def _read(path: Path, metrics: Sequence[MetricSpec]) -> dict[int, Evaluation]:
     if not path.exists():
         return {}
     try:
-        return {int(index): read_evaluation(each) for index, each in read_json(path).items()}
+        found = read_json(path).items()
+        return {int(index): read_evaluation(each, metrics) for index, each in found}
     except (RunFolderError, LookupError, TypeError, ValueError) as error:
         _LOG.warning("%s is damaged (%s) - going on without it", path, error)
         return {}

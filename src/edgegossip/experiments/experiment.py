@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.core.ranges import check_range
+from edgegossip.experiments.run_target import MetricTarget, RunTarget
 from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTarget:
-    """A target loss that ends a run, for measuring the time to it.
-
-    Args:
-        loss: Upper limit for the mean of the last `num_looks` evaluations, above 0.
-        num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
-    """
-
-    loss: float
-    num_looks: int = 10
-
-    def __post_init__(self) -> None:
-        check_ranges(self, loss="above 0 and finite", num_looks="at least 1")
-
-    def is_reached(self, losses: Sequence[float]) -> bool:
-        """Whether a run with these losses, in order of time, is done.
-
-        >>> LossTarget(loss=1.0, num_looks=2).is_reached([3.0, 1.5, 0.5])
-        True
-        """
-        last = losses[-self.num_looks :]
-        return len(last) == self.num_looks and sum(last) <= self.loss * self.num_looks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +39,8 @@ class Experiment:
             their own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
-        until: Target loss of the averaged model that ends the simulated run earlier.
+        until: Target of the averaged model that ends the simulated run earlier: a `LossTarget`
+            or a `MetricTarget`.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model;
             None for a quarter of the slowest worker's epoch.
         evaluation_epochs: Epochs of all workers together between two evaluations, as an
@@ -69,8 +48,8 @@ class Experiment:
         name: Name of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
 
     Raises:
-        ValueError: If a number or rank is out of range, there is no worker, or the task's
-            models do not match the algorithm's roles.
+        ValueError: If a number or rank is out of range, there is no worker, the task's models
+            do not match the algorithm's roles, or `until` names an unknown metric.
     """
 
     task: Task
@@ -81,7 +60,7 @@ class Experiment:
     profiles: Mapping[Rank, Profile] = field(default_factory=dict)
     seed: int = 0
     max_seconds: Seconds | None = None
-    until: LossTarget | None = None
+    until: RunTarget | None = None
     evaluation_interval: Seconds | None = None
     evaluation_epochs: float | None = None
     name: str | None = None
@@ -113,6 +92,8 @@ class Experiment:
                 f"{self.num_workers} platforms; make them equal"
             )
 
+        if isinstance(self.until, MetricTarget):
+            self.until.find(self.task.chosen_first)
         self._require_models_of_roles()
 
     def _require_models_of_roles(self) -> None:
@@ -167,20 +148,21 @@ class Comparison:
     Args:
         experiments: Experiments by the name of the run.
         baseline: Reference run of speed-ups.
-        target_accuracy: Target, in [0, 1]; None for the baseline's best accuracy less
-            `target_gap`.
-        target_gap: Distance of the target from the baseline's best accuracy, in [0, 1].
+        target: Target of the task's chosen metric; None for the baseline's best value less
+            `target_gap`, or plus it where lower is better.
+        target_gap: Distance of the target from the baseline's best value, in [0, 1]: of metrics
+            in percent the difference, of others as a part of the value.
         bytes_reference: Dense run with one step per round, which defines the bytes of
             uncompressed push-sum; None for no ratios of bytes. See `Traffic.ratios`.
 
     Raises:
-        ValueError: If `baseline` or `bytes_reference` names no run, or a number is out of
-            range.
+        ValueError: If `baseline` or `bytes_reference` names no run, a number is out of range,
+            or runs are measured by different metrics.
     """
 
     experiments: Mapping[str, Experiment]
     baseline: str
-    target_accuracy: float | None = None
+    target: float | None = None
     target_gap: float = 0.005
     bytes_reference: str | None = None
 
@@ -203,8 +185,26 @@ class Comparison:
                     f"local_steps={traits.local_steps}; "
                     "name a run that sends after each step"
                 )
-        for name in ("target_accuracy", "target_gap"):
-            check_range(name, getattr(self, name), "in [0, 1] or None")
+        self._check_target()
+
+    def _check_target(self) -> None:
+        chosen = {name: each.task.metric for name, each in self.experiments.items()}
+        for name, metric in chosen.items():
+            if metric != self.metric:
+                raise ValueError(
+                    f"{name} is measured by {metric.name}, and {self.baseline} by "
+                    f"{self.metric.name}; give the tasks of a comparison one target_metric"
+                )
+        check_range("target_gap", self.target_gap, "in [0, 1]")
+        if self.metric.is_share:
+            check_range("target", self.target, "in [0, 1] or None")
+        elif self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target must be finite or None, got {self.target!r}")
+
+    @property
+    def metric(self) -> MetricSpec:
+        """The chosen metric of all runs."""
+        return self.experiments[self.baseline].task.metric
 
 
 _RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")

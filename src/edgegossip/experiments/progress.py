@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.results import Evaluation
 
@@ -18,6 +19,7 @@ class Status:
         time: Virtual seconds.
         share: Completed share of the run, in [0, 1].
         evaluation: Newest evaluation; None before the first.
+        metric: The task's chosen metric.
         wall_seconds: Wall seconds since the start of the run.
         samples_per_second: Samples processed per wall second, since the start of this process.
         commits: Commits of all workers to a server so far; None without a server.
@@ -30,6 +32,7 @@ class Status:
     evaluation: Evaluation | None
     wall_seconds: float
     samples_per_second: float
+    metric: MetricSpec = ACCURACY
     commits: int | None = None
     roles: str = ""
 

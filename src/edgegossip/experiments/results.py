@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Seconds
 
 ENDS = ("finished", "time limit", "target")
@@ -21,7 +23,7 @@ class Evaluation:
     Attributes:
         time: Virtual seconds.
         epochs: Samples processed by all workers over training samples.
-        accuracy: Accuracy on the test split, in [0, 1].
+        metrics: The task's metrics on the test split by name, the chosen one first.
         loss: Mean loss on the test split.
         consensus_distance: Root mean square distance of the workers from their mean.
         bytes_sent: Bytes sent by all workers so far.
@@ -30,11 +32,37 @@ class Evaluation:
 
     time: Seconds
     epochs: float
-    accuracy: float
+    metrics: Mapping[str, float]
     loss: float
     consensus_distance: float
     bytes_sent: int
     samples_processed: int
+
+    def line(self) -> dict[str, float]:
+        """The fields of an "evaluated" line of the log, with a field for each metric."""
+        metrics = {MetricSpec(name=name).key: value for name, value in self.metrics.items()}
+        before = {"time": self.time, "epochs": self.epochs}
+        after = ("loss", "consensus_distance", "bytes_sent", "samples_processed")
+        return before | metrics | {name: getattr(self, name) for name in after}
+
+    @property
+    def value(self) -> float:
+        """The chosen metric."""
+        return next(iter(self.metrics.values()))
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy, in [0, 1].
+
+        Raises:
+            AttributeError: If the task's metrics do not include it.
+        """
+        if ACCURACY.name not in self.metrics:
+            raise AttributeError(
+                f"this task has no accuracy but {', '.join(self.metrics)}; read `value` or "
+                "`metrics`"
+            )
+        return self.metrics[ACCURACY.name]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,8 +72,9 @@ class Results:
     Attributes:
         name: Name of the run.
         reason: Reason for the end: one of `ENDS`, "interrupted" or "failed".
+        metric: The task's chosen metric.
         history: Evaluations of the averaged model, in order of time.
-        worker_accuracies: Accuracy of each evaluated worker at the end, in [0, 1].
+        worker_values: The chosen metric of each evaluated worker at the end.
         params: The averaged model's tensors by name, as in its `state_dict`.
         virtual_seconds: Virtual time of the end.
         wall_seconds: Duration, including resumed parts; for workers only the last part.
@@ -55,8 +84,9 @@ class Results:
 
     name: str
     reason: str
+    metric: MetricSpec = ACCURACY
     history: list[Evaluation]
-    worker_accuracies: list[float]
+    worker_values: list[float]
     params: dict[str, Tensor]
     virtual_seconds: Seconds
     wall_seconds: float
@@ -64,33 +94,64 @@ class Results:
     folder: Path | None
 
     @property
+    def final_value(self) -> float:
+        """The chosen metric of the averaged model at the end."""
+        return self.history[-1].value
+
+    @property
+    def best_value(self) -> float:
+        """The best value of the chosen metric of the averaged model."""
+        return self.metric.best(evaluation.value for evaluation in self.history)
+
+    @property
     def final_accuracy(self) -> float:
-        """Accuracy of the averaged model at the end."""
+        """Accuracy of the averaged model at the end; see `Evaluation.accuracy`."""
         return self.history[-1].accuracy
 
     @property
+    def worker_accuracies(self) -> list[float]:
+        """Accuracy of each evaluated worker at the end.
+
+        Raises:
+            AttributeError: If the chosen metric is another one.
+        """
+        if self.metric.name != ACCURACY.name:
+            raise AttributeError(
+                f"workers are measured by {self.metric.name}, not by accuracy; read "
+                "`worker_values`"
+            )
+        return self.worker_values
+
+    @property
     def best_accuracy(self) -> float:
-        """Best accuracy of the averaged model."""
+        """Best accuracy of the averaged model; see `Evaluation.accuracy`."""
         return max(evaluation.accuracy for evaluation in self.history)
 
-    def time_to(self, accuracy: float) -> Seconds | None:
-        """Virtual seconds until the averaged model first reached `accuracy`; None if never."""
-        return next((e.time for e in self.history if e.accuracy >= accuracy), None)
+    def time_to(self, target: float) -> Seconds | None:
+        """Virtual seconds until the averaged model first reached `target`; None if never."""
+        reached = (e.time for e in self.history if self.metric.is_reached(e.value, target))
+        return next(reached, None)
 
     def summary(
-        self, target_accuracy: float | None = None, baseline: Results | None = None
+        self, target: float | None = None, baseline: Results | None = None
     ) -> dict[str, Any]:
         """The entry of this run in `summary.json`."""
-        last = self.history[-1]
+        last, key = self.history[-1], self.metric.key
         time = reference = None
-        if target_accuracy is not None:
-            time = self.time_to(target_accuracy)
-            reference = baseline.time_to(target_accuracy) if baseline else None
+        if target is not None:
+            time = self.time_to(target)
+            reference = baseline.time_to(target) if baseline else None
+        others = [*last.metrics.items()][1:]
         return {
-            "final_accuracy": self.final_accuracy,
-            "best_accuracy": self.best_accuracy,
-            "worker_accuracy_min": min(self.worker_accuracies),
-            "worker_accuracy_mean": sum(self.worker_accuracies) / len(self.worker_accuracies),
+            **({} if self.metric.name == ACCURACY.name else {"metric": self.metric.name}),
+            f"final_{key}": self.final_value,
+            f"best_{key}": self.best_value,
+            **{f"final_{MetricSpec(name=name).key}": value for name, value in others},
+            # The worst, under the name that says which end that is.
+            f"worker_{key}_{'min' if self.metric.higher_is_better else 'max'}": (
+                self.metric.worst(self.worker_values)
+            ),
+            f"worker_{key}_mean": sum(self.worker_values) / len(self.worker_values),
             "time_to_target": time,
             "speedup": reference / time if reference is not None and time else None,
             "virtual_seconds": self.virtual_seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.experiments.event_log import SkippedLines, read_events
 from edgegossip.experiments.files import (
     load_checkpoint,
@@ -21,6 +22,7 @@ from edgegossip.experiments.files import (
     write_atomically,
     write_json,
 )
+from edgegossip.experiments.recorded_metrics import recorded_metrics
 from edgegossip.experiments.results import ENDS, Evaluation, Results
 
 
@@ -84,7 +86,7 @@ class RunFolder:
                 "reason": results.reason,
                 "error": error,
                 **results.summary(),
-                "worker_accuracies": results.worker_accuracies,
+                worker_values(results.metric): results.worker_values,
             },
         )
 
@@ -145,13 +147,16 @@ def load_results(path: Path) -> Results:
 
 def _load_results(path: Path) -> Results:
     summary = read_json(path / "summary.json")
-    history = _read_history(path / "events.jsonl")
+    metrics, history = _read_history(path)
     tensors = safetensors.torch.load_file(path / "params.safetensors")
     return Results(
         name=summary["name"],
         reason=summary["reason"],
         history=history,
-        worker_accuracies=summary["worker_accuracies"],
+        metric=metrics[0],
+        worker_values=[
+            math.nan if value is None else value for value in summary[worker_values(metrics[0])]
+        ],
         params=tensors,
         virtual_seconds=summary["virtual_seconds"],
         wall_seconds=summary["wall_seconds"],
@@ -160,19 +165,29 @@ def _load_results(path: Path) -> Results:
     )
 
 
-def _read_history(path: Path) -> list[Evaluation]:
-    """All evaluations of a run, without damaged lines."""
+def worker_values(metric: MetricSpec) -> str:
+    """The field of `summary.json` with the values of the workers' own models."""
+    return "worker_accuracies" if metric.name == ACCURACY.name else "worker_values"
+
+
+def _read_history(path: Path) -> tuple[tuple[MetricSpec, ...], list[Evaluation]]:
+    """The metrics and all evaluations of a run, without damaged lines."""
     history = []
-    skipped = SkippedLines(path)
-    for number, event in read_events(path, skipped):
+    skipped = SkippedLines(path / "events.jsonl")
+    metrics: tuple[MetricSpec, ...] | None = None
+    for number, event in read_events(path / "events.jsonl", skipped):
+        if metrics is None:
+            is_header = event["type"] == "experiment"
+            header = event if is_header else read_json(path / "experiment.json")
+            metrics = recorded_metrics(header)
         if event["type"] == "evaluated":
             try:
-                history.append(read_evaluation(event))
+                history.append(read_evaluation(event, metrics))
             except (LookupError, TypeError) as error:
                 skipped.add(number, error)
-    if not history:
+    if metrics is None or not history:
         raise LookupError("no evaluation is left")
-    return history
+    return metrics, history
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -192,20 +207,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_evaluation(line: Mapping[str, Any]) -> Evaluation:
+def read_evaluation(line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> Evaluation:
     """Read the fields of an "evaluated" line.
+
+    Args:
+        line: The line.
+        metrics: Metrics of the run, the chosen one first.
 
     Raises:
         LookupError: If one is missing.
         TypeError: If one is no number.
     """
-    values: dict[str, Any] = {name: line[name] for name in Evaluation.__dataclass_fields__}
-    for name, value in values.items():
-        if value is None:
-            values[name] = math.nan  # JSON has no number for what diverged
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{name} is {value!r}, not a number")
-    return Evaluation(**values)
+    names = (name for name in Evaluation.__dataclass_fields__ if name != "metrics")
+    values: dict[str, Any] = {name: _number(line, name) for name in names}
+    return Evaluation(metrics={m.name: _number(line, m.key) for m in metrics}, **values)
+
+
+def _number(line: Mapping[str, Any], name: str) -> float:
+    value: float | None = line[name]
+    if value is None:
+        return math.nan  # JSON has no number for what diverged
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}, not a number")
+    return value
 
 
 def first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from functools import partial
@@ -18,11 +17,13 @@ from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import LOADING_ERRORS
+from edgegossip.experiments.finite_metrics import FiniteMetrics
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.roles import described_roles, who_is_who
 from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
+from edgegossip.experiments.run_target import has_come_to
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.sim.forecasting import profiled
@@ -97,8 +98,10 @@ class _Run:
         self._progress = progress
         self._checkpoint_seconds = checkpoint_seconds
         self._workload = experiment.workload()
+        self._metric = experiment.task.metric
         self._history: list[Evaluation] = []
         self._num_looks = 0
+        self._finite = FiniteMetrics()
         self._last_params: Tensor | None = None
         self._started = self._last_checkpoint = time.monotonic()
         self._wall_before = 0.0
@@ -176,9 +179,9 @@ class _Run:
         return "target" if self._is_done() else "time limit"
 
     def _is_done(self) -> bool:
-        """Whether the loss has reached the experiment's target."""
-        until = self._experiment.until
-        return until is not None and until.is_reached([each.loss for each in self._history])
+        """Whether the averaged model has reached the experiment's target."""
+        metrics = self._experiment.task.chosen_first
+        return has_come_to(self._experiment.until, self._history, metrics)
 
     def _simulate(self) -> bool:
         """Whether the run has ended, or was stopped before."""
@@ -222,34 +225,31 @@ class _Run:
 
     # Measuring.
 
-    def _evaluate(self, now: Seconds) -> None:
+    def _evaluate(self, now: Seconds, *, is_final: bool = False) -> None:
         mean, distance = self._workload.average(self.simulator.estimates())
-        last = self._history[-1] if self._history else None
-        if (
-            last is not None
-            and self._last_params is not None
-            and torch.equal(mean, self._last_params)
-        ):
-            loss, accuracy = last.loss, last.accuracy
+        before = self._last_params
+        if self._history and before is not None and torch.equal(mean, before):
+            loss, metrics = self._history[-1].loss, self._history[-1].metrics
         else:
-            loss, accuracy = self._workload.evaluate(mean)
+            loss, metrics = self._workload.evaluate(mean)
+            self._finite.check(loss, metrics, is_fatal=not self._history and not is_final)
         self._last_params = mean
         samples = self._log.samples_processed
         evaluation = Evaluation(
             time=now,
             epochs=samples / len(self._experiment.task.dataset.train),
-            accuracy=accuracy,
+            metrics=metrics,
             loss=loss,
             consensus_distance=distance,
             bytes_sent=self._log.bytes_sent,
             samples_processed=samples,
         )
         self._history.append(evaluation)
-        self._log.write("evaluated", **dataclasses.asdict(evaluation))
+        self._log.write("evaluated", **evaluation.line())
         self._progress.update(self._status(now))
 
-    def _worker_accuracies(self) -> list[float]:
-        """Accuracies of all workers, or of 64 evenly spaced ones.
+    def _worker_values(self) -> list[float]:
+        """The chosen metric of all workers, or of 64 evenly spaced ones.
 
         A worker with a part of the model is measured with the average of the others.
         """
@@ -261,9 +261,9 @@ class _Run:
             for rank, estimate in [*estimates.items()][::stride]
         )
         return [
-            self._history[-1].accuracy
+            self._history[-1].value
             if measured is not None and torch.equal(model, measured)
-            else self._workload.evaluate(model)[1]
+            else self._workload.evaluate(model)[1][self._metric.name]
             for model in models
         ]
 
@@ -283,6 +283,7 @@ class _Run:
             time=now,
             share=min(1.0, share),
             evaluation=self._history[-1],
+            metric=self._metric,
             wall_seconds=self._wall_seconds,
             samples_per_second=samples / seconds if seconds > 0 else 0.0,
             commits=self._log.commits.total,
@@ -317,7 +318,8 @@ class _Run:
             self.simulator.load_state_dict(checkpoint["simulator"])
             self._log.load_state_dict(checkpoint["log"])
             self._history = [
-                read_evaluation(dataclasses.asdict(each)) for each in checkpoint["history"]
+                read_evaluation(each.line(), self._experiment.task.chosen_first)
+                for each in checkpoint["history"]
             ]
             self._num_looks = int(checkpoint["num_looks"])
             self._wall_before = float(checkpoint["wall_seconds"])
@@ -337,12 +339,13 @@ class _Run:
         if reason == "time limit" and self._experiment.max_seconds is not None:
             now = self._experiment.max_seconds
         if not self._history:
-            self._evaluate(now)
+            self._evaluate(now, is_final=True)
         results = Results(
             name=self._experiment.run_name,
             reason=reason,
             history=self._history,
-            worker_accuracies=self._worker_accuracies(),
+            metric=self._metric,
+            worker_values=self._worker_values(),
             params=self._workload.named_parameters(self._params()),
             virtual_seconds=now,
             wall_seconds=self._wall_seconds,

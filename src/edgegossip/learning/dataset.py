@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
@@ -12,23 +12,28 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset, default_collate
 
 from edgegossip.core.errors import DataError
+from edgegossip.learning.nested import Nested, leaves
+from edgegossip.learning.nested_split import Collate, CollatedSplit, NestedSplit
 
 SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
 """Allowed types of samples: pictures, features and tokens."""
 
 
 class Split(Protocol):
-    """Samples with labels: the training, validation or test part of a `Dataset`."""
+    """Training, validation or test part of a `Dataset`: samples, with or without classes."""
 
     def __len__(self) -> int:
         """Count the samples."""
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Take samples: raw x [batch, ...] and y int64 [batch] for `indices` int64 [batch]."""
+    def batch(self, indices: Tensor) -> Nested:
+        """Take samples for `indices` int64 [batch]: nested tensors of `batch` entries each.
+
+        With classes: raw x [batch, ...] and y int64 [batch].
+        """
 
     @property
     def labels(self) -> Tensor:
-        """The label of every sample, int64 [num_samples]."""
+        """The label of every sample, int64 [num_samples]; zeros without classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +62,7 @@ class ArraySplit:
 
 
 class TorchSplit:
-    """Samples of any map-style `torch.utils.data.Dataset` that yields pairs (x, y).
+    """Samples with classes: pairs (x, y) of any map-style `torch.utils.data.Dataset`.
 
     Its transforms run for each sample of each batch, in the training thread. Transforms that
     draw from a global generator make runs irreproducible (`augmentation.flip_and_crop` does
@@ -140,17 +145,20 @@ class TrainingData:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification data set: training, validation and test samples, and their preparation.
+    """Training, validation and test samples, and their preparation.
 
     Only reports use `test`; no algorithm and no learner gets it. `Evaluate` uses `validation`,
     which `hold_out` takes out of `train`.
+
+    Samples with classes are pairs (x, y) of a tensor and a label. Others are any nested
+    tensors, such as a pair (x, y) with numbers to predict, or a dict; see `from_tensors`.
 
     Args:
         name: Name for reports and messages.
         train: Training samples.
         test: Test samples, only for reports.
-        num_classes: Labels are 0 .. num_classes - 1.
-        input_shape: Shape of one sample, channels first.
+        num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
+        input_shape: Shape of x of one sample, channels first; empty if samples are no pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
             None subtracts nothing.
         std: Standard deviation of each channel, like `mean`; None divides by nothing.
@@ -159,8 +167,8 @@ class Dataset:
 
     Raises:
         DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
-            in length or shape; a float feature is not finite; `validation` is `test`. All this
-            is checked at construction.
+            in length or shape; a number is not finite; splits differ in structure; `validation`
+            is `test`. All this is checked at construction.
 
     >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
     >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
@@ -171,8 +179,8 @@ class Dataset:
     name: str
     train: Split
     test: Split
-    num_classes: int
-    input_shape: tuple[int, ...]
+    num_classes: int = 0
+    input_shape: tuple[int, ...] = ()
     mean: Tensor | None = None
     std: Tensor | None = None
     subjects: Tensor | None = None
@@ -205,7 +213,7 @@ class Dataset:
         return TrainingData(self.train, self.num_classes, self.input_shape, self.mean, self.std)
 
     def prepare(self, x: Tensor, *, is_picture: bool | None = None) -> Tensor:
-        """Turn raw samples into a model's input: float32, standardized by `mean` and `std`.
+        """Turn raw x into a model's input: float32, standardized by `mean` and `std`.
 
         Pictures (uint8) are first scaled to [0, 1]. Features without `mean` and `std` are
         returned unchanged, not copied.
@@ -218,6 +226,10 @@ class Dataset:
 
     def _validate_channels(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and not self.input_shape:
+                raise ValueError(
+                    f"{name} needs an input_shape, and samples that are pairs (x, y)"
+                )
             if values is not None and values.shape != self.input_shape[:1]:
                 raise ValueError(
                     f"{name} must have one value for each channel, [{self.input_shape[0]}], "
@@ -229,6 +241,9 @@ class Dataset:
     def _validate_split(self, split: Split) -> None:
         if len(split) == 0:
             raise DataError("no samples; expected at least 1")
+        if not self.num_classes:
+            self._validate_nested(split)
+            return
         labels = split.labels
         if labels.shape != (len(split),) or labels.dtype != torch.int64:
             raise DataError(
@@ -244,6 +259,34 @@ class Dataset:
             )
         self._validate_samples(split)
 
+    def _validate_nested(self, split: Split) -> None:
+        """Check samples without classes: finite, and like those for training."""
+        first = split.batch(torch.zeros(1, dtype=torch.int64))
+        kinds = {path: (leaf.dtype, leaf.ndim) for path, leaf in leaves(first)}
+        if split is not self.train:
+            sample = self.train.batch(torch.zeros(1, dtype=torch.int64))
+            expected = {path: (leaf.dtype, leaf.ndim) for path, leaf in leaves(sample)}
+            if kinds != expected:
+                raise DataError(
+                    f"samples have {_listed(kinds)}; expected those of the train split, "
+                    f"{_listed(expected)}"
+                )
+        match first:
+            case (Tensor() as x, _):
+                shape = tuple(x.shape[1:])
+            case _:
+                shape = ()
+        if self.input_shape not in ((), shape):
+            raise DataError(f"samples have shape {list(shape)}; expected {self.input_shape}")
+        # As below: others show their first sample.
+        for path, leaf in leaves(split.samples if isinstance(split, NestedSplit) else first):
+            if leaf.dtype == torch.float64:
+                raise DataError(
+                    f"numbers{_at(path)} are torch.float64, and models torch.float32; convert "
+                    "them with .float()"
+                )
+            _require_finite(leaf, path)
+
     def _validate_samples(self, split: Split) -> None:
         # Only what lies in memory is looked at as a whole; others show their first sample.
         first = torch.zeros(1, dtype=torch.int64)
@@ -253,31 +296,95 @@ class Dataset:
                 f"samples have shape {list(x.shape[1:])} and {x.dtype}; expected "
                 f"{list(self.input_shape)} and one of {', '.join(map(str, SAMPLE_DTYPES))}"
             )
-        if x.is_floating_point() and not bool(x.isfinite().all()):
-            index, *position = (~x.isfinite()).nonzero()[0].tolist()
-            raise DataError(
-                f"sample {index} has {x[index, *position].item()} at {position}; "
-                "expected finite numbers, so remove or replace it"
-            )
+        _require_finite(x)
+
+
+def _require_finite(x: Tensor, path: str = "") -> None:
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        index, *position = (~x.isfinite()).nonzero()[0].tolist()
+        where = f" of {path}" if path else ""
+        raise DataError(
+            f"sample {index} has {x[index, *position].item()} at {position}{where}; "
+            "expected finite numbers, so remove or replace it"
+        )
+
+
+def _listed(kinds: Mapping[str, tuple[torch.dtype, int]]) -> str:
+    each = (f"{dtype} of {ndim} dimensions{_at(path)}" for path, (dtype, ndim) in kinds.items())
+    return " and ".join(each)
+
+
+def _at(path: str) -> str:
+    return f" at {path}" if path else ""
 
 
 def from_torch(
-    name: str, train: TorchDataset[Any], test: TorchDataset[Any], num_classes: int
+    name: str,
+    train: TorchDataset[Any],
+    test: TorchDataset[Any],
+    num_classes: int = 0,
+    collate: Collate = default_collate,
 ) -> Dataset:
-    """Wrap two map-style PyTorch data sets of (x, y) pairs, e.g. those of torchvision.
+    """Wrap two map-style PyTorch data sets, e.g. those of torchvision.
 
-    Float samples keep the result of their own transforms; uint8 samples are scaled to [0, 1].
+    With classes, samples are pairs (x, y). Float samples keep the result of their own
+    transforms; uint8 samples are scaled to [0, 1].
 
     >>> pairs = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]))
     >>> from_torch("pairs", pairs, pairs, num_classes=2).input_shape
     (3,)
 
+    Args:
+        name: Name for reports and messages.
+        train: Training samples.
+        test: Test samples, only for reports.
+        num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes, which are
+            any nested tensors.
+        collate: Makes a batch of a list of samples without classes; by default PyTorch's.
+
     Raises:
         DataError: A sample is no tensor (a PIL picture, say); also as in `Dataset`.
     """
-    splits = TorchSplit(train), TorchSplit(test)
-    x, _ = splits[0].batch(torch.zeros(1, dtype=torch.int64))
-    return Dataset(name, *splits, num_classes=num_classes, input_shape=tuple(x.shape[1:]))
+    if num_classes:
+        splits = TorchSplit(train), TorchSplit(test)
+        x, _ = splits[0].batch(torch.zeros(1, dtype=torch.int64))
+        return Dataset(name, *splits, num_classes=num_classes, input_shape=tuple(x.shape[1:]))
+    return _without_classes(name, CollatedSplit(train, collate), CollatedSplit(test, collate))
+
+
+def from_tensors(name: str, train: Nested, test: Nested) -> Dataset:
+    """Make a data set without classes of tensors in memory.
+
+    >>> x, y = torch.rand(8, 3), torch.rand(8)
+    >>> data = from_tensors("prices", train=(x[:6], y[:6]), test=(x[6:], y[6:]))
+    >>> len(data.train), data.input_shape
+    (6, (3,))
+
+    Args:
+        name: Name for reports and messages.
+        train: Training samples: tensors in dicts, tuples and lists at will, each with an entry
+            for each sample in its first dimension.
+        test: Test samples of the same structure, only for reports.
+
+    Raises:
+        DataError: See `Dataset` and `NestedSplit`.
+    """
+    try:
+        splits = NestedSplit(train), NestedSplit(test)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    return _without_classes(name, *splits)
+
+
+def _without_classes(name: str, train: Split, test: Split) -> Dataset:
+    try:
+        first = train.batch(torch.zeros(1, dtype=torch.int64)) if len(train) else None
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    match first:
+        case (Tensor() as x, Tensor()):
+            return Dataset(name, train, test, input_shape=tuple(x.shape[1:]))
+    return Dataset(name, train, test)
 
 
 def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:

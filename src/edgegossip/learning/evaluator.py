@@ -1,19 +1,23 @@
-"""Loss and accuracy of a parameter vector on held-out data."""
+"""Loss and metrics of a parameter vector on held-out data."""
 
 from __future__ import annotations
 
 import copy
 import math
 import threading
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from edgegossip.core.errors import LocalProtocolError
+from edgegossip.learning.built_in_metrics import Accuracy
 from edgegossip.learning.dataset import Dataset, Split
 from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.loss import Loss, prepare_batch
+from edgegossip.learning.loss import Forward, Loss, forward_pair, prepare_batch
+from edgegossip.learning.metric import Measurement, Metric
+from edgegossip.learning.nested import Nested
 from edgegossip.learning.normalization import running_statistics
 
 _RECALIBRATION = 2000
@@ -29,6 +33,8 @@ class Evaluator:
     Args:
         model: Model to measure; copied.
         loss: Loss of outputs and targets.
+        metrics: Metrics of outputs and targets.
+        forward: Makes outputs and targets of model and batch; see `Task`.
         dataset: Data set with the split.
         has_buffers: As in `Learner`.
         torch_device: Device for the computation.
@@ -49,6 +55,8 @@ class Evaluator:
         model: nn.Module,
         loss: Loss,
         dataset: Dataset,
+        metrics: Sequence[Metric] = (Accuracy(),),
+        forward: Forward = forward_pair,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
         batch_size: int = 500,
@@ -60,6 +68,8 @@ class Evaluator:
         module = copy.deepcopy(model)
         self._model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
         self._loss = loss
+        self._metrics = tuple(metrics)
+        self._forward = forward
         self._dataset = dataset.training
         self._split = measured
         self._torch_device = torch.device(torch_device)
@@ -70,18 +80,31 @@ class Evaluator:
         self.cost = (len(measured) + len(self._recalibration)) / 3
         self._lock = threading.Lock()
 
+    def evaluate(self, params: Tensor) -> tuple[float, dict[str, float]]:
+        """Mean loss, and the value of each metric by name, in their order."""
+        found = self.measure(params)
+        return found.loss, found.values(self._metrics)
+
     @torch.no_grad()
-    def evaluate(self, params: Tensor) -> tuple[float, float]:
-        """Mean loss and accuracy (share of samples whose largest output is the target)."""
+    def measure(self, params: Tensor) -> Measurement:
+        """Sums behind loss and metrics, which may be added to those of other workers' splits.
+
+        Batches count by their numbers of samples in the mean loss; or by the number of terms
+        that the loss says, if it has a method ``num_terms(outputs, targets)``.
+        """
         with self._lock:
-            module, num_samples = self._load(params), len(self._split)
-            total_loss, num_correct = 0.0, 0
-            for indices in torch.split(torch.arange(num_samples), self._batch_size):
-                x, y = self._batch(self._split, indices)
-                outputs = module(x)
-                total_loss += float(self._loss(outputs, y)) * len(y)
-                num_correct += int((outputs.argmax(1) == y).sum())
-            return total_loss / num_samples, num_correct / num_samples
+            module, found = self._load(params), Measurement()
+            num_terms = getattr(self._loss, "num_terms", None)
+            for indices in torch.split(torch.arange(len(self._split)), self._batch_size):
+                outputs, targets = self._forward(module, self._batch(self._split, indices))
+                number = len(indices) if num_terms is None else num_terms(outputs, targets)
+                found.num_samples += len(indices)
+                found.num_terms += number
+                if number:
+                    found.total_loss += float(self._loss(outputs, targets)) * number
+                for metric in self._metrics:
+                    found.add(metric, metric.sums(outputs, targets))
+            return found
 
     @torch.no_grad()
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
@@ -110,7 +133,7 @@ class Evaluator:
         chosen = self._recalibration
         # Equal batches: none of a single sample, which has no variance.
         for indices in chosen.tensor_split(math.ceil(len(chosen) / self._batch_size)):
-            self._model.module(self._batch(self._dataset.train, indices)[0])
+            self._forward(self._model.module, self._batch(self._dataset.train, indices))
 
-    def _batch(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return prepare_batch(self._dataset, *split.batch(indices), self._torch_device)
+    def _batch(self, split: Split, indices: Tensor) -> Nested:
+        return prepare_batch(self._dataset, split.batch(indices), self._torch_device)

@@ -11,6 +11,8 @@ from torch import Tensor
 from edgegossip.core.randomness import generator
 from edgegossip.core.ranges import check_range
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
+from edgegossip.learning.nested import Nested
+from edgegossip.learning.nested_split import NestedSplit
 
 
 def hold_out(
@@ -25,8 +27,8 @@ def hold_out(
 
     Args:
         dataset: Data set without a validation split.
-        share: Share of the training samples, in (0, 1). Each class deviates from its exact
-            share by less than one sample.
+        share: Share of the training samples, in (0, 1). Each class, if there are any, deviates
+            from its exact share by less than one sample.
         seed: Seed of the stream ``(seed, "validation")``.
         by_subject: Hold out whole subjects instead, `share` of them, at least one. Validation
             then measures on unknown people, like the test split of such a data set.
@@ -85,6 +87,8 @@ def _subjects(dataset: Dataset, share: float, seed: int) -> Tensor:
 def _part(split: Split, indices: Tensor) -> Split:
     if isinstance(split, ArraySplit):
         return ArraySplit(*split.batch(indices))
+    if isinstance(split, NestedSplit):
+        return NestedSplit(split.batch(indices))
     return _Part(split, indices)
 
 
@@ -98,7 +102,7 @@ class _Part:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor) -> Nested:
         return self.whole.batch(self.indices[indices])
 
     @property

@@ -16,8 +16,9 @@ from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
-from edgegossip.learning.loss import Loss, prepare_batch
+from edgegossip.learning.loss import Forward, Loss, forward_pair, prepare_batch
 from edgegossip.learning.model_copies import ModelCopies, ModelCopy
+from edgegossip.learning.nested import Nested
 from edgegossip.learning.optimizer import OptimizerFactory
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.batches import BatchStream
@@ -25,8 +26,9 @@ from edgegossip.learning.sampling.leaving_off import asking
 from edgegossip.learning.sampling.sampler import Batch
 from edgegossip.learning.schedule import Constant, Schedule
 
-Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""Changes a raw batch at random; draws only from the generator."""
+Augmentation: TypeAlias = Callable[[Nested, torch.Generator], Nested]
+"""Changes raw x of a batch (x, y), or another batch as a whole, at random; draws only from the
+generator."""
 
 
 class Learner(Trainer):
@@ -54,6 +56,7 @@ class Learner(Trainer):
         augmentation: Applied to each training batch; None for none.
         has_buffers: Exchange normalization buffers too; see `FlatModel`.
         torch_device: Device for the computation.
+        forward: Makes outputs and targets of model and batch; see `Task`.
         copies: Copies of `model` for several learners; by default the learner has its own.
     """
 
@@ -75,6 +78,7 @@ class Learner(Trainer):
         augmentation: Augmentation | None = None,
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
+        forward: Forward = forward_pair,
         copies: ModelCopies | None = None,
     ) -> None:
         key = (seed, rank, incarnation)
@@ -92,6 +96,7 @@ class Learner(Trainer):
         self._at_rest = self._first_rest()
         self._schedule = schedule
         self._loss = loss
+        self._forward = forward
         self._dataset = dataset.training  # and no way to the test split
         self._augmentation = augmentation
         self._torch_device = torch.device(torch_device)
@@ -170,9 +175,9 @@ class Learner(Trainer):
         if not self._accuracy_aware.selection.needs_losses:
             return 0.0
         sample = self._dataset.train.batch(self.shard[:1])
-        x, _ = prepare_batch(self._dataset, *sample, self._torch_device)
+        x, _ = prepare_batch(self._dataset, sample, self._torch_device)
         num_flops = self._accuracy_aware.aggregator.num_flops(
-            self.num_samples, self._dataset.input_shape, self._dataset.num_classes
+            self.num_samples, self._dataset.input_shape, max(1, self._dataset.num_classes)
         )
         copy = self._copies.borrow()
         try:
@@ -226,7 +231,12 @@ class Learner(Trainer):
     def _make_batches(self) -> BatchStream:
         # With data that comes back, the order of its first passes does not.
         key = (*self._key, self._num_assigned) if self._num_assigned else self._key
-        whose = (lambda: self.model.module, self._loss, self._torch_device)
+        whose = (
+            lambda: self.model.module,
+            self._loss,
+            self._torch_device,
+            self._forward,
+        )
         return self._accuracy_aware.make_stream(
             self._dataset, self.shard, self._batch_size, key, *whose
         )
@@ -311,18 +321,23 @@ class Learner(Trainer):
             request.work, request.keep_ratio, begins_pass=request.begins_pass
         )
 
-    def _samples(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augmented and prepared for the model."""
-        x, y = self._dataset.train.batch(self.shard[batch.positions])
+        samples = self._dataset.train.batch(self.shard[batch.positions])
         if self._augmentation is not None:
             assert self._random is not None
-            x = self._augmentation(x, self._random)
-        return prepare_batch(self._dataset, x, y, self._torch_device)
+            match samples:
+                case (Tensor() as x, y):
+                    samples = self._augmentation(x, self._random), y
+                case _:
+                    samples = self._augmentation(samples, self._random)
+        return prepare_batch(self._dataset, samples, self._torch_device)
 
     def _step(self, batch: Batch) -> Tensor:
-        x, y = self._samples(batch)
+        samples = self._samples(batch)
         self.model.zero_grad()
-        loss = self.batches.loss(batch, self._loss, self.model.module(x), y)
+        outputs, targets = self._forward(self.model.module, samples)
+        loss = self.batches.loss(batch, self._loss, outputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss.detach()

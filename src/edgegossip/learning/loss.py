@@ -3,21 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from edgegossip.core.errors import DataError
 from edgegossip.learning.dataset import TrainingData
+from edgegossip.learning.nested import Nested, map_leaves, num_samples
 
 Loss: TypeAlias = Callable[..., Tensor]
 """``loss(outputs, targets)``: the mean over the batch, a scalar. Where samples are ranked or
 weighed, also ``loss(outputs, targets, reduction="none")``: one for each sample, as the
 functions of `torch.nn.functional` do."""
+Forward: TypeAlias = Callable[[nn.Module, Nested], tuple[Any, Any]]
+"""``forward(model, batch)``: what loss and metrics take, outputs and targets."""
+
+IGNORED = -100
+"""Target of tokens that do not count, such as padding; PyTorch's own default."""
 
 
-def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each sample, [batch].
+def forward_pair(model: nn.Module, batch: Nested) -> tuple[Any, Any]:
+    """Run the model on x of a batch (x, y): outputs model(x), targets y. The default.
+
+    Raises:
+        DataError: If a batch is no pair.
+    """
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        found = (
+            f"dict with {[*batch]}" if isinstance(batch, dict) else f"{type(batch).__name__}"
+        )
+        raise DataError(
+            f"a batch is a {found}, not a pair (x, y); give the task a forward(model, batch) "
+            "that returns outputs and targets, or forward=edgegossip.model_and_batch and a "
+            "loss(model, batch)"
+        )
+    x, y = batch
+    return model(x), y
+
+
+def model_and_batch(model: nn.Module, batch: Nested) -> tuple[nn.Module, Nested]:
+    """Hand model and batch on as they are, to a ``loss(model, batch)`` and such metrics."""
+    return model, batch
+
+
+@dataclass(frozen=True)
+class TokenCrossEntropy:
+    """Mean cross entropy of the next token, over all tokens of a batch: a task's `loss`.
+
+    Outputs are [batch, ..., num_tokens], targets int64 [batch, ...]. Targets of -100, such as
+    padding, do not count.
+
+    >>> import torch
+    >>> loss = TokenCrossEntropy()
+    >>> round(float(loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, -100]]))), 4)
+    2.0794
+    """
+
+    def __call__(
+        self, outputs: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean"
+    ) -> Tensor:
+        """The mean over all tokens, or with "none" that of each sample, [batch]."""
+        tokens = outputs.flatten(0, -2), targets.flatten()
+        if reduction == "mean":
+            return F.cross_entropy(*tokens, ignore_index=IGNORED)
+        losses = F.cross_entropy(*tokens, ignore_index=IGNORED, reduction="none")
+        number = (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
+        return losses.view(len(targets), -1).sum(1) / number
+
+    def num_terms(self, outputs: Tensor, targets: Tensor) -> int:
+        """Tokens that count."""
+        return int((targets != IGNORED).sum())
+
+
+def losses_of(loss: Loss, outputs: Any, targets: Any, number: int) -> Tensor:  # noqa: ANN401
+    """The loss of each of a `number` of samples, [number].
 
     Raises:
         ValueError: If `loss` cannot compute it.
@@ -31,16 +93,25 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         losses = loss(outputs, targets, reduction="none")
     except TypeError as error:
         raise ValueError(problem) from error
-    if losses.shape[:1] != targets.shape[:1]:
+    if losses.shape[:1] != (number,):
         raise ValueError(problem)
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
-def prepare_batch(
-    dataset: TrainingData, x: Tensor, y: Tensor, torch_device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The model's input: on the device, normalized, pictures channels-last."""
-    return to_model(dataset.prepare(x.to(torch_device)), torch_device), y.to(torch_device)
+def prepare_batch(dataset: TrainingData, batch: Nested, torch_device: torch.device) -> Nested:
+    """A batch for the model, on the device; x of a pair (x, y) of tensors is prepared.
+
+    Preparing normalizes it, and gives pictures the channels-last layout.
+
+    Raises:
+        DataError: If the batch has tensors of unequal length, or anything but tensors.
+    """
+    match batch:
+        case (Tensor() as x, Tensor() as y) if x.ndim and y.ndim and len(x) == len(y):
+            x = to_model(dataset.prepare(x.to(torch_device)), torch_device)
+            return x, y.to(torch_device)
+    num_samples(batch)  # refuses what does not fit together
+    return map_leaves(lambda leaf: leaf.to(torch_device), batch)
 
 
 def to_model(x: Tensor, torch_device: torch.device) -> Tensor:

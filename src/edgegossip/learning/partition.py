@@ -218,6 +218,10 @@ def _num_samples(dataset: Dataset, num_workers: int) -> int:
 
 def _by_label(dataset: Dataset, order: Tensor) -> tuple[Tensor, ...]:
     """The samples ordered by class, within a class in the given order."""
+    if not dataset.num_classes:
+        raise ValueError(
+            f"{dataset.name!r} has no classes to deal by; use IID, Proportional or BySubject"
+        )
     labels = dataset.train.labels
     by_label = order[labels[order].argsort(stable=True)]
     return torch.split(by_label, labels.bincount(minlength=dataset.num_classes).tolist())

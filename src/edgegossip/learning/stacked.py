@@ -92,9 +92,10 @@ class StackedLearner(Learner):
         return torch.stack(losses), *stack.vectors()
 
     def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        return prepare_batch(
-            self._dataset, *self._dataset.train.batch(samples), self._torch_device
+        x, y = prepare_batch(
+            self._dataset, self._dataset.train.batch(samples), self._torch_device
         )
+        return x, y
 
     def finish(
         self, losses: Tensor, num_samples: int, params: Tensor, velocity: Tensor | None

@@ -1,7 +1,8 @@
-"""Tasks: data, model, loss, optimizer, and the partition of samples among workers."""
+"""Tasks: data, model, loss, metrics, optimizer, and the partition of samples among workers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgegossip.core.errors import unknown_name
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import WORKER, Rank, Role
 from edgegossip.core.randomness import derive_seed
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.trainer import Trainer
+from edgegossip.learning.built_in_metrics import Accuracy
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.learner import Augmentation, Learner
-from edgegossip.learning.loss import Loss
+from edgegossip.learning.loss import Forward, Loss, forward_pair
+from edgegossip.learning.metric import Metric
 from edgegossip.learning.model_copies import ModelCopies
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.normalization import warn_of_running_statistics
@@ -33,11 +37,19 @@ from edgegossip.learning.stacked import StackedLearner
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeTrainer: TypeAlias = Callable[..., Trainer]
 """Takes the keyword arguments of `Learner`."""
+_TAKEN = {
+    *("type", "time", "epochs", "loss", "consensus_distance", "bytes_sent"),
+    "samples_processed",
+}
+"""Fields beside the metrics in a run's log, which no metric may be called like."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A classification task for joint training.
+    """A task for joint training; by default a classification.
+
+    A training step computes ``loss(*forward(model, batch))``. Evaluations measure `metrics` on
+    the same outputs and targets, and reports, targets and speed-ups go by one of them.
 
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate.
@@ -48,17 +60,26 @@ class Task:
         trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one for all,
             or by role name for parts of a model.
         loss: ``loss(outputs, targets)``, the mean over a batch.
+        metrics: What evaluations measure, with different names.
+        target_metric: Name of the metric that targets, speed-ups and reports go by; None for
+            the first.
+        forward: ``forward(model, batch)``: outputs and targets, for `loss` and `metrics`. By
+            default a batch is a pair (x, y), and they are model(x) and y. With
+            `model_and_batch` they are model and batch themselves.
         optimizer: Makes each worker's optimizer from its parameters.
         schedule: Learning rate of the optimizer over the run.
         batch_size: Samples per step, at least 1.
         partition: Deals the training samples to the workers.
         accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
-        augmentation: Random changes to training batches, e.g. `flip_and_crop`.
+        augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`; to
+            other batches as a whole.
         has_buffers: Exchange and average normalization buffers with the parameters.
         torch_device: Device of the models: "cpu", "cuda".
 
     Raises:
-        ValueError: If `batch_size` is below 1, there is no such device, or no model.
+        ValueError: If `batch_size` is below 1, there is no such device, no model, or a metric
+            is unknown or does not fit the data.
+        DataError: If `accuracy_aware` cannot be used on the data.
     """
 
     dataset: Dataset
@@ -66,6 +87,9 @@ class Task:
     join: Join = in_sequence
     trainer: MakeTrainer | Mapping[str, MakeTrainer] = Learner
     loss: Loss = F.cross_entropy
+    metrics: tuple[Metric, ...] = (Accuracy(),)
+    target_metric: str | None = None
+    forward: Forward = forward_pair
     optimizer: OptimizerFactory = SGD()
     schedule: Schedule = Constant()
     batch_size: int = 64
@@ -79,6 +103,8 @@ class Task:
         check_ranges(self, batch_size="at least 1")
         if isinstance(self.model, Mapping) and not self.model:
             raise ValueError("model has no parts; name one for each role")
+        self._check_metrics()
+        self.accuracy_aware.require_averageable(self.dataset.training)
         try:
             torch.empty(0, device=self.torch_device)
         except (RuntimeError, AssertionError) as error:  # the latter: built without CUDA
@@ -86,6 +112,38 @@ class Task:
             raise ValueError(
                 f"torch_device {self.torch_device!r} cannot be used ({reason}); choose 'cpu'"
             ) from error
+
+    def _check_metrics(self) -> None:
+        if not self.metrics:
+            raise ValueError("metrics is empty; name at least one, e.g. metrics=(R2(),)")
+        keys = Counter(metric.key for metric in self.metrics)
+        for metric in self.metrics:
+            if keys[metric.key] > 1 or metric.key in _TAKEN:
+                raise ValueError(
+                    f"a metric cannot be called {metric.name!r}, which is the name of another "
+                    "one or of a field of the log; choose another name"
+                )
+            if metric.needs_classes and not self.dataset.num_classes:
+                raise ValueError(
+                    f"{metric.name} needs classes, and {self.dataset.name!r} has none; give "
+                    "the task metrics that fit, e.g. metrics=(R2(), MeanAbsoluteError())"
+                )
+        names = [metric.name for metric in self.metrics]
+        if self.target_metric not in (None, *names):
+            raise ValueError(unknown_name("target_metric", str(self.target_metric), names))
+
+    @property
+    def chosen_first(self) -> tuple[Metric, ...]:
+        """The metrics, with the one of `target_metric` before the others."""
+        chosen = self.target_metric
+        return tuple(
+            sorted(self.metrics, key=lambda m: chosen is not None and m.name != chosen)
+        )
+
+    @property
+    def metric(self) -> MetricSpec:
+        """Name, unit and direction of the metric of `target_metric`."""
+        return self.chosen_first[0].spec
 
     @property
     def models(self) -> Mapping[str, MakeModel]:
@@ -182,7 +240,14 @@ class Workload:
             augmentation=self.task.augmentation,
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,
+            **self._forward,
         )
+
+    @property
+    def _forward(self) -> dict[str, Forward]:
+        # A trainer of somebody's own need not know it where a batch is a pair.
+        forward = self.task.forward
+        return {} if forward is forward_pair else {"forward": forward}
 
     def _copies(self, part: str) -> ModelCopies:
         if part not in self._lent:
@@ -222,8 +287,11 @@ class Workload:
             return whole
         return self._parts.replace(whole, self._part(rank), estimate)
 
-    def evaluate(self, params: Tensor) -> tuple[float, float]:
-        """Mean loss and accuracy of `params` on the test split; for reports, not algorithms."""
+    def evaluate(self, params: Tensor) -> tuple[float, dict[str, float]]:
+        """Mean loss and metrics of `params` on the test split; for reports, not algorithms.
+
+        The chosen metric is the first one.
+        """
         return self._reporter.evaluate(params)
 
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
@@ -243,6 +311,8 @@ class Workload:
         return Evaluator(
             model=self._parts.whole,
             loss=self.task.loss,
+            metrics=self.task.chosen_first,
+            forward=self.task.forward,
             dataset=self.task.dataset,
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,

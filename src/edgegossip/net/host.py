@@ -67,7 +67,7 @@ class Host(Generic[State]):
         transport: Carries messages; opened and closed here.
         settings: Settings of this host.
         forecaster: Answers `Predict`, and learns the duration of training; None if unused.
-        evaluate: Answers `Evaluate` with (loss, accuracy).
+        evaluate: Answers `Evaluate` with loss and metrics.
         observer: Observes this worker.
         chores: Periodic chores between two events.
         save: Stores a checkpoint and returns whether it succeeded; None for no checkpoints.

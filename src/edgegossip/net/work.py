@@ -34,7 +34,7 @@ from edgegossip.net.runtime import Background, Runtime
 
 _LEAVE_OFF: Seconds = 10.0
 _QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
-Judge = Callable[[Tensor], tuple[float, float]]
+Judge = Callable[[Tensor], tuple[float, Mapping[str, float]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class Work:
             `state_dict` and `cancel`, the last two also while it sets up or trains.
         items: Queue of `Completed` items for `take`.
         forecaster: Answers `Predict`, and learns the duration of training; None if unused.
-        evaluate: Answers `Evaluate` with (loss, accuracy); None if nobody asks.
+        evaluate: Answers `Evaluate` with loss and metrics; None if nobody asks.
         runtime: Provides the threads and the forecaster's clock.
 
     Attributes:
@@ -172,8 +172,8 @@ class Work:
         self._judge = self._judge or self._runtime.background(f"evaluate {self._rank}")
 
         def job() -> Callable[[Seconds], Event]:
-            loss, accuracy = evaluate(effect.params)
-            return lambda now: Evaluated(loss, accuracy)
+            loss, metrics = evaluate(effect.params)
+            return lambda now: Evaluated(loss, metrics)
 
         self._beside(self._judge, job)
 

@@ -42,7 +42,7 @@ def compare_baselines(
     augmentation: Augmentation | None = None,
     link: Link = HOME_LINK,
     accuracy_aware: AccuracyAware = ACCURACY_AWARE,
-    target_accuracy: float | None = None,
+    target: float | None = None,
 ) -> Comparison:
     """Compare EpochGossip for ``settings.num_epochs`` with the others in the same time.
 
@@ -55,7 +55,7 @@ def compare_baselines(
         augmentation: Augmentation of the training batches.
         link: Link between any two workers.
         accuracy_aware: Choice of samples by EdgeGossip.
-        target_accuracy: See `Comparison`.
+        target: See `Comparison`.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -87,7 +87,7 @@ def compare_baselines(
     return Comparison(
         experiments={algorithm_name(each): experiment(each) for each in algorithms},
         baseline="epoch-gossip",
-        target_accuracy=target_accuracy,
+        target=target,
     )
 
 

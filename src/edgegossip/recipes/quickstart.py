@@ -29,5 +29,5 @@ def quickstart(settings: Settings = DEFAULTS) -> Comparison:
         platforms,
         settings,
         accuracy_aware=IN_TURN,
-        target_accuracy=0.95,
+        target=0.95,
     )

@@ -1,18 +1,27 @@
-"""Accuracy of the averaged model against time, data sent and epochs."""
+"""The chosen metric of the averaged model against time, data sent and epochs."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.experiments.results import Evaluation
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.style import MUTED, Picture, figure_style, new_figure, render
-from edgegossip.report.units import data_size, listing, number, percent, seconds
+from edgegossip.report.units import (
+    capitalized,
+    data_size,
+    listing,
+    metric_value,
+    number,
+    seconds,
+)
 
 # Above this ratio between the most and the least data sent, a linear axis hides the least.
 LOG_RATIO = 10
@@ -20,10 +29,10 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of the horizontal axis."""
+    """Quantity of the horizontal axis; in texts, {metric} is the name of the other one."""
 
     name: str
-    heading: str
+    words: str
     axis_label: str
     caption: str
     value: Callable[[Evaluation], float]
@@ -31,73 +40,83 @@ class Quantity:
 
 
 TIME = Quantity(
-    "accuracy-time",
-    "Accuracy against time",
+    "time",
+    "time",
     "time (s)",
     "Further left is sooner. Evaluating costs no time.",
     lambda evaluation: evaluation.time,
     seconds,
 )
 DATA = Quantity(
-    "accuracy-bytes",
-    "Accuracy against data sent",
+    "bytes",
+    "data sent",
     "data sent by all workers (bytes)",
     "Further left is less traffic: all bytes that left any worker so far, lost ones included.",
     lambda evaluation: evaluation.bytes_sent,
     data_size,
 )
 EPOCHS = Quantity(
-    "accuracy-epochs",
-    "Accuracy against epochs",
+    "epochs",
+    "epochs",
     "epochs (samples processed by all workers / training samples)",
     "Speed taken out: equal work counts equally, on any machine and at any speed. A curve "
-    "further right needs more samples for the same accuracy.",
+    "further right needs more samples for the same {metric}.",
     lambda evaluation: evaluation.epochs,
     lambda epochs: f"{number(epochs)} epochs",
 )
 
 
-def accuracy_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
-    """Draw accuracy against each quantity; nothing without an evaluation."""
-    runs = [run for run in folder.runs if run.log.evaluations]
+def metric_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
+    """Draw the chosen metric against each quantity; nothing without an evaluation."""
+    runs = [drawn for run in folder.runs if (drawn := _finite(run)).log.evaluations]
     for quantity in (TIME, DATA, EPOCHS) if runs else ():
-        yield _picture(quantity, runs, folder.target_accuracy, colors)
+        yield _picture(quantity, runs, folder.target, colors)
+
+
+def _finite(run: Run) -> Run:
+    """The run without evaluations whose metric is not finite."""
+    finite = [each for each in run.log.evaluations if math.isfinite(each.value)]
+    return replace(run, log=replace(run.log, evaluations=finite))
 
 
 def _picture(
     quantity: Quantity, runs: Sequence[Run], target: float | None, colors: dict[str, str]
 ) -> Picture:
+    metric = runs[0].log.metric
+    heading = f"{capitalized(metric.name)} against {quantity.words}"
     with figure_style():
         figure = new_figure(9.0, 4.6)
         axes = figure.add_subplot()
-        axes.set_title(quantity.heading)
+        axes.set_title(heading)
         axes.set_xlabel(quantity.axis_label)
         models = {run.log.model for run in runs}
-        axes.set_ylabel(f"accuracy of {models.pop() if len(models) == 1 else 'the model'}")
-        is_log = _scale(axes, quantity, runs)
+        model = models.pop() if len(models) == 1 else "the model"
+        axes.set_ylabel(f"{metric.name} of {model}")
+        is_log = _scale(axes, quantity, runs, metric)
         for run in runs:
             _curve(axes, quantity, run, target, colors[run.name], is_log)
         _limits(axes, runs, target)
         _label_ends(axes, quantity, runs, target, colors)
         png, svg = render(figure, "png"), render(figure, "svg")
-    caption = quantity.caption
+    caption = quantity.caption.format(metric=metric.name)
     if is_log:
         caption += " The axis is logarithmic: each grid line is ten times the one before."
     if any(run.log.first_at(target) for run in runs):
-        caption += " A ring marks the first evaluation at the target or above."
+        beyond = "above" if metric.higher_is_better else "below"
+        caption += f" A ring marks the first evaluation at the target or {beyond}."
     return Picture(
-        name=quantity.name,
-        heading=quantity.heading,
+        name=f"{metric.key.replace('_', '-')}-{quantity.name}",
+        heading=heading,
         caption=caption,
-        alt=_alt(quantity, runs, target),
+        alt=_alt(heading, quantity, runs, target),
         png=png,
         svg=svg,
     )
 
 
-def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run]) -> bool:
+def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run], metric: MetricSpec) -> bool:
     """Set up the axes' scales and ticks; return whether the horizontal one is logarithmic."""
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: metric_value(value, metric)))
     if quantity is not DATA:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
         return False
@@ -116,7 +135,7 @@ def _curve(
     axes: Axes, quantity: Quantity, run: Run, target: float | None, color: str, is_log: bool
 ) -> None:
     points = [
-        (quantity.value(evaluation), evaluation.accuracy)
+        (quantity.value(evaluation), evaluation.value)
         for evaluation in run.log.evaluations
         if not is_log or quantity.value(evaluation) > 0
     ]
@@ -126,7 +145,7 @@ def _curve(
     if first is not None and (not is_log or quantity.value(first) > 0):
         axes.plot(
             quantity.value(first),
-            first.accuracy,
+            first.value,
             "o",
             markersize=9,
             markerfacecolor="white",
@@ -136,21 +155,16 @@ def _curve(
         )
 
 
-def _risen(runs: Sequence[Run]) -> float:
-    """An accuracy that each run exceeds after its first tenth, less a margin.
+def _risen(curves: Sequence[Sequence[float]]) -> float:
+    """A value that each curve exceeds after its first tenth, less a margin.
 
     A tenth of the later values may be lower, because a single dip does not end the rise.
     """
-    early = [
-        run.log.evaluations[
-            min(2 + len(run.log.evaluations) // 10, len(run.log.evaluations) - 1)
-        ]
-        for run in runs
-    ]
-    best = max(evaluation.accuracy for run in runs for evaluation in run.log.evaluations)
-    later = (run.log.evaluations[len(run.log.evaluations) // 2 :] for run in runs)
-    fallen = [sorted(each.accuracy for each in half)[len(half) // 10] for half in later]
-    lowest = min(*(evaluation.accuracy for evaluation in early), *fallen)
+    early = [curve[min(2 + len(curve) // 10, len(curve) - 1)] for curve in curves]
+    best = max(itertools.chain(*curves))
+    later = (curve[len(curve) // 2 :] for curve in curves)
+    fallen = [sorted(half)[len(half) // 10] for half in later]
+    lowest = min(*early, *fallen)
     return lowest - 0.5 * (best - lowest)
 
 
@@ -158,17 +172,16 @@ def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
     """Emphasize the differences of the curves: the first steep rise gets only a part of the
     scale.
     """
-    accuracies = [evaluation.accuracy for run in runs for evaluation in run.log.evaluations]
-    known = [*accuracies, *([] if target is None else [target])]
-    low, high = max(min(known), _risen(runs)), max(known)
-    spread = max(high - low, 0.02)
-    axes.set_ylim(max(-0.01, low - 0.05 * spread), min(1.01, high + 0.08 * spread))
+    metric = runs[0].log.metric
+    axes.set_ylim(
+        _vertical(metric, [[e.value for e in r.log.evaluations] for r in runs], target)
+    )
     if axes.get_xscale() == "linear":
         axes.set_xlim(left=0)
     if target is not None:
         axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axes.annotate(
-            f"target {percent(target)}",
+            f"target {metric_value(target, metric)}",
             (1, target),
             xycoords=("axes fraction", "data"),
             xytext=(-4, 3),
@@ -177,6 +190,21 @@ def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
             color=MUTED,
             fontsize=9,
         )
+
+
+def _vertical(
+    metric: MetricSpec, curves: Sequence[Sequence[float]], target: float | None
+) -> tuple[float, float]:
+    """Ends of the vertical axis; a curve that falls is one that rises upside down."""
+    sign = 1 if metric.higher_is_better else -1
+    curves = [[sign * value for value in curve] for curve in curves]
+    known = [*itertools.chain(*curves), *([] if target is None else [sign * target])]
+    low, high = max(min(known), _risen(curves)), max(known)
+    spread = max(high - low, 0.02 if metric.is_share else 1e-6 * abs(high) or 1e-6)
+    low, high = low - 0.05 * spread, high + 0.08 * spread
+    if not metric.higher_is_better:
+        low, high = -high, -low
+    return (max(-0.01, low), min(1.01, high)) if metric.is_share else (low, high)
 
 
 LEADER = {"arrowstyle": "-", "alpha": 0.6, "shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
@@ -192,13 +220,13 @@ def _label_ends(
 ) -> None:
     """Label each curve beside the axes, near the height of its end."""
     low, high = axes.get_ylim()
-    heights = [(run.log.evaluations[-1].accuracy - low) / (high - low) for run in runs]
+    heights = [(run.log.evaluations[-1].value - low) / (high - low) for run in runs]
     right = axes.get_xlim()[1]
     for run, height, free in zip(runs, heights, spread_out(heights, 0.13), strict=True):
         color, last = colors[run.name], run.log.evaluations[-1]
-        # A run that is over keeps its accuracy: lead the eye from its end to its name.
+        # A run that is over keeps its model: lead the eye from its end to its name.
         ends = [quantity.value(last), right]
-        axes.plot(ends, [last.accuracy] * 2, ":", color=color, linewidth=1, scalex=False)
+        axes.plot(ends, [last.value] * 2, ":", color=color, linewidth=1, scalex=False)
         write_name(axes, run.name, _verdict(quantity, run, target), height, free, color)
 
 
@@ -253,17 +281,17 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _verdict(quantity: Quantity, run: Run, target: float | None) -> str:
-    first = run.log.first_at(target)
+    first, metric = run.log.first_at(target), run.log.metric
     if first is None or target is None:
-        return f"ends at {percent(run.log.evaluations[-1].accuracy)}"
-    return f"{percent(target)} at {quantity.human(quantity.value(first))}"
+        return f"ends at {metric_value(run.log.evaluations[-1].value, metric)}"
+    return f"{metric_value(target, metric)} at {quantity.human(quantity.value(first))}"
 
 
-def _alt(quantity: Quantity, runs: Sequence[Run], target: float | None) -> str:
+def _alt(heading: str, quantity: Quantity, runs: Sequence[Run], target: float | None) -> str:
     lines = [
         f"{run.name}: {_verdict(quantity, run, target)}, after "
         f"{quantity.human(quantity.value(run.log.evaluations[-1]))} "
-        f"{percent(run.log.evaluations[-1].accuracy)}"
+        f"{metric_value(run.log.evaluations[-1].value, run.log.metric)}"
         for run in runs
     ]
-    return f"Line chart, {quantity.heading.lower()}. {listing(lines)}."
+    return f"Line chart, {heading[0].lower()}{heading[1:]}. {listing(lines)}."

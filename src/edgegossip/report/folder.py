@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.results import ENDS
 from edgegossip.report.activity import Activity, activities
@@ -21,12 +22,12 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """The numbers of one run; None if unknown or not reached. Accuracies in [0, 1]."""
+    """The numbers of one run; None if unknown or not reached. Values are of its metric."""
 
-    final_accuracy: float | None = None
-    best_accuracy: float | None = None
-    worker_accuracy_min: float | None = None
-    worker_accuracy_mean: float | None = None
+    final_value: float | None = None
+    best_value: float | None = None
+    worker_worst: float | None = None
+    worker_mean: float | None = None
     time_to_target: Seconds | None = None
     speedup: float | None = None
     virtual_seconds: Seconds | None = None
@@ -37,6 +38,17 @@ class Summary:
     bytes_ratio_complete_graph: float | None = None
     samples_processed: float | None = None
     consensus_distance: float | None = None
+
+
+def summary_keys(metric: MetricSpec) -> dict[str, str]:
+    """Names in `summary.json` of the fields of `Summary` that are of the metric."""
+    worst = "min" if metric.higher_is_better else "max"
+    return {
+        "final_value": f"final_{metric.key}",
+        "best_value": f"best_{metric.key}",
+        "worker_worst": f"worker_{metric.key}_{worst}",
+        "worker_mean": f"worker_{metric.key}_mean",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class ReportData:
         title: The recipe, or the name of the only run.
         runs: Runs, with the baseline first, if any; never empty.
         baseline: Name of the reference run; None for a single run.
-        target_accuracy: Target, in [0, 1]; None without one.
+        target: Target of the chosen metric; None without one.
         throughput_bound: Ratio of samples per second without waiting to those with a barrier
             each epoch; None if unknown.
     """
@@ -95,8 +107,13 @@ class ReportData:
     title: str
     runs: list[Run]
     baseline: str | None
-    target_accuracy: float | None
+    target: float | None
     throughput_bound: float | None
+
+    @property
+    def metric(self) -> MetricSpec:
+        """The chosen metric of all runs."""
+        return self.runs[0].log.metric
 
     @property
     def is_comparison(self) -> bool:
@@ -124,13 +141,13 @@ def read_folder(path: Path) -> ReportData:
 def _read_single(path: Path) -> ReportData:
     own = _read_json(path / SUMMARY)
     log = read_log(path / EVENTS)
-    target = _number(path / SUMMARY, {**log.header, **own}, "target_accuracy")
+    target = _number(path / SUMMARY, {**log.header, **own}, f"target_{log.metric.key}")
     name = log.header["name"]
     return ReportData(
         title=name,
         runs=[Run(name, log, _summary(path / SUMMARY, log, target, own), activities(log))],
         baseline=None,
-        target_accuracy=target,
+        target=target,
         throughput_bound=None,
     )
 
@@ -143,10 +160,11 @@ def _read_comparison(path: Path, names: list[str]) -> ReportData:
         isinstance(run, dict) for run in listed.values()
     ):
         raise _bad_summary(summary_path, "an object `runs` with one object for each run")
-    target = _number(summary_path, overall, "target_accuracy")
+    logs = {name: read_log(path / name / EVENTS) for name in dict.fromkeys([*listed, *names])}
+    metric = _only_metric(path, logs)
+    target = _number(summary_path, overall, f"target_{metric.key}")
     runs = []
-    for name in dict.fromkeys([*listed, *names]):
-        log = read_log(path / name / EVENTS)
+    for name, log in logs.items():
         own = {**_read_json(path / name / SUMMARY), **listed.get(name, {})}
         summary = _summary(summary_path, log, target, own)
         runs.append(Run(name, log, summary, activities(log)))
@@ -156,9 +174,20 @@ def _read_comparison(path: Path, names: list[str]) -> ReportData:
         title=str(overall.get("recipe") or runs[0].log.header.get("recipe") or path.name),
         runs=runs,
         baseline=baseline if any(run.name == baseline for run in runs) else None,
-        target_accuracy=target,
+        target=target,
         throughput_bound=_number(summary_path, overall, "throughput_bound"),
     )
+
+
+def _only_metric(path: Path, logs: Mapping[str, RunLog]) -> MetricSpec:
+    first, *others = logs.values()
+    for other in others:
+        if other.metric != first.metric:
+            raise RunFolderError(
+                f"runs in {path} are measured by {first.metric.name} and by "
+                f"{other.metric.name}, which cannot be compared; report each of them alone"
+            )
+    return first.metric
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -179,9 +208,11 @@ def _summary(
 ) -> Summary:
     """Use the given numbers, and compute missing ones from the events."""
     numbers = _from_events(log, target)
+    keys = summary_keys(log.metric)
     for field in fields(Summary):
-        if given.get(field.name) is not None:
-            numbers[field.name] = _number(path, given, field.name)
+        key = keys.get(field.name, field.name)
+        if given.get(key) is not None:
+            numbers[field.name] = _number(path, given, key)
     return Summary(**numbers)
 
 
@@ -196,14 +227,18 @@ def _from_events(log: RunLog, target: float | None) -> dict[str, float | None]:
     distance = last.consensus_distance
     reached = log.first_at(target)
     return numbers | {
-        "final_accuracy": last.accuracy,
-        "best_accuracy": max(evaluation.accuracy for evaluation in log.evaluations),
+        "final_value": _known(last.value),
+        "best_value": _known(log.metric.best(each.value for each in log.evaluations)),
         "time_to_target": reached.time if reached else None,
         "bytes_sent": last.bytes_sent,
         "bytes_per_worker": last.bytes_sent / log.header["num_workers"],
         "samples_processed": last.samples_processed,
-        "consensus_distance": None if math.isnan(distance) else distance,
+        "consensus_distance": _known(distance),
     }
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _number(path: Path, given: Mapping[str, Any], key: str) -> float | None:

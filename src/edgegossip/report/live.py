@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 
@@ -12,13 +13,17 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.experiments.progress import Status
+from edgegossip.experiments.results import Evaluation
 from edgegossip.report import units
 
 MAX_ROWS = 12
 """Maximum number of runs on a screen; the newest stay."""
 
-COLUMNS = ("run", "done", "time", "epochs", "accuracy", "sent", "commits", "samples/s", "left")
+METRIC = "metric"
+"""Title of the column of different metrics; of one, it is its name."""
+COLUMNS = ("run", "done", "time", "epochs", METRIC, "sent", "commits", "samples/s", "left")
 
 
 def cells(status: Status) -> list[str]:
@@ -29,12 +34,24 @@ def cells(status: Status) -> list[str]:
         f"{status.share:.0%}",
         units.seconds(status.time),
         f"{evaluation.epochs:.1f}" if evaluation else "",
-        f"{evaluation.accuracy:.2%}" if evaluation else "",
+        _value(evaluation, status.metric) if evaluation else "",
         units.data_size(evaluation.bytes_sent) if evaluation else "",
         "" if status.commits is None else f"{status.commits:,}",
         f"{status.samples_per_second:,.0f}",
         units.seconds(left) if left is not None else "",
     ]
+
+
+def _value(evaluation: Evaluation, metric: MetricSpec) -> str:
+    value = evaluation.value
+    return f"{value:.2%}" if metric.is_share else units.metric_value(value, metric)
+
+
+def titles(statuses: Iterable[Status]) -> list[str]:
+    """Titles of the columns for these runs."""
+    names = {status.metric.name for status in statuses}
+    metric = names.pop() if len(names) == 1 else METRIC
+    return [metric if each == METRIC else each for each in COLUMNS]
 
 
 class LiveView:
@@ -67,7 +84,7 @@ class LiveView:
             if status.roles != self._roles:
                 self._print(escape(status.roles))
                 self._roles = status.roles
-            pairs = zip(COLUMNS, cells(status), strict=True)
+            pairs = zip(titles([status]), cells(status), strict=True)
             self._print("  ".join(f"{name} {cell}" for name, cell in pairs if cell))
 
     def _print(self, line: str) -> None:
@@ -80,7 +97,7 @@ class LiveView:
             box=None, padding=(0, 2), caption=escape(roles) or None, caption_justify="left"
         )
         rows = zip(*map(cells, shown), strict=True)
-        columns = [(name, row) for name, row in zip(COLUMNS, rows, strict=True)]
+        columns = [(name, row) for name, row in zip(titles(shown), rows, strict=True)]
         # Only where there is a server are there commits.
         kept = [each for each in columns if each[0] != "commits" or any(each[1])]
         for name, _ in kept:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import WORKER, Rank, Seconds, Span
 from edgegossip.experiments.commits import Commits
 from edgegossip.experiments.event_log import SkippedLines, read_events
+from edgegossip.experiments.recorded_metrics import recorded_metrics
 from edgegossip.experiments.results import Evaluation
 from edgegossip.experiments.roles import rank_name, stage_number
 from edgegossip.experiments.run_folder import read_evaluation, read_json
@@ -106,6 +108,7 @@ class RunLog:
         evaluations: Evaluations in order of virtual time.
         lost: Messages lost, by reason.
         notes: Notes of the algorithm, in order of virtual time.
+        metrics: Metrics of the task, the chosen one first.
         ended: End of the run; None if the process was killed, or is still running.
         duration: Virtual time of the last event.
     """
@@ -115,6 +118,7 @@ class RunLog:
     evaluations: list[Evaluation] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     notes: list[Noted] = field(default_factory=list)
+    metrics: tuple[MetricSpec, ...] = (ACCURACY,)
     ended: Ended | None = None
     duration: Seconds = 0.0
     _commits: Commits = field(default_factory=Commits)
@@ -191,7 +195,7 @@ class RunLog:
                 self._worker(event)
                 self.notes.append(_noted(event, now))
             case "evaluated":
-                self.evaluations.append(read_evaluation(event))
+                self.evaluations.append(read_evaluation(event, self.metrics))
             case "crashed":
                 self._worker(event).crash(now)
             case "recovered":
@@ -205,12 +209,17 @@ class RunLog:
         # Only the last line says how it ended: an interrupted run may have gone on later.
         self.ended = ended
 
-    def first_at(self, accuracy: float | None) -> Evaluation | None:
-        """The first evaluation at `accuracy` or above; None without one or without a target."""
-        if accuracy is None:
+    @property
+    def metric(self) -> MetricSpec:
+        """The task's chosen metric."""
+        return self.metrics[0]
+
+    def first_at(self, target: float | None) -> Evaluation | None:
+        """The first evaluation at `target` or better; None without one or without a target."""
+        if target is None:
             return None
-        reached = (found for found in self.evaluations if found.accuracy >= accuracy)
-        return next(reached, None)
+        is_reached = self.metric.is_reached
+        return next((e for e in self.evaluations if is_reached(e.value, target)), None)
 
     def _worker(self, event: Mapping[str, Any]) -> WorkerLog:
         rank: Rank = _count(event, "rank")
@@ -288,12 +297,14 @@ def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
                 "use the version of edgegossip that wrote it"
             )
         _check_header(header)
+        metrics = recorded_metrics(header)
     except (LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path}, line 1: expected the experiment, with a platform per worker "
             f"({type(error).__name__}: {error}); the file is damaged - run it again"
         ) from error
-    return RunLog(header=header, workers=[WorkerLog() for _ in header["platforms"]])
+    workers = [WorkerLog() for _ in header["platforms"]]
+    return RunLog(header=header, workers=workers, metrics=metrics)
 
 
 def _check_header(header: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.roles import role_words
 from edgegossip.report.activity import mean_shares
 from edgegossip.report.commit_figures import commit_pictures
-from edgegossip.report.figures import accuracy_pictures
+from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
 from edgegossip.report.log import AVERAGED
 from edgegossip.report.prose import highlights, notices, story
@@ -25,7 +25,17 @@ from edgegossip.report.stage_figures import stage_pictures
 from edgegossip.report.stage_work import stage_rows
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
-from edgegossip.report.units import data_size, listing, number, percent, seconds, times, written
+from edgegossip.report.units import (
+    capitalized,
+    data_size,
+    listing,
+    metric_value,
+    number,
+    percent,
+    seconds,
+    times,
+    written,
+)
 
 REPORT = "report.html"
 FIGURES = "figures"
@@ -69,7 +79,7 @@ def write_report(folder: Path) -> Path:
     try:
         contents = read_folder(folder)
         colors = run_colors([run.name for run in contents.runs], contents.baseline)
-        curves = list(accuracy_pictures(contents, colors))
+        curves = list(metric_pictures(contents, colors))
         commits = list(commit_pictures(contents, colors))
         stages = list(stage_pictures(contents, colors))
         timelines = list(timeline_pictures(contents, colors))
@@ -105,6 +115,8 @@ def render_page(
     header, rows = folder.runs[0].log.header, commit_rows(folder)
     return template("page.html").render(
         folder=folder,
+        metric=folder.metric,
+        others=folder.runs[0].log.metrics[1:],
         colors=colors,
         story=story(folder),
         notices=notices(folder),
@@ -141,6 +153,8 @@ def template(name: str) -> Template:
     environment.filters |= {
         "number": number,
         "percent": percent,
+        "of_metric": metric_value,
+        "capitalized": capitalized,
         "seconds": seconds,
         "data_size": data_size,
         "times": times,
@@ -152,7 +166,7 @@ def template(name: str) -> Template:
 
 
 def _model(folder: ReportData) -> str:
-    """Name the model of the accuracies; see `RunLog.model`."""
+    """Name the measured model; see `RunLog.model`."""
     return " or ".join(dict.fromkeys(run.log.model for run in folder.runs))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
+from edgegossip.core.metric_spec import ACCURACY
 from edgegossip.experiments.roles import with_article
 from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
@@ -15,6 +16,8 @@ from edgegossip.report.units import (
     capitalized,
     data_size,
     listing,
+    metric_value,
+    named_value,
     number,
     percent,
     seconds,
@@ -58,35 +61,34 @@ def faults(folder: ReportData) -> list[str]:
 
 def highlights(folder: ReportData) -> list[Tile]:
     """Pick the most important numbers."""
-    tiles = (_time_tile, _accuracy_tile, _data_tile, _waiting_tile)
+    tiles = (_time_tile, _best_tile, _data_tile, _waiting_tile)
     return [found for tile in tiles if (found := tile(folder)) is not None]
 
 
 def _time_tile(folder: ReportData) -> Tile | None:
     reached = _times_to_target(folder)
-    if not reached or folder.target_accuracy is None:
+    if not reached or folder.target is None:
         return None
     first = next(iter(reached))
     who = f"{first} to" if folder.is_comparison else "to"
     factor = _head_start(folder)
     lead = "" if factor is None else f", {times(factor)} sooner than {folder.baseline}"
-    return seconds(reached[first]), f"{who} {percent(folder.target_accuracy)} accuracy{lead}"
+    return seconds(reached[first]), f"{who} {named_value(folder.target, folder.metric)}{lead}"
 
 
-def _accuracy_tile(folder: ReportData) -> Tile | None:
-    name, accuracy = _best(folder.runs)
-    if accuracy is None:
+def _best_tile(folder: ReportData) -> Tile | None:
+    name, value = _best(folder)
+    if value is None:
         return None
-    return percent(accuracy), "best accuracy" + (f", {name}" if folder.is_comparison else "")
+    whose = f", {name}" if folder.is_comparison else ""
+    return metric_value(value, folder.metric), f"best {folder.metric.name}{whose}"
 
 
 def _data_tile(folder: ReportData) -> Tile | None:
     sent = _data_to_target(folder)
-    if folder.is_comparison and sent and folder.target_accuracy is not None:
+    if folder.is_comparison and sent and folder.target is not None:
         least = next(iter(sent))
-        return data_size(
-            sent[least]
-        ), f"least data to {percent(folder.target_accuracy)}, {least}"
+        return data_size(sent[least]), f"least data to {_goal(folder)}, {least}"
     total = folder.runs[0].summary.bytes_sent
     if folder.is_comparison or total is None:
         return None
@@ -161,14 +163,14 @@ def _crew(run: Run) -> str:
 
 def _race(folder: ReportData) -> str:
     """Describe which run reached the target first, later and never."""
-    target, baseline = folder.target_accuracy, folder.baseline
+    target, baseline = folder.target, folder.baseline
     if target is None:
-        return _most_accurate(folder.runs)
+        return _best_run(folder)
     reached = _times_to_target(folder)
     if not reached:
-        return f"No run reached the target of {percent(target)}. {_most_accurate(folder.runs)}"
-    first = next(iter(reached))
-    lead = f"{first} reached {percent(target)} accuracy first, after {seconds(reached[first])}"
+        return f"No run reached the target of {_goal(folder)}. {_best_run(folder)}"
+    first, goal = next(iter(reached)), named_value(target, folder.metric)
+    lead = f"{first} reached {goal} first, after {seconds(reached[first])}"
     factor = _head_start(folder)
     if factor is not None and baseline is not None:
         lead += f", {times(factor)} sooner than the baseline {baseline}"
@@ -177,7 +179,7 @@ def _race(folder: ReportData) -> str:
     if later:
         sentences.append(f"Then came {listing(later)}.")
     missed = [
-        f"{run.name} (best {percent(run.summary.best_accuracy)})"
+        f"{run.name} (best {metric_value(run.summary.best_value, folder.metric)})"
         for run in folder.runs
         if run.name not in reached
     ]
@@ -207,17 +209,27 @@ def _head_start(folder: ReportData) -> float | None:
     )
 
 
-def _most_accurate(runs: list[Run]) -> str:
-    name, accuracy = _best(runs)
-    if accuracy is None:
+def _goal(folder: ReportData) -> str:
+    return metric_value(folder.target, folder.metric)
+
+
+def _best_run(folder: ReportData) -> str:
+    name, value = _best(folder)
+    if value is None:
         return "No run was evaluated."
-    return f"The most accurate was {name} with {percent(accuracy)}."
+    if folder.metric == ACCURACY:
+        return f"The most accurate was {name} with {percent(value)}."
+    return f"The best was {name} with {named_value(value, folder.metric)}."
 
 
-def _best(runs: list[Run]) -> tuple[str, float | None]:
-    """The most accurate run and its best accuracy; None if no run was evaluated."""
-    best = max(runs, key=lambda run: run.summary.best_accuracy or 0.0)
-    return best.name, best.summary.best_accuracy
+def _best(folder: ReportData) -> tuple[str, float | None]:
+    """The best run and its best value; None if no run was evaluated."""
+    values = {run.name: run.summary.best_value for run in folder.runs}
+    known = {name: value for name, value in values.items() if value is not None}
+    if not known:
+        return folder.runs[0].name, None
+    best = folder.metric.best(known.values())
+    return next((name, value) for name, value in known.items() if value == best)
 
 
 def _data_to_target(folder: ReportData) -> dict[str, float]:
@@ -225,18 +237,18 @@ def _data_to_target(folder: ReportData) -> dict[str, float]:
     sent = {
         run.name: reached.bytes_sent
         for run in folder.runs
-        if (reached := run.log.first_at(folder.target_accuracy)) is not None
+        if (reached := run.log.first_at(folder.target)) is not None
     }
     return dict(sorted(sent.items(), key=lambda item: item[1]))
 
 
 def _traffic(folder: ReportData) -> str:
-    """Compare data sent for the same accuracy, because whole runs differ in their results."""
+    """Compare data sent for the same target, because whole runs differ in their results."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""
     least, most = next(iter(sent)), next(reversed(sent))
-    goal = percent(folder.target_accuracy)
+    goal = _goal(folder)
     lead = f"On the way to {goal}, {least} sent the least data ({data_size(sent[least])})"
     if not 0 < sent[least] < sent[most]:
         return f"{lead}."
@@ -254,19 +266,18 @@ def _bound(folder: ReportData) -> str:
 
 
 def _outcome(folder: ReportData) -> str:
-    run, target = folder.runs[0], folder.target_accuracy
+    run, target = folder.runs[0], folder.target
     summary = run.summary
-    if summary.final_accuracy is None:
+    if summary.final_value is None:
         return f"{run.name} was not evaluated."
-    final = (
-        f"{percent(summary.final_accuracy)} accuracy after {seconds(summary.virtual_seconds)}"
-    )
+    value = named_value(summary.final_value, folder.metric)
+    final = f"{value} after {seconds(summary.virtual_seconds)}"
     if target is None:
         return f"{run.name} came to {final}{_clock(run)}."
     if summary.time_to_target is None:
-        return f"{run.name} came to {final} and did not reach its target of {percent(target)}."
+        return f"{run.name} came to {final} and did not reach its target of {_goal(folder)}."
     return (
-        f"{run.name} reached its target of {percent(target)} after "
+        f"{run.name} reached its target of {_goal(folder)} after "
         f"{seconds(summary.time_to_target)} and came to {final}{_clock(run)}."
     )
 

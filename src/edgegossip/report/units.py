@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgegossip.core.metric_spec import MetricSpec
+
 NO_BREAK = "\u00a0"
 UNKNOWN = "\u2013"
 
@@ -37,6 +39,31 @@ def percent(value: float | None, digits: int = 1) -> str:
     if value is None:
         return UNKNOWN
     return f"{100 * value:.{digits}f}".removesuffix(".0") + f"{NO_BREAK}%"
+
+
+def metric_value(value: float | None, metric: MetricSpec, digits: int = 1) -> str:
+    """A value of a metric: a share as percent, others with four digits and their unit.
+
+    >>> error = MetricSpec(name="mean error", unit="years", higher_is_better=False)
+    >>> metric_value(1.23456, error).split()
+    ['1.235', 'years']
+    """
+    if metric.is_share:
+        return percent(value, digits)
+    if value is None:
+        return UNKNOWN
+    text = number(value) if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{text}{NO_BREAK}{metric.unit}" if metric.unit else text
+
+
+def named_value(value: float | None, metric: MetricSpec) -> str:
+    """A value of a metric with its name.
+
+    >>> named_value(2.5, MetricSpec(name="perplexity", higher_is_better=False))
+    'perplexity 2.5'
+    """
+    text = metric_value(value, metric)
+    return f"{text} {metric.name}" if metric.is_share else f"{metric.name} {text}"
 
 
 def data_size(num_bytes: float | None) -> str:

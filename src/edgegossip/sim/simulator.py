@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic
 
 from torch import Tensor
@@ -87,7 +87,7 @@ class Simulator(Generic[State]):
         faults: Script of the faults.
         pool: Pool for training; by default the caller's thread.
         observer: Observer of all events.
-        evaluate: Answers `Evaluate` effects with (loss, accuracy).
+        evaluate: Answers `Evaluate` effects with loss and metrics.
         evaluation_cost: Cost of an evaluation for the platform, in training samples.
         wire: Encode and decode every message, as a network would.
         max_seconds: Time limit of the run, for `Traits.progress`.
@@ -105,7 +105,7 @@ class Simulator(Generic[State]):
         faults: Faults | None = None,
         pool: Pool | None = None,
         observer: Observer | None = None,
-        evaluate: Callable[[Tensor], tuple[float, float]] | None = None,
+        evaluate: Callable[[Tensor], tuple[float, Mapping[str, float]]] | None = None,
         evaluation_cost: float = 0.0,
         wire: bool = False,
         max_seconds: Seconds = math.inf,

@@ -362,7 +362,7 @@ class Sharing:
             case "pull":
                 return Received(worker, Message("pull", 0))
             case "evaluated":
-                return Evaluated(numbers.get("loss", math.nan), 0.0)
+                return Evaluated(numbers.get("loss", math.nan))
             case "lost" | "lied":
                 return WorkerLost(worker, has_lied=what == "lied")
             case "joined" | "restarted":

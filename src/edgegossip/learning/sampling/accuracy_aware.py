@@ -9,9 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from edgegossip.core.errors import DataError
 from edgegossip.core.ranges import check_ranges
 from edgegossip.learning.dataset import TrainingData
-from edgegossip.learning.loss import Loss, losses_of, to_model
+from edgegossip.learning.loss import Forward, Loss, forward_pair, losses_of, to_model
 from edgegossip.learning.sampling.aggregated import AggregatedData
 from edgegossip.learning.sampling.aggregation import Aggregator, aggregator
 from edgegossip.learning.sampling.batches import BatchStream
@@ -51,6 +52,7 @@ class AccuracyAware:
         module: Callable[[], nn.Module],
         loss: Loss,
         torch_device: torch.device,
+        forward: Forward = forward_pair,
     ) -> BatchStream:
         """Aggregate a worker's data, if the selection needs it, and make its stream.
 
@@ -62,13 +64,50 @@ class AccuracyAware:
             module: Returns the model for looks at aggregated points.
             loss: Loss of outputs and targets.
             torch_device: Device of the module.
+            forward: Makes outputs and targets of model and batch.
+
+        Raises:
+            DataError: If the selection needs aggregated points, and samples have no mean.
         """
         make = partial(self.stream_of, num_samples=len(shard), batch_size=batch_size, key=key)
         if not self.selection.needs_losses:
             return make(None)
-        aggregated = self.aggregator.fit(*dataset.train.batch(shard))
+        x, y = self._averageable(dataset, shard)
+        labels = y if dataset.num_classes else dataset.train.labels[shard]
+        aggregated = self.aggregator.fit(x, labels)
+        targets = aggregated.y if dataset.num_classes else aggregated.means(y)
         return make(
-            aggregated, AggregatedLosses(module, loss, dataset, aggregated, torch_device)
+            aggregated,
+            AggregatedLosses(
+                module,
+                loss,
+                dataset,
+                aggregated,
+                torch_device,
+                targets=targets,
+                forward=forward,
+            ),
+        )
+
+    def require_averageable(self, dataset: TrainingData) -> None:
+        """Check that the selection can be used on this data.
+
+        Raises:
+            DataError: If it needs aggregated points, and samples have no mean.
+        """
+        if self.selection.needs_losses:
+            self._averageable(dataset, torch.zeros(1, dtype=torch.int64))
+
+    def _averageable(self, dataset: TrainingData, samples: Tensor) -> tuple[Tensor, Tensor]:
+        match dataset.train.batch(samples):
+            case (Tensor() as x, Tensor() as y) if dataset.num_classes or (
+                y.is_floating_point() and (x.is_floating_point() or x.dtype == torch.uint8)
+            ):
+                return x, y
+        raise DataError(
+            f"{type(self.selection).__name__} goes by the losses of aggregated points, means "
+            "of similar samples, which tokens and samples other than pairs (x, y) do not have; "
+            "choose Random() or Cyclic()"
         )
 
     def stream_of(
@@ -124,6 +163,8 @@ class AggregatedLosses:
         aggregated: The points.
         torch_device: Device for the computation.
         batch_size: Points per batch.
+        targets: Target of each point; by default its class.
+        forward: Makes outputs and targets of model and batch.
     """
 
     def __init__(
@@ -134,12 +175,16 @@ class AggregatedLosses:
         aggregated: AggregatedData,
         torch_device: torch.device,
         batch_size: int = 500,
+        targets: Tensor | None = None,
+        forward: Forward = forward_pair,
     ) -> None:
         self._module = module
+        self._forward = forward
         self._loss = loss
         sample, _ = dataset.train.batch(torch.zeros(1, dtype=torch.int64))
         x = dataset.prepare(aggregated.x, is_picture=sample.dtype == torch.uint8)
-        self._x, self._y = to_model(x, torch_device), aggregated.y.to(torch_device)
+        self._x = to_model(x, torch_device)
+        self._y = (aggregated.y if targets is None else targets).to(torch_device)
         self._batch_size = batch_size
 
     @torch.no_grad()
@@ -149,7 +194,9 @@ class AggregatedLosses:
         was_training = module.training
         module.eval()
         losses = [
-            losses_of(self._loss, module(self._x[some]), self._y[some]).cpu()
+            losses_of(
+                self._loss, *self._forward(module, (self._x[some], self._y[some])), len(some)
+            ).cpu()
             for some in torch.split(points, self._batch_size)
         ]
         module.train(was_training)

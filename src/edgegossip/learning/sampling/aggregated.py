@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -20,7 +21,6 @@ class AggregatedData:
         y: The class of each aggregated point, int64 [num_subsets], ascending.
         subset_of: Index of the aggregated point of each sample, int64 [num_samples].
 
-    >>> import torch
     >>> points = torch.tensor([[1.0], [8.0]])
     >>> aggregated = AggregatedData(points, torch.tensor([0, 1]), torch.tensor([0, 1, 0]))
     >>> aggregated.sizes, aggregated.ratio
@@ -40,6 +40,16 @@ class AggregatedData:
     def ratio(self) -> float:
         """Aggregation ratio: samples for each aggregated point."""
         return self.num_samples / len(self.x)
+
+    def means(self, values: Tensor) -> Tensor:
+        """Mean of the samples' values in each subset, float32 [num_subsets, ...].
+
+        Args:
+            values: One for each sample, [num_samples, ...].
+        """
+        sums = torch.zeros(len(self.x), *values.shape[1:], dtype=torch.float64)
+        sums.index_add_(0, self.subset_of, values.double())
+        return (sums / self.sizes.view(-1, *(1 for _ in values.shape[1:]))).float()
 
     @property
     def sizes(self) -> Tensor:

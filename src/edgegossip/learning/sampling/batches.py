@@ -88,18 +88,19 @@ class BatchStream:
             self._unpaid += len(batch)
             yield batch
 
-    def loss(self, batch: Batch, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    def loss(self, batch: Batch, loss: Loss, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
         """Weighted loss of a batch.
 
         This also reports the losses to selections that use them.
         """
         if batch.weights is None and not self.sampler.selection.needs_sample_losses:
-            return loss(outputs, y)
-        losses = losses_of(loss, outputs if batch.weights is not None else outputs.detach(), y)
+            return loss(outputs, targets)
+        with torch.set_grad_enabled(batch.weights is not None):
+            losses = losses_of(loss, outputs, targets, len(batch))
         self.sampler.record(batch.positions, losses)
         if batch.weights is None:
-            return loss(outputs, y)  # may be another mean than that of the losses
-        return losses @ batch.weights.to(y.device) / len(y)
+            return loss(outputs, targets)  # may be another mean than that of the losses
+        return losses @ batch.weights.to(losses.device) / len(batch)
 
     @property
     def focus(self) -> float:

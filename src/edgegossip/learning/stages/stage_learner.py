@@ -72,7 +72,8 @@ class StageLearner(Learner):
         """
         if self.place.is_first:
             (batch,) = self._take(request)
-            return self._samples(batch)
+            x, y = self._samples(batch)
+            return x, y
         if "activations" not in inputs:
             raise LocalProtocolError(
                 f"worker {self.rank} holds stage {self.place.number}, which trains on what the "

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgegossip.core.trainer import Trainer
 from edgegossip.learning.flops import training_flops
-from edgegossip.learning.loss import to_model
+from edgegossip.learning.loss import forward_pair, to_model
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.stages.cutting import activations, stage_models
 from edgegossip.learning.stages.stage_learner import Place
@@ -54,8 +54,14 @@ def staged(
         teacher: Teacher of decoupled stages; its operations count in their costs.
 
     Raises:
-        ValueError: If the task already has parts, or the model cannot be cut there.
+        ValueError: If the task already has parts or is no plain classification, or the model
+            cannot be cut there.
     """
+    if not task.dataset.num_classes or task.forward is not forward_pair:
+        raise ValueError(
+            f"stages send labels of classes with a batch, and {task.dataset.name!r} has none, "
+            "or the task a forward of its own; train the whole model on each worker"
+        )
     if isinstance(task.model, Mapping):
         raise ValueError(
             f"the task's model is in parts already, {[*task.model]}; give one that makes the "

@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from edgegossip.core.metric_spec import ACCURACY
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.exhibits import Panel, Series, Table, Unit
 from edgegossip.experiments.study import Row
+from edgegossip.recipes.studies.learning_curve import metric_of, unit_of, values_of
 
 ContestKey: TypeAlias = tuple[str, str, int]
 """Group, setting and seed."""
@@ -30,7 +32,7 @@ class Score:
         setting: Difference of this contest from others of the group.
         run: Name of the run.
         seed: Seed of both runs.
-        target: Accuracy to reach, in [0, 1]; None without a reference run.
+        target: Value of the metric to reach; None without a reference run.
         measures: Measures of the run.
     """
 
@@ -61,9 +63,10 @@ def scores(
     """Compare each run with the reference run of its contest.
 
     Args:
-        rows: Rows with `group`, `setting`, `run`, `seed`, `times` and `accuracies`.
+        rows: Rows with `group`, `setting`, `run`, `seed` and a `learning_curve`.
         reference: Name of the reference run, which defines the target.
-        target_gap: The target is the reference's best accuracy less this, in [0, 1].
+        target_gap: The target is the reference's best value less this, in [0, 1]; see
+            `MetricSpec.easier`.
         measure: Measures each run.
     """
     rows = list(rows)
@@ -74,7 +77,8 @@ def scores(
 def _score(row: Row, reference: Row | None, target_gap: float, measure: Measure) -> Score:
     target = time = speedup = None
     if reference is not None:
-        target = max(reference["accuracies"]) - target_gap
+        metric = metric_of(reference)
+        target = metric.easier(metric.best(values_of(reference)), target_gap)
         time, reference_time = time_to(row, target), time_to(reference, target)
         speedup = reference_time / time if reference_time is not None and time else None
     return Score(
@@ -85,9 +89,9 @@ def _score(row: Row, reference: Row | None, target_gap: float, measure: Measure)
 
 
 def time_to(row: Row, target: float) -> Seconds | None:
-    """First time at which a run reached an accuracy of `target`; None if never."""
-    pairs = zip(row["times"], row["accuracies"], strict=True)
-    return next((time for time, accuracy in pairs if accuracy >= target), None)
+    """First time at which a run reached `target`; None if never."""
+    metric, pairs = metric_of(row), zip(row["times"], values_of(row), strict=True)
+    return next((time for time, value in pairs if metric.is_reached(value, target)), None)
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
@@ -210,7 +214,7 @@ def curves(
     x_unit: Unit = "number",
     is_x_log: bool = False,
 ) -> Panel:
-    """Accuracy of all runs of one contest.
+    """The curves of all runs of one contest.
 
     Args:
         rows: Rows of any contests.
@@ -221,10 +225,11 @@ def curves(
         x_unit: Unit of this axis.
         is_x_log: Whether the axis is logarithmic; values of 0 are omitted.
     """
-    series = []
+    series, metric = [], ACCURACY
     for row in rows:
         if contest_key(row) == contest:
-            pairs = zip(row[x], row["accuracies"], strict=True)
+            metric = metric_of(row)
+            pairs = zip(row[x], values_of(row), strict=True)
             points = [pair for pair in pairs if pair[0] > 0 or not is_x_log]
             xs, ys = zip(*points, strict=True)
             series.append(Series(name=row["run"], x=xs, y=ys))
@@ -234,7 +239,7 @@ def curves(
         x_label=x_label,
         x_unit=x_unit,
         is_x_log=is_x_log,
-        y_label="accuracy",
-        y_unit="percent",
+        y_label=metric.name,
+        y_unit=unit_of(metric),
         series=tuple(series),
     )

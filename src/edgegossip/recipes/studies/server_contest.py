@@ -12,8 +12,9 @@ from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Panel, Series
-from edgegossip.experiments.experiment import Experiment, LossTarget
+from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.results import Results
+from edgegossip.experiments.run_target import LossTarget
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.learning.optimizer import SGD

@@ -99,7 +99,7 @@ class SlowLinkContest(Contest):
 
 def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
     """Results of a run: its curve, its traffic, and the accuracy of each worker."""
-    last, workers = results.history[-1], results.worker_accuracies
+    last, workers = results.history[-1], results.worker_values
     return {
         "times": [evaluation.time for evaluation in results.history],
         "accuracies": [evaluation.accuracy for evaluation in results.history],

@@ -1,0 +1,91 @@
+"""What a metric is called, and which of two values is better."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PERCENT = "percent"
+"""Unit of shares in [0, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """Name, unit and direction of a metric: all that a report has to know.
+
+    Args:
+        name: Name for people, e.g. "bits per character".
+        unit: Unit of its values: "percent" for shares in [0, 1], any other word, or empty for
+            plain numbers.
+        higher_is_better: Whether more is better; false for errors and perplexities.
+
+    Raises:
+        ValueError: If the name has no letter or digit.
+
+    >>> error = MetricSpec(name="mean error", unit="years", higher_is_better=False)
+    >>> error.key, error.best([2.0, 1.0, 3.0]), error.is_reached(1.5, target=2.0)
+    ('mean_error', 1.0, True)
+    """
+
+    name: str
+    unit: str = ""
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise ValueError(
+                f"a metric needs a name with a letter or a digit, got {self.name!r}, e.g. 'F1'"
+            )
+
+    @property
+    def key(self) -> str:
+        """The name in files: lower case, with underscores."""
+        return re.sub(r"[^0-9a-z]+", "_", self.name.lower()).strip("_")
+
+    @property
+    def is_share(self) -> bool:
+        """Whether values are in [0, 1] and shown as percent."""
+        return self.unit == PERCENT
+
+    def is_reached(self, value: float, target: float) -> bool:
+        """Whether `value` is as good as `target`, or better; never if it is NaN."""
+        return value >= target if self.higher_is_better else value <= target
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best value; NaN only if there is no other."""
+        return self._extreme(values, self.higher_is_better)
+
+    def worst(self, values: Iterable[float]) -> float:
+        """The worst value; NaN only if there is no other."""
+        return self._extreme(values, not self.higher_is_better)
+
+    def shortfall(self, value: float, reference: float) -> float:
+        """By how much `value` is worse than `reference`; below 0 if it is better.
+
+        >>> MetricSpec(name="perplexity", higher_is_better=False).shortfall(3.0, 2.5)
+        0.5
+        """
+        return reference - value if self.higher_is_better else value - reference
+
+    def easier(self, value: float, gap: float) -> float:
+        """A target that is easier than `value` by `gap`: of shares that much, else that part.
+
+        >>> ACCURACY.easier(0.9, 0.25)
+        0.65
+        >>> MetricSpec(name="perplexity", higher_is_better=False).easier(8.0, 0.25)
+        10.0
+        """
+        distance = gap if self.is_share else gap * abs(value)
+        return value - distance if self.higher_is_better else value + distance
+
+    def _extreme(self, values: Iterable[float], is_highest: bool) -> float:
+        known = [value for value in values if not math.isnan(value)]
+        if not known:
+            return math.nan
+        return max(known) if is_highest else min(known)
+
+
+ACCURACY = MetricSpec(name="accuracy", unit=PERCENT)
+"""The metric of run folders that name none."""

@@ -1,0 +1,257 @@
+"""Metrics of classifications, regressions, language models and several labels a sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgegossip.core.errors import DataError
+from edgegossip.core.metric_spec import PERCENT
+from edgegossip.core.ranges import check_ranges
+from edgegossip.learning.loss import IGNORED
+from edgegossip.learning.metric import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy(Metric):
+    """Share of samples whose largest output is that of their class.
+
+    Outputs are [batch, num_classes], targets int64 [batch].
+
+    >>> metric = Accuracy()
+    >>> outputs = torch.tensor([[0.0, 1.0], [2.0, 1.0]])
+    >>> metric.value(metric.sums(outputs, torch.tensor([1, 1])))
+    0.5
+    """
+
+    name: str = "accuracy"
+    unit: str = PERCENT
+
+    needs_classes: ClassVar[bool] = True
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _pair((outputs.argmax(1) == targets).sum(), len(targets))
+
+    def value(self, sums: Tensor) -> float:
+        return _ratio(sums)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanAbsoluteError(Metric):
+    """Mean absolute difference of outputs and targets, over all their numbers.
+
+    Args:
+        name: See `MetricSpec`.
+        unit: Unit of the targets, e.g. "years".
+        higher_is_better: False.
+
+    >>> metric = MeanAbsoluteError()
+    >>> metric.value(metric.sums(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 2.0])))
+    1.5
+    """
+
+    name: str = "MAE"
+    higher_is_better: bool = False
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        _require_one_shape(self, outputs, targets)
+        return _pair((outputs.double() - targets).abs().sum(), targets.numel())
+
+    def value(self, sums: Tensor) -> float:
+        return _ratio(sums)
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2(Metric):
+    r"""Coefficient of determination: the share of the targets' variance that is explained.
+
+    .. math:: R^2 = 1 - \frac{\sum_i (y_i - \hat y_i)^2}{\sum_i (y_i - \bar y)^2}
+
+    It is 1 for perfect outputs, 0 for the mean of the targets, and may be below 0. With several
+    targets, it is the mean of theirs. It is NaN if all targets are equal.
+
+    >>> metric = R2()
+    >>> targets = torch.tensor([1.0, 2.0, 3.0])
+    >>> metric.value(metric.sums(torch.tensor([1.0, 2.0, 2.0]), targets))
+    0.5
+    """
+
+    name: str = "R2"
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        _require_one_shape(self, outputs, targets)
+        y = targets.double().reshape(len(targets), -1)
+        errors = y - outputs.double().reshape(len(targets), -1)
+        number = torch.full_like(y[0], len(y))
+        return torch.stack([errors.square().sum(0), y.square().sum(0), y.sum(0), number])
+
+    def value(self, sums: Tensor) -> float:
+        errors, squares, total, number = sums
+        variance = squares - total.square() / number
+        # What rounding leaves of the difference of two large sums is no variance.
+        is_constant = variance <= 1e-12 * squares
+        return float(torch.where(is_constant, torch.nan, 1 - errors / variance).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(Metric):
+    r"""Perplexity of the next token: :math:`e^{H}`, with the mean cross entropy :math:`H`.
+
+    Outputs are [batch, ..., num_tokens], targets int64 [batch, ...]. Targets of -100 do not
+    count.
+
+    >>> metric = Perplexity()
+    >>> round(metric.value(metric.sums(torch.zeros(1, 5, 8), torch.zeros(1, 5).long())), 4)
+    8.0
+    """
+
+    name: str = "perplexity"
+    higher_is_better: bool = False
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return token_sums(outputs, targets)
+
+    def value(self, sums: Tensor) -> float:
+        mean = _ratio(sums)
+        return math.exp(mean) if mean < math.log(1e300) else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsPerCharacter(Metric):
+    r"""Bits for each character of a text: :math:`H / (c \ln 2)`, with cross entropy :math:`H`.
+
+    Unlike perplexity, it compares models with different tokens. Outputs and targets are as in
+    `Perplexity`.
+
+    Args:
+        name: See `MetricSpec`; "bits per byte" for tokens that are bytes.
+        unit: See `MetricSpec`.
+        higher_is_better: False.
+        characters_per_token: :math:`c`: the text's mean length of a token, above 0.
+
+    >>> metric = BitsPerCharacter()
+    >>> round(metric.value(metric.sums(torch.zeros(1, 5, 8), torch.zeros(1, 5).long())), 4)
+    3.0
+    """
+
+    name: str = "bits per character"
+    higher_is_better: bool = False
+    characters_per_token: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, characters_per_token="above 0 and finite")
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return token_sums(outputs, targets)
+
+    def value(self, sums: Tensor) -> float:
+        return _ratio(sums) / (self.characters_per_token * math.log(2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class F1(Metric):
+    r"""F1 of several labels a sample: the harmonic mean of precision and recall.
+
+    .. math:: F_1 = \frac{2\,TP}{2\,TP + FP + FN}
+
+    Outputs are [batch, num_labels], targets as many zeros and ones. A label without any true or
+    predicted sample counts as 0.
+
+    Args:
+        name: See `MetricSpec`.
+        unit: See `MetricSpec`.
+        higher_is_better: True.
+        average: "macro" for the mean over the labels; "micro" counts all of them together, so
+            that frequent ones weigh more.
+        threshold: Outputs above it say yes: 0 for logits, 0.5 for probabilities.
+
+    >>> metric = F1(average="micro")
+    >>> targets = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    >>> round(metric.value(metric.sums(torch.tensor([[2.0, -1.0], [-1.0, 3.0]]), targets)), 6)
+    0.8
+    """
+
+    name: str = "F1"
+    unit: str = PERCENT
+    average: Literal["macro", "micro"] = "macro"
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.average not in ("macro", "micro"):
+            raise ValueError(f"average must be 'macro' or 'micro', got {self.average!r}")
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        _require_one_shape(self, outputs, targets)
+        said, true = outputs > self.threshold, targets > 0.5
+        both = (said & true).sum(0)
+        return torch.stack([2 * both, said.sum(0) + true.sum(0)])
+
+    def value(self, sums: Tensor) -> float:
+        if self.average == "micro":
+            sums = sums.flatten(1).sum(1, keepdim=True)
+        return float((sums[0] / sums[1].clamp(min=1)).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactMatch(Metric):
+    """Share of samples with all labels right: the subset accuracy of several labels a sample.
+
+    Args:
+        name: See `MetricSpec`.
+        unit: See `MetricSpec`.
+        higher_is_better: True.
+        threshold: See `F1`.
+
+    >>> metric = ExactMatch()
+    >>> targets = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    >>> metric.value(metric.sums(torch.tensor([[2.0, -1.0], [-1.0, 3.0]]), targets))
+    0.5
+    """
+
+    name: str = "exact match"
+    unit: str = PERCENT
+    threshold: float = 0.0
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        _require_one_shape(self, outputs, targets)
+        is_right = ((outputs > self.threshold) == (targets > 0.5)).flatten(1).all(1)
+        return _pair(is_right.sum(), len(targets))
+
+    def value(self, sums: Tensor) -> float:
+        return _ratio(sums)
+
+
+def token_sums(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the cross entropies of all tokens that count, and their number."""
+    losses = F.cross_entropy(
+        outputs.flatten(0, -2).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="none",
+    )
+    return _pair(losses.double().sum(), int((targets != IGNORED).sum()))
+
+
+def _pair(total: Tensor, number: int) -> Tensor:
+    return torch.stack([total.double(), total.new_tensor(number, dtype=torch.float64)])
+
+
+def _ratio(sums: Tensor) -> float:
+    total, number = sums.tolist()
+    return total / number if number else math.nan
+
+
+def _require_one_shape(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+    if outputs.shape != targets.shape:
+        raise DataError(
+            f"{metric.name} compares outputs {list(outputs.shape)} with targets "
+            f"{list(targets.shape)}; they need one shape, so unsqueeze the targets, or "
+            "squeeze the outputs"
+        )

@@ -1,0 +1,154 @@
+"""Metrics: sums over the samples of a batch, which add up over batches and workers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.metric_spec import MetricSpec
+from edgegossip.learning.nested import num_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(MetricSpec, ABC):
+    """Base of metrics; subclasses are frozen dataclasses that give `name` a default.
+
+    Values of batches do not average to that of all of them if the batches differ in size, or
+    the metric is no mean (R2, F1, perplexity). A metric therefore keeps sums, and its value is
+    computed once, from the sums over all batches of all workers.
+
+    Args:
+        name: See `MetricSpec`.
+        unit: See `MetricSpec`.
+        higher_is_better: See `MetricSpec`.
+    """
+
+    needs_classes: ClassVar[bool] = False
+    """It compares outputs with labels of classes."""
+
+    @property
+    def spec(self) -> MetricSpec:
+        """Name, unit and direction alone."""
+        return MetricSpec(
+            name=self.name, unit=self.unit, higher_is_better=self.higher_is_better
+        )
+
+    @abstractmethod
+    def sums(self, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
+        """Sums over the samples of a batch, of any shape that is the same for each batch.
+
+        Args:
+            outputs: First result of the task's `forward`: the model's outputs.
+            targets: Second result of it.
+        """
+
+    @abstractmethod
+    def value(self, sums: Tensor) -> float:
+        """The value, from the sums over all samples, float64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanMetric(Metric):
+    """A mean over samples of your own, such as a share of right answers.
+
+    Args:
+        name: See `MetricSpec`.
+        unit: See `MetricSpec`.
+        higher_is_better: See `MetricSpec`.
+        of: ``of(outputs, targets)``: the mean over a batch; batches count by their numbers of
+            samples.
+
+    >>> def bias(outputs, targets): return (outputs - targets).mean()
+    >>> metric = MeanMetric(name="bias", of=bias, higher_is_better=False)
+    >>> metric.value(metric.sums(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 2.0])))
+    1.0
+    """
+
+    of: Callable[[Any, Any], Tensor | float]
+
+    def sums(self, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
+        number = num_samples(targets)
+        return torch.tensor([float(self.of(outputs, targets)) * number, number]).double()
+
+    def value(self, sums: Tensor) -> float:
+        total, number = sums.tolist()
+        return total / number if number else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumsMetric(Metric):
+    """A metric of your own that is no mean of samples.
+
+    Args:
+        name: See `MetricSpec`.
+        unit: See `MetricSpec`.
+        higher_is_better: See `MetricSpec`.
+        of: ``of(outputs, targets)``: sums over the samples of a batch, a tensor of one shape.
+        finish: ``finish(sums)``: the value, from the sums over all samples.
+
+    >>> def errors(outputs, targets):
+    ...     return torch.stack([(outputs - targets).square().sum(), torch.tensor(len(targets))])
+    >>> rmse = SumsMetric(name="RMSE", of=errors, finish=lambda s: (s[0] / s[1]).sqrt(),
+    ...                   higher_is_better=False)
+    >>> rmse.value(rmse.sums(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 3.0])))
+    3.0
+    """
+
+    of: Callable[[Any, Any], Tensor]
+    finish: Callable[[Tensor], Tensor | float]
+
+    def sums(self, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
+        return self.of(outputs, targets)
+
+    def value(self, sums: Tensor) -> float:
+        return float(self.finish(sums))
+
+
+@dataclass(slots=True, eq=False)
+class Measurement:
+    """Loss and metrics on some samples, as sums: those of several parts add up.
+
+    Attributes:
+        num_samples: Number of samples.
+        total_loss: Sum of the loss over `num_terms`.
+        num_terms: Number of terms in the loss: samples, or tokens.
+        sums: Sums of each metric, by name, float64.
+    """
+
+    num_samples: int = 0
+    total_loss: float = 0.0
+    num_terms: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, metric: Metric, sums: Tensor) -> None:
+        """Add the sums of a batch."""
+        sums = sums.detach().to("cpu", torch.float64)
+        before = self.sums.get(metric.name)
+        self.sums[metric.name] = sums if before is None else before + sums
+
+    def __add__(self, other: Measurement) -> Measurement:
+        names = {**self.sums, **other.sums}
+        parts = (
+            [each.sums[name] for each in (self, other) if name in each.sums] for name in names
+        )
+        return Measurement(
+            self.num_samples + other.num_samples,
+            self.total_loss + other.total_loss,
+            self.num_terms + other.num_terms,
+            {name: torch.stack(part).sum(0) for name, part in zip(names, parts, strict=True)},
+        )
+
+    @property
+    def loss(self) -> float:
+        """Mean loss."""
+        return self.total_loss / self.num_terms if self.num_terms else math.nan
+
+    def values(self, metrics: Iterable[Metric]) -> dict[str, float]:
+        """The value of each metric, by name."""
+        return {each.name: float(each.value(self.sums[each.name])) for each in metrics}

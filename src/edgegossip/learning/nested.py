@@ -1,0 +1,94 @@
+"""Nested batches: tensors in dicts, tuples and lists, with one entry for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from edgegossip.core.errors import DataError
+
+Nested: TypeAlias = Any
+"""A tensor, or a dict, tuple or list of nested tensors, at any depth."""
+
+
+def map_leaves(change: Callable[[Tensor], Tensor], nested: Nested) -> Nested:
+    """Change every tensor of `nested`, keeping its structure; mappings become dicts.
+
+    >>> import torch
+    >>> map_leaves(lambda leaf: leaf[:1], {"x": torch.tensor([1, 2]), "y": (torch.ones(2),)})
+    {'x': tensor([1]), 'y': (tensor([1.]),)}
+
+    Raises:
+        DataError: If it holds anything but tensors.
+    """
+    match nested:
+        case Tensor():
+            return change(nested)
+        case Mapping():
+            return {key: map_leaves(change, item) for key, item in nested.items()}
+        case tuple() if hasattr(nested, "_fields"):
+            return type(nested)(*(map_leaves(change, item) for item in nested))
+        case tuple() | list():
+            return type(nested)(map_leaves(change, item) for item in nested)
+    raise _no_tensor("", nested)
+
+
+def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of `nested`, in order, with its place.
+
+    >>> import torch
+    >>> [path for path, _ in leaves({"x": torch.ones(2), "y": (torch.ones(2), torch.ones(2))})]
+    ["['x']", "['y'][0]", "['y'][1]"]
+
+    Raises:
+        DataError: If it holds anything but tensors.
+    """
+    match nested:
+        case Tensor():
+            yield path, nested
+        case Mapping():
+            for key, item in nested.items():
+                yield from leaves(item, f"{path}[{key!r}]")
+        case tuple() | list():
+            for index, item in enumerate(nested):
+                yield from leaves(item, f"{path}[{index}]")
+        case _:
+            raise _no_tensor(path, nested)
+
+
+def num_samples(nested: Nested) -> int:
+    """Number of samples in a batch: the common length of its tensors.
+
+    Raises:
+        DataError: If they have none, or there is no tensor.
+    """
+    lengths: dict[int, str] = {}
+    for path, leaf in leaves(nested):
+        if leaf.ndim == 0:
+            raise DataError(
+                f"a batch has a single number{_at(path)}; every tensor of a batch needs an "
+                "entry for each sample in its first dimension"
+            )
+        lengths.setdefault(len(leaf), path)
+    if not lengths:
+        raise DataError("a batch has no tensor; give it at least one, e.g. {'x': x}")
+    if len(lengths) > 1:
+        found = " and ".join(f"{length}{_at(path)}" for length, path in lengths.items())
+        raise DataError(
+            f"a batch has tensors of unequal length, {found}; every tensor of a batch needs "
+            "an entry for each sample in its first dimension"
+        )
+    return next(iter(lengths))
+
+
+def _at(path: str) -> str:
+    return f" at {path}" if path else ""
+
+
+def _no_tensor(path: str, item: object) -> DataError:
+    return DataError(
+        f"a batch holds {type(item).__name__} {item!r:.40}{_at(path)}; expected tensors, in "
+        "dicts, tuples and lists at will"
+    )

@@ -1,0 +1,97 @@
+"""Splits whose samples are nested tensors and have no class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset, default_collate
+
+from edgegossip.core.errors import DataError
+from edgegossip.learning.nested import Nested, map_leaves, num_samples
+
+Collate: TypeAlias = Callable[[list[Any]], Nested]
+"""Makes a batch of nested tensors from a list of samples."""
+
+
+class NestedSplit:
+    """Samples in memory: nested tensors with an entry for each sample in their first dimension.
+
+    Args:
+        samples: Tensors in dicts, tuples and lists at will, e.g. a pair (x, y), or the fields
+            that a tokenizer returns.
+
+    Raises:
+        DataError: If it holds anything but tensors, or they differ in length.
+
+    >>> split = NestedSplit({"ids": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2)})
+    >>> len(split), split.batch(torch.tensor([2]))["ids"]
+    (3, tensor([[4, 5]]))
+    """
+
+    def __init__(self, samples: Nested) -> None:
+        self._num_samples = num_samples(samples)
+        self.samples = map_leaves(lambda leaf: leaf, samples)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def batch(self, indices: Tensor) -> Nested:
+        """Take samples, for `indices` int64 [batch]."""
+        return map_leaves(lambda leaf: leaf.index_select(0, indices), self.samples)
+
+    @property
+    def labels(self) -> Tensor:
+        """Zeros, as if all were of one class."""
+        return torch.zeros(len(self), dtype=torch.int64)
+
+
+class CollatedSplit:
+    """Samples of any map-style `torch.utils.data.Dataset`, collated to nested batches.
+
+    Its transforms run for each sample of each batch, in the training thread.
+
+    Args:
+        dataset: Yields samples of one structure, e.g. dicts of tensors.
+        collate: Makes a batch of a list of samples; by default PyTorch's.
+    """
+
+    def __init__(self, dataset: TorchDataset[Any], collate: Collate = default_collate) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._dataset))
+
+    def batch(self, indices: Tensor) -> Nested:
+        """Read and collate samples, for `indices` int64 [batch].
+
+        Raises:
+            DataError: If they do not fit into a batch.
+        """
+        samples = [self._dataset[index] for index in indices.tolist()]
+        try:
+            batch = self._collate(samples)
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise DataError(
+                f"samples {_shown(indices)} do not make a batch ({reason:.200}); give all of "
+                "them one structure and shape, or from_torch a collate function that pads them"
+            ) from error
+        if (found := num_samples(batch)) != len(indices):
+            raise DataError(
+                f"collate made a batch of {found} out of {len(indices)} samples; it must keep "
+                "them all"
+            )
+        return batch
+
+    @property
+    def labels(self) -> Tensor:
+        """Zeros, as if all were of one class."""
+        return torch.zeros(len(self), dtype=torch.int64)
+
+
+def _shown(indices: Tensor) -> Sequence[int]:
+    return indices[:4].tolist()

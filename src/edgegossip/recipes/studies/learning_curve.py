@@ -1,0 +1,40 @@
+"""Curves of the chosen metric in the rows of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
+from edgegossip.experiments.exhibits import Unit
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.study import Row
+
+
+def learning_curve(results: Results) -> dict[str, Any]:
+    """Times and values of the chosen metric, as fields of a row.
+
+    The values of accuracy are `accuracies`, those of another metric `values` of the `metric`.
+    """
+    values = [evaluation.value for evaluation in results.history]
+    times = {"times": [evaluation.time for evaluation in results.history]}
+    if results.metric == ACCURACY:
+        return times | {"accuracies": values}
+    return times | {"values": values, "metric": asdict(results.metric)}
+
+
+def metric_of(row: Row) -> MetricSpec:
+    """The metric of a row's curve."""
+    return MetricSpec(**row["metric"]) if "metric" in row else ACCURACY
+
+
+def values_of(row: Row) -> Sequence[float]:
+    """The values of a row's curve."""
+    found: Sequence[float] = row["values" if "metric" in row else "accuracies"]
+    return found
+
+
+def unit_of(metric: MetricSpec) -> Unit:
+    """The unit of a column or an axis with values of a metric."""
+    return "percent" if metric.is_share else "number"
