@@ -9,13 +9,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from edgegossip.cli.commands import default_folder, print_table, repeatable, without
+from edgegossip.cli.commands import (
+    default_folder,
+    how_to_resume,
+    print_report,
+    print_table,
+    repeatable,
+    without,
+)
 from edgegossip.cli.options import argument_names
 from edgegossip.cli.printing import log_to_console
-from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
@@ -24,6 +32,7 @@ from edgegossip.deploy.gathering import WORKERS, gather
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
+from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.roles import rank_name
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.threads import one_intra_op_thread
@@ -102,6 +111,8 @@ class LaunchOptions:
     """Options for starting all workers on this machine.
 
     Args:
+        n: Number of workers, or of stages: short for the recipe's --num-workers or
+            --num-stages.
         only: Algorithm of a comparison to run; by default its baseline.
         out: Run folder; by default runs/NAME/STAMP.
         resume: Resume the interrupted run in `out`.
@@ -110,6 +121,7 @@ class LaunchOptions:
         max_waiting_bytes: Limit of each worker's messages in memory; see `edgegossip worker`.
     """
 
+    n: Annotated[int | None, tyro.conf.arg(name="n", aliases=("-n",))] = None
     only: str | None = None
     out: Path | None = None
     resume: bool = False
@@ -159,7 +171,8 @@ def worker_command(arguments: list[str]) -> int:
     )
     print(f"{rank_name(experiment.roles, options.rank)}: {reason}")
     if reason == "interrupted":
-        raise Interrupted("stopped; the same command goes on")
+        given = ["worker", *without(arguments, "out"), "--out", str(out)]
+        raise Interrupted(f"stopped; to go on: edgegossip {shlex.join(given)}")
     if options.parent is None:  # else the launcher gathers
         metric = experiment.task.metric
         command = ["gather", name, *_of_recipe(arguments[1:], options.only)]
@@ -231,8 +244,8 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
     )
     run = out.parent.parent if out.parent.name == WORKERS else Path("RUN")
     print(
-        f"next: copy the folders of all workers to {run / WORKERS / '0'}, "
-        f"{run / WORKERS / '1'}, ... and type\n"
+        f"next, to measure the averaged model: copy the folders of all workers to "
+        f"{run / WORKERS / '0'}, {run / WORKERS / '1'}, ... and type\n"
         f"  edgegossip {shlex.join([*gather, '--out', str(run)])}"
     )
 
@@ -241,31 +254,46 @@ _NUMBERS = ("num_workers", "num_stages")
 """Arguments for `-n`: it sets the first of these that the recipe has."""
 
 
-def _number(name: str) -> str:
-    """Return the argument of a recipe that `-n` sets.
+def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
+    """Replace `-n` by the recipe's own option; return that, too, or None without one.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If both are given.
     """
-    known = argument_names(load_recipe(name))
-    for each in _NUMBERS:
-        if each in known:
-            return each
-    raise UsageError(
-        f"-n sets a recipe's argument {' or '.join(_NUMBERS)}, and {name} has neither"
-    )
+    given = [each for each in arguments[1:] if each.partition("=")[0] in ("-n", "--n")]
+    known = argument_names(load_recipe(arguments[0])) if given else []
+    name = next((each for each in _NUMBERS if each in known), None)
+    if name is None:
+        return arguments, None
+    option = "--" + name.replace("_", "-")
+    if option in (each.partition("=")[0].replace("_", "-") for each in arguments):
+        raise UsageError(f"-n sets {option}; give one of them")
+    replaced = {each: option + "".join(each.partition("=")[1:]) for each in given}
+    return [replaced.get(each, each) for each in arguments], name
+
+
+def _require_number(name: str, wanted: int | None, experiment: Experiment) -> None:
+    """Check `-n` for a recipe that has no such argument.
+
+    Raises:
+        UsageError: If the run has another number of workers.
+    """
+    if wanted not in (None, experiment.num_workers):
+        raise UsageError(
+            f"{name} has {experiment.num_workers} workers, and no argument "
+            f"{' or '.join(_NUMBERS)} that -n {wanted} could set; leave out -n"
+        )
 
 
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
     log_to_console()
-    number = _number(arguments[0]) if "-n" in arguments[1:] else ""
-    option = "--" + number.replace("_", "-")
-    arguments = [option if each == "-n" else each for each in arguments]
+    recipe_name("launch", LaunchOptions, arguments)
+    arguments, number = _with_number(arguments)
     name, options, chosen = parse_recipe("launch", LaunchOptions, arguments)
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
-    passed_on = without(arguments, "out", "resume")
+    passed_on = without(arguments, "out", "resume", "n")
 
     def worker(
         rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
@@ -276,12 +304,13 @@ def launch_command(arguments: list[str]) -> int:
 
     out = options.out or default_folder(name.rpartition(":")[2])
     experiment = pick(name, chosen, options.only)
+    _require_number(name, options.n, experiment)
     if number == "num_stages" and experiment.num_workers == 1:
         raise UsageError(
             "-n sets the number of stages, but this run has the whole model on one "
             "machine; choose one in stages with --only"
         )
-    with LiveView() as view, one_intra_op_thread():
+    with LiveView() as view, one_intra_op_thread(), how_to_resume("launch", arguments, out):
         results = launch(
             experiment,
             worker,
@@ -291,7 +320,7 @@ def launch_command(arguments: list[str]) -> int:
             progress=view,
         )
     print_table({experiment.run_name: results})
-    print(f"report: {write_report(out)}")
+    print_report(write_report(out))
     return 0
 
 
@@ -305,5 +334,5 @@ def gather_command(arguments: list[str]) -> int:
     for line in left_out:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
-    print(f"report: {write_report(options.out)}")
+    print_report(write_report(options.out))
     return 0
