@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.cli.options import ManyRunsOptions, Options
+from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.cluster.ray_pool import RayPool
@@ -37,7 +37,7 @@ from edgegossip.report.study_page import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
+class RunOptions(Options, TrackOptions):
     """Options for running a recipe.
 
     Args:
@@ -101,6 +101,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
         "command": repeatable(command, arguments),
         "num_threads": options.threads,
         "open_pool": options.open_pool,
+        "trackers": options.trackers,
     }
     try:
         with LiveView() as view, how_to_resume(command, arguments, out):
@@ -138,7 +139,8 @@ def repeatable(command: str, arguments: list[str]) -> str:
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
     """
-    kept = without(arguments, "out", "threads", "processes", "resume", "pool", "ray-address")
+    free = ("out", "threads", "processes", "resume", "pool", "ray-address", "track")
+    kept = without(arguments, *free)
     return shlex.join(["edgegossip", command, *_without_passwords(kept)])
 
 
@@ -168,19 +170,19 @@ everything so far; to go on: edgegossip run quickstart --lr 0.1 --resume --out r
 
 
 def without(arguments: list[str], *options: str) -> list[str]:
-    """The arguments without these options; all except `--resume` take a value.
+    """The arguments without these options and their values.
 
     >>> without(["quickstart", "--out", "x", "--seed=1", "--no-resume"], "out", "resume")
     ['quickstart', '--seed=1']
     """
     kept: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        name = argument.partition("=")[0].lstrip("-").removeprefix("no-")
-        if not argument.startswith("-") or name not in options:
+    is_kept = True
+    for argument in arguments:
+        if argument.startswith("--") or argument == "-n":
+            option = argument.partition("=")[0].lstrip("-")
+            is_kept = option.removeprefix("no-") not in options
+        if is_kept:
             kept.append(argument)
-        elif "=" not in argument and name != "resume":
-            next(remaining, None)
     return kept
 
 

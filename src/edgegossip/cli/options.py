@@ -13,7 +13,9 @@ import tyro
 from edgegossip.cli.unknown_options import meanings, unknown_option
 from edgegossip.core.errors import UsageError
 from edgegossip.core.ranges import check_range
+from edgegossip.experiments.tracking import Tracker
 from edgegossip.machine.cores import num_cores
+from edgegossip.trackers.by_name import TrackerName, trackers
 
 AnyOptions = TypeVar("AnyOptions")
 
@@ -39,6 +41,23 @@ class Options:
             check_range("threads", self.threads, "at least 0")
         if self.resume and self.out is None:
             raise ValueError("--resume needs --out DIR, the folder of what was interrupted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackOptions:
+    """Options for trackers.
+
+    Args:
+        track: Show the numbers in other programs, too: tensorboard, wandb (offline), mlflow,
+            trackio.
+    """
+
+    track: tuple[TrackerName, ...] = ()
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        """The trackers of these names, with their default settings."""
+        return trackers(self.track)
 
 
 @dataclass(frozen=True, kw_only=True)

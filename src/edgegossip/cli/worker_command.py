@@ -21,7 +21,7 @@ from edgegossip.cli.commands import (
     repeatable,
     without,
 )
-from edgegossip.cli.options import argument_names
+from edgegossip.cli.options import TrackOptions, argument_names
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.core.errors import Interrupted, UsageError
@@ -36,6 +36,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.roles import rank_name
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.threads import one_intra_op_thread
+from edgegossip.experiments.tracking import track_results
 from edgegossip.net.address import Address
 from edgegossip.net.session import LEASE
 from edgegossip.recipes.registry import load_recipe
@@ -45,7 +46,7 @@ from edgegossip.report.page import write_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(TrackOptions):
     """Options of one worker.
 
     Args:
@@ -107,7 +108,7 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(TrackOptions):
     """Options for starting all workers on this machine.
 
     Args:
@@ -134,7 +135,7 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherOptions:
+class GatherOptions(TrackOptions):
     """Options for making one run folder from the workers' folders.
 
     Args:
@@ -207,6 +208,7 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
             parent=options.parent,
             threads=options.threads,
             max_waiting_bytes=options.max_waiting_bytes,
+            trackers=options.trackers,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -293,7 +295,7 @@ def launch_command(arguments: list[str]) -> int:
     name, options, chosen = parse_recipe("launch", LaunchOptions, arguments)
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
-    passed_on = without(arguments, "out", "resume", "n")
+    passed_on = without(arguments, "out", "resume", "n", "track")
 
     def worker(
         rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
@@ -318,6 +320,7 @@ def launch_command(arguments: list[str]) -> int:
             recipe=name,
             command=repeatable("launch", arguments),
             progress=view,
+            trackers=options.trackers,
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
@@ -331,6 +334,7 @@ def gather_command(arguments: list[str]) -> int:
     experiment = pick(name, chosen, options.only)
     with one_intra_op_thread():
         results, left_out = gather(experiment, options.out, name)
+    track_results(results, options.trackers)
     for line in left_out:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
