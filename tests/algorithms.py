@@ -163,6 +163,12 @@ SYNCHRONOUS: dict[str, Synchronous[Any]] = {
     if isinstance(algorithm, Synchronous)
 }
 
+ASYNCHRONOUS: dict[str, Asynchronous[Any]] = {
+    name: algorithm
+    for name, algorithm in ALGORITHMS.items()
+    if isinstance(algorithm, Asynchronous)
+}
+
 SPREADS: dict[str, dict[str, Any]] = {
     "exact": {"block_share": 0.5},
     "gossip": {"block_share": 1.0, "spread": "gossip"},

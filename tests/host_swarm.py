@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -62,6 +62,7 @@ from edgegossip.core.protocol import (
     Send,
     Train,
     Trained,
+    WorkerLost,
     WorkerState,
 )
 from edgegossip.core.snapshot import Json, assemble, dismantle
@@ -462,11 +463,12 @@ class Ledger(Inside):
     """Writes down all commits: by worker and number how many steps went into it.
 
     One that goes on from a checkpoint may send another commit under the same number. Besides:
-    how many commits of each worker were answered.
+    how many commits of each worker were answered, and how often a server has missed it.
     """
 
     steps: dict[Rank, dict[int, set[int]]] = field(default_factory=dict)
     num_answered: dict[Rank, int] = field(default_factory=dict)
+    num_absences: Counter[Rank] = field(default_factory=Counter)
     began: dict[int, Seconds] = field(default_factory=dict)
     lost: list[tuple[int, Rank, int]] = field(default_factory=list)
     clock: Callable[[], Seconds] = lambda: 0.0
@@ -487,6 +489,8 @@ class Ledger(Inside):
         steps_before = server.num_steps.get(state.rank, 0) if server else 0
         effects = super().handle(state, event, now)
         self.look(state)
+        if isinstance(event, WorkerLost) and (server or isinstance(state, ServerState)):
+            self.num_absences[event.rank] += 1
         if server and (more := server.num_steps.get(state.rank, 0) - steps_before):
             # Its own commit, which was merged at once.
             number = server.num_commits[state.rank]
@@ -894,8 +898,8 @@ def require_commits(run: Run, state: WorkerState) -> None:
         low, high = sum(map(min, counted)) / num_workers, most * sum(map(max, counted))
         if isinstance(algorithm, BSP):
             # Whoever is away while a barrier closes comes too late with one commit.
-            late = sorted(map(max, counted))[-len(world.disturbances) :]
-            low -= sum(late) / num_workers if world.disturbances else 0.0
+            most_late = run.ledger.num_absences[rank] * max(map(max, counted), default=0)
+            low -= most_late / num_workers
         if _may_forget(world):
             low = 0.0  # one that was away goes on numbering where it was
         if not low - 1e-3 <= found <= high + 1e-3:

@@ -42,7 +42,7 @@ from edgegossip.contract import (
     WorkerState,
 )
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.loss import prepare_batch
 from edgegossip.learning.optimizer import SGD
@@ -136,14 +136,14 @@ class PartTrainer(Trainer):
         self,
         *,
         model: nn.Module,
-        dataset: Dataset,
+        dataset: TrainingData,
         shard: Tensor,
         batch_size: int,
         has_buffers: bool,
         **others: Any,  # noqa: ANN401
     ) -> None:
         self.model = FlatModel(copy.deepcopy(model), has_buffers=has_buffers)
-        self.data = dataset.training
+        self.data = dataset
         self.shard = shard
         self.batch_size = batch_size
         self.position = 0

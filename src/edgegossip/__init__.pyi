@@ -100,6 +100,7 @@ from .learning.built_in_metrics import (
 from .learning.dataset import (
     ArraySplit as ArraySplit,
     Dataset as Dataset,
+    TrainingData as TrainingData,
     from_tensors as from_tensors,
     from_torch as from_torch,
 )
@@ -110,6 +111,7 @@ from .learning.learner import Learner as Learner
 from .learning.loss import (
     TokenCrossEntropy as TokenCrossEntropy,
     model_and_batch as model_and_batch,
+    next_token as next_token,
 )
 from .learning.metric import (
     MeanMetric as MeanMetric,
@@ -120,6 +122,7 @@ from .learning.metric import (
 from .learning.models import (
     alexnet as alexnet,
     eight_layers as eight_layers,
+    gpt as gpt,
     lenet5 as lenet5,
     mlp as mlp,
     mobilenet_v2 as mobilenet_v2,
@@ -194,6 +197,7 @@ from .learning.stages.planning import (
 from .learning.stages.staged import Staged as Staged, staged as staged
 from .learning.stages.synthetic_gradients import SyntheticGradients as SyntheticGradients
 from .learning.task import Task as Task
+from .learning.texts import books as books, texts as texts
 from .machine.contention import Contention as Contention
 from .machine.monitor import Monitor as Monitor
 from .machine.predictor import (

@@ -15,6 +15,7 @@ import torch
 from tests.algorithms import (
     ALGORITHMS,
     ALONE,
+    ASYNCHRONOUS,
     NUM_WORKERS,
     PLAIN,
     STAGES,
@@ -23,6 +24,7 @@ from tests.algorithms import (
     each_of_all,
     each_synchronous,
 )
+from tests.arrivals import require_that_arrivals_count
 from tests.worlds import (
     EVEN,
     NUM_PARAMS,
@@ -158,6 +160,11 @@ def test_equal_arguments_give_equal_traces_and_bits(
     again = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, observer=second)
     assert torch.equal(final_params(again), expected)
     assert first.trace == second.trace
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_what_arrives_during_training_is_not_lost(name: str) -> None:
+    require_that_arrivals_count(ASYNCHRONOUS[name])
 
 
 @each_synchronous

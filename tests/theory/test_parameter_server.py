@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS
+from tests.trials import trials
 from tests.worlds import EVEN, TARGETS, UNEVEN, Watched, make_world
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.parameter_server.adacomm import ADACOMM, ADACOMMServerState
-from edgegossip.algorithms.parameter_server.adsp import ADSP, trials
+from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
@@ -205,7 +206,7 @@ def test_one_that_says_its_update_is_measured_changes_no_more_than_its_share() -
     algorithm = BSP(num_workers=2, num_rounds=5)
     state = algorithm.init(0, torch.full((3,), 5.0))
     for rank, num_trained in ((1, 3), (2, 0)):
-        numbers = {"number": 1, "num_steps": 1, "num_trained": num_trained}
+        numbers = {"number": 1, "num_steps": 1, "num_trained": num_trained, "version": 0}
         commit = Message("commit", 0, {"update": torch.full((3,), 0.5)}, numbers)
         algorithm.handle(state, Received(rank, commit), 1.0)
     # (5.5 + 0.5) / 2, and not the mean of both updates.

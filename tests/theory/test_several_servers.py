@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import PARAMETER_SERVERS
+from tests.trials import trials
 from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Recorder, joined, make_world
 from torch import Tensor
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.parameter_server.adsp import trials
 from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.bsp import BSP

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -106,6 +108,11 @@ def named(file: Path) -> set[str]:
     return found | (REGISTERED if MODULES[REGISTRY] == file else set())
 
 
+def module_of(name: str) -> str:
+    """The module that an import of `name` loads: `name` is one, or something in one."""
+    return name if name in MODULES else name.rpartition(".")[0]
+
+
 def test_modules_named_in_strings_exist() -> None:
     for file in FILES:
         assert named(file) <= {*MODULES}, f"{file} names a module that there is not"
@@ -115,9 +122,7 @@ def test_nothing_that_the_registry_loads_leads_back_to_it() -> None:
     reached: set[str] = set()
     ahead = [*REGISTERED]
     while ahead:
-        name = ahead.pop()
-        # What is imported is a module, or something in one.
-        module = name if name in MODULES else name.rpartition(".")[0]
+        module = module_of(ahead.pop())
         if module in MODULES and module not in reached:
             reached.add(module)
             ahead += imports(MODULES[module])
@@ -134,10 +139,83 @@ def test_imports_follow_the_arrows() -> None:
                 assert rest[0] in ARROWS[package(file)], f"{file} imports {name}"
 
 
+def only_for_types(file: Path) -> set[str]:
+    """Modules that a file imports for its annotations alone."""
+    return {
+        module_of(f"{node.module}.{alias.name}")
+        for check in read(file)[2]
+        if isinstance(check, ast.If)
+        and "TYPE_CHECKING" in {each.id for each in names(check.test)}
+        for node in check.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_neither_packages_nor_modules_import_each_other_in_a_circle() -> None:
+    modules = {
+        name: {module_of(each) for each in imports(file)} - {name} - only_for_types(file)
+        for name, file in MODULES.items()
+    }
+    for graph in (ARROWS, modules):
+        graphlib.TopologicalSorter(graph).prepare()  # names the circle, if there is one
+
+
 def test_particular_algorithms_are_named_only_where_they_are_chosen() -> None:
     for file in FILES:
         named = [name for name in imports(file) if name.startswith("edgegossip.algorithms.")]
         assert not named or package(file) in CHOOSES, f"{file}: {named}"
+
+
+def algorithms() -> set[str]:
+    """The classes of `algorithms` that are one, by their bases."""
+    bases = {
+        node.name: {each.id for base in node.bases for each in names(base)}
+        for file in FILES
+        if package(file) == "algorithms"
+        for node in read(file)[1].body
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"Algorithm"}
+    while more := {name for name, above in bases.items() if above & found} - found:
+        found |= more
+    return found - {"Algorithm"}
+
+
+def names(node: ast.AST) -> Iterator[ast.Name]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Name))
+
+
+def asked(node: ast.AST) -> Iterator[ast.AST]:
+    """What `node` compares something with, if it asks of which class or value that is."""
+    match node:
+        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kind]):
+            yield kind
+        case ast.Compare():
+            yield from (node.left, *node.comparators)
+        case ast.MatchClass():
+            yield node.cls
+
+
+def test_nobody_outside_asks_which_algorithm_it_has() -> None:
+    for file in FILES:
+        known = {
+            name.rpartition(".")[2]
+            for name in imports(file)
+            if name.startswith("edgegossip.algorithms.")
+        }
+        found = {
+            each.id for node in read(file)[2] for kind in asked(node) for each in names(kind)
+        }
+        assert package(file) == "algorithms" or not found & known, f"{file}: {found & known}"
+
+
+def test_no_algorithm_is_known_by_a_string() -> None:
+    known = algorithms()
+    assert known >= {"Gossip", "GoSGD", "EdgeGossip", "ADSP", "Pipelined"}
+    for file in FILES:
+        texts = {node.value for node in read(file)[2] if isinstance(node, ast.Constant)}
+        assert package(file) in CHOOSES or not texts & known, f"{file}: {texts & known}"
 
 
 @pytest.mark.parametrize(("name", "most"), [("gossip", 5), ("gosgd", 12)])

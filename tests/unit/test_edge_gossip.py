@@ -248,7 +248,13 @@ def test_bad_arguments_are_refused(settings: dict[str, Any], message: str) -> No
         (lambda algorithm: algorithm.num_workers, 4),
         (
             lambda algorithm: algorithm.traits,
-            Traits(topology=ring(4), num_rounds=5, local_steps=1, is_synchronous=True),
+            Traits(
+                topology=ring(4),
+                num_rounds=5,
+                local_steps=1,
+                is_synchronous=True,
+                is_balanced=True,
+            ),
         ),
     ],
 )
@@ -256,6 +262,11 @@ def test_what_experiments_read_is_the_inner_algorithms(
     read: Callable[[EdgeGossip], object], expected: object
 ) -> None:
     assert read(EdgeGossip(inner=Gossip(topology=ring(4), num_rounds=5))) == expected
+
+
+def test_servers_that_are_elected_are_refused() -> None:
+    with pytest.raises(ValueError, match="standby must be 0 within EdgeGossip"):
+        EdgeGossip(inner=BSP(num_workers=3, num_rounds=2, standby=1))
 
 
 def test_several_servers_are_refused_since_forecasts_ride_on_whole_models() -> None:

@@ -58,7 +58,7 @@ def learner(**changes: Any) -> Learner:  # noqa: ANN401
         "model": seeded(),
         "loss": F.cross_entropy,
         "optimizer": adam,
-        "dataset": DATA,
+        "dataset": DATA.training,
         "shard": SHARD,
         "batch_size": 8,
         "augmentation": partial(flip_and_crop, padding=1),
@@ -490,6 +490,7 @@ def test_a_model_that_draws_from_the_global_generator_is_warned_about() -> None:
 
     split = ArraySplit(torch.rand(8, 4), torch.arange(8) % 2)
     data = Dataset("rows", split, split, num_classes=2, input_shape=(4,))
-    careless = learner(model=Careless(), dataset=data, shard=torch.arange(8), augmentation=None)
+    rows = {"dataset": data.training, "shard": torch.arange(8)}
+    careless = learner(model=Careless(), augmentation=None, **rows)
     with pytest.warns(UserWarning, match="draws from PyTorch's global generator"):
         careless.train(Train(start(careless), Steps(1)))

@@ -15,9 +15,10 @@ from tests.every_word import EveryWord
 from tests.observers import Silent
 from tests.parity import SETTINGS, Steady, run_all
 from tests.scripted import world
+from tests.trials import trials
 from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, Recorder, loss_of, make_world
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP, trials
+from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.core.protocol import (
     MAX_NOTED,
     Effect,

@@ -203,7 +203,7 @@ def balanced_run(num_rounds: int = 4) -> list[Event]:
                 {"type": "sent", "time": end, "rank": rank, **sent, "start": end, "end": end},
             ]
     first = header("edge-gossip") | {
-        "algorithm": {"type": "EdgeGossip"},
+        "is_balanced": True,
         "shard_sizes": [250] * 4,
     }
     return [first, *sorted(events, key=lambda event: event["time"]), ended(0.25 * num_rounds)]

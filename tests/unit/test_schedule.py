@@ -35,7 +35,7 @@ def learner(schedule: Schedule, **changes: Any) -> Learner:  # noqa: ANN401
         "model": model(),
         "loss": F.cross_entropy,
         "optimizer": SGD(lr=0.5),
-        "dataset": DATA,
+        "dataset": DATA.training,
         "shard": torch.arange(20),
         "batch_size": 2,
         "schedule": schedule,

@@ -30,6 +30,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
 from edgegossip.learning.dataset import ArraySplit
 from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.learner import Learner
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
@@ -193,6 +194,19 @@ def test_on_a_network_nobody_reads_the_test_split_before_the_report(
     num_reads = guard.test.num_reads
     Gathering(experiment, tmp_path).finish()
     assert guard.test.num_reads > num_reads
+
+
+def test_a_trainer_of_ones_own_is_given_no_way_to_the_test_split(guard: Guard) -> None:
+    given: dict[str, object] = {}
+
+    def make(**arguments: Any) -> Learner:  # noqa: ANN401
+        given.update(arguments)
+        return Learner(**arguments)
+
+    task = replace(guard.experiment.task, trainer=make)
+    Workload(task, range(NUM_WORKERS), seed=0).make_trainer(0)
+    assert given["dataset"] is task.dataset.training
+    assert not leads_to([given], guard.forbidden)
 
 
 def test_what_answers_evaluate_does_not_hold_the_test_split(guard: Guard) -> None:

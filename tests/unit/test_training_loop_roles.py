@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trials import trials
 from tests.unit.test_training_loop import BATCH, NUM_SAMPLES, Learner, side_by_side
 from torch import nn
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP, trials
+from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import LocalProtocolError

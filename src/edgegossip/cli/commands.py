@@ -1,4 +1,4 @@
-"""The commands for training and reports; importing this imports torch."""
+"""The commands for training and reports. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ class RunOptions(Options, TrackOptions):
 
     Args:
         only: Algorithm of a comparison to `run`; by default its baseline.
-        batched: Train small dense models together: several times faster with many workers, but
-            the last bits of the result differ. "auto" does so from 64 workers on.
-        pool: Where training runs: on threads, or on the cores of a Ray cluster, of which
-            `--threads` says how many at most. No effect on results.
-        ray_address: HOST:PORT of a Ray cluster that this machine belongs to, or auto; by
-            default Ray is started on this machine alone, and ends with the run.
+        batched: Train small dense models together, which is several times faster with many
+            workers but changes the last bits of the result. "auto" does so with 64 workers or
+            more.
+        pool: Where training runs: on threads, or on the cores of a Ray cluster, at most
+            `--threads` of them. No effect on results.
+        ray_address: HOST:PORT of a Ray cluster to which this machine belongs, or auto; by
+            default Ray is started on this machine alone and ends with the run.
     """
 
     only: str | None = None
@@ -64,7 +65,7 @@ class RunOptions(Options, TrackOptions):
 
     @property
     def open_pool(self) -> Callable[[], RayPool] | None:
-        """As given; None for threads."""
+        """The requested pool; None for threads."""
         if self.pool == "threads":
             return None
         return partial(RayPool, self.ray_address, self.threads)
@@ -83,7 +84,7 @@ class CompareOptions(RunOptions, ManyRunsOptions):
 
     @property
     def num_processes(self) -> int:
-        """As given, or one a core."""
+        """The given number, or one per core."""
         return 1 if self.pool == "ray" else super().num_processes
 
 
@@ -134,7 +135,7 @@ def default_folder(name: str) -> Path:
 
 
 def repeatable(command: str, arguments: list[str]) -> str:
-    """The command without passwords and without options that do not affect results.
+    """The command without passwords and options that do not affect results.
 
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
@@ -179,8 +180,8 @@ def without(arguments: list[str], *options: str) -> list[str]:
     is_kept = True
     for argument in arguments:
         if argument.startswith("--") or argument == "-n":
-            option = argument.partition("=")[0].lstrip("-")
-            is_kept = option.removeprefix("no-") not in options
+            name = argument.partition("=")[0].lstrip("-").removeprefix("no-")
+            is_kept = name.replace("_", "-") not in options
         if is_kept:
             kept.append(argument)
     return kept
@@ -196,7 +197,7 @@ def report_command(arguments: list[str]) -> int:
 
 
 def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
-    """Draw figures and report.html of a run folder again.
+    """Redraw the figures and report.html of a run folder.
 
     Args:
         folder: Folder of a run, a comparison or a study.
@@ -221,7 +222,7 @@ def print_report(page: Path) -> None:
 
 
 def print_table(results: dict[str, Results]) -> None:
-    """Print the result of each run in a line."""
+    """Print a line with the result of each run."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
     names = {result.metric.name for result in results.values()}
     metric = names.pop() if len(names) == 1 else "metric"

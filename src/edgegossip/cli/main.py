@@ -1,4 +1,4 @@
-"""The command line: arguments in, exit codes out. Starts without importing torch."""
+"""The command line: arguments in, exit codes out. It starts without importing torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Results go to --out DIR, by default runs/NAME/STAMP; open report.html there.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0, 1 for failures, 2 for usage, 130 for Ctrl+C."""
+    """Run a command; return its exit code: 0, 1 for failures, 2 for usage, 130 for Ctrl+C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _dispatch(arguments)
@@ -110,7 +110,7 @@ def _compare(arguments: list[str]) -> int:
 
 
 def _imported(module: str, function: str) -> Callable[[list[str]], int]:
-    """A command whose module, and with it torch, is imported on use."""
+    """A command whose module, and thus torch, is imported on use."""
 
     def command(arguments: list[str]) -> int:
         imported = importlib.import_module(module)

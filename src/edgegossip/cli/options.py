@@ -1,4 +1,4 @@
-"""Common options of commands, combined with those of a recipe or a study."""
+"""Options common to commands, combined with those of a recipe or a study."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Options:
 
     Args:
         out: Folder of the results; by default runs/NAME/STAMP.
-        resume: Resume the interrupted work in `out`, to the result of an uninterrupted one.
+        resume: Resume the interrupted work in `out`; the result is that of an uninterrupted
+            run.
         threads: Threads of the compute pool; by default one per core. No effect on results.
     """
 
@@ -65,8 +66,8 @@ class ManyRunsOptions(Options):
     """Options for several runs.
 
     Args:
-        processes: Parallel runs, each with one thread in its own process; by default one per
-            core, or 1 with `--threads`. No effect on results.
+        processes: Number of parallel runs, each with one thread in its own process; by default
+            one per core, or 1 with `--threads`. No effect on results.
     """
 
     processes: int | None = None
@@ -82,7 +83,7 @@ class ManyRunsOptions(Options):
 
 
 def argument_names(make: Callable[..., Any]) -> list[str]:
-    """Names of a recipe's or a study's options, including those of its settings.
+    """The names of a recipe's or a study's options, including those of its settings.
 
     >>> from edgegossip.recipes.registry import load_recipe
     >>> "num_workers" in argument_names(load_recipe("quickstart"))
@@ -98,7 +99,7 @@ def argument_names(make: Callable[..., Any]) -> list[str]:
 def parse(
     prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
 ) -> tuple[AnyOptions, Any]:
-    """Parse the command's options, and call `make` with its own.
+    """Parse the command's options, and call `make` with those that are its own.
 
     Args:
         prog: Text before the options.
@@ -108,7 +109,8 @@ def parse(
 
     Raises:
         UsageError: If an option is unknown, a value is out of range, or an argument of `make`
-            has the name of a command's option. A value that cannot be read ends the process.
+            has the same name as an option of the command. A value that cannot be read ends the
+            process.
     """
     ours = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     if taken := [name for name in argument_names(make) if name in ours]:

@@ -1,4 +1,4 @@
-"""Common code of commands with a recipe: load it, and pick one of its runs."""
+"""Code common to commands with a recipe: load it, and pick one of its runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.recipes.registry import RECIPES, load_recipe
 def parse_recipe(
     command: str, kind: type[AnyOptions], arguments: Sequence[str]
 ) -> tuple[str, AnyOptions, Experiment | Comparison]:
-    """Parse the name of a recipe, the command's options and the recipe's.
+    """Parse the name of a recipe, the command's options and the recipe's own.
 
     Args:
         command: Name of the command, for messages.
@@ -22,7 +22,7 @@ def parse_recipe(
         arguments: Words typed after the command.
 
     Raises:
-        UsageError: If the recipe is unknown, or has another result.
+        UsageError: If the recipe is unknown or returns something else.
     """
     name, rest = recipe_name(command, kind, arguments)
     options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)
@@ -57,7 +57,7 @@ def recipe_name(
 
 
 def pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:
-    """The selected run: `only`, or a comparison's baseline.
+    """Return the selected run: `only`, or a comparison's baseline.
 
     Raises:
         UsageError: If there is no such run.

@@ -1,4 +1,4 @@
-"""The command that makes a figure from many runs; importing this imports torch."""
+"""The command that makes a figure from many runs. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class StudyOptions(ManyRunsOptions):
     """Options for a study.
 
     Args:
-        only: Part of the study to do, e.g. a task of edgegossip/speedup; by default all.
-        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. `--resume` can do the
-            others later.
+        only: Part of the study to do, e.g. a task of edgegossip/speedup; by default all parts.
+        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. The others can be done
+            later with `--resume`.
     """
 
     only: str | None = None
@@ -37,7 +37,7 @@ def study_command(arguments: list[str]) -> int:
 def carry_out(
     study: Study, options: ManyRunsOptions, command: str, arguments: list[str]
 ) -> dict[str, Row]:
-    """Do the unfinished cells of a study, draw its report, and return all rows.
+    """Carry out the unfinished cells of a study, draw its report, and return all rows.
 
     Args:
         study: The study.

@@ -1,4 +1,4 @@
-"""The command that runs a recipe with many settings and seeds; importing this imports torch."""
+"""The command that runs a recipe with many settings and seeds. Importing it imports torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgegossip.report.units import capitalized
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(SeveralSeeds):
-    """Options for a sweep over settings; each option of the recipe may have several values.
+    """Options for a sweep; each option of the recipe may have several values.
 
     Args:
         only: Algorithm of a comparison to run; by default its baseline.
@@ -40,10 +40,10 @@ def sweep_command(arguments: list[str]) -> int:
 
 
 def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
-    """Make a study of all combinations of the options' values.
+    """Make a study of all combinations of option values.
 
     Raises:
-        UsageError: If the recipe, or one of its settings, is invalid.
+        UsageError: If the recipe or one of its settings is invalid.
     """
     name, words = recipe_name("sweep", SweepOptions, arguments)
     values = split_values("sweep", name, words)

@@ -1,4 +1,4 @@
-"""The commands that train on real machines; importing this imports torch."""
+"""The commands that train on real machines. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ class WorkerOptions(TrackOptions):
     Args:
         rank: Rank of this worker, from 0.
         only: Algorithm of a comparison to run; by default its baseline.
-        out: Folder of this worker; restarting with the same folder resumes. By default
+        out: Folder of this worker; a restart with the same folder resumes. By default
             runs/NAME/STAMP.
         listen: Endpoint at which others reach this worker, e.g. tls/0.0.0.0:7447.
         connect: Endpoint of another worker or a router, e.g. tls/server:7447.
-        multicast: Also find workers in the local network.
+        multicast: Also look for workers in the local network.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Replaced
             files, and revoked.pem, take effect at once.
-        ban: Serial number of a certificate to reject, like those in revoked.pem; repeatable.
-        insecure: Allow plain links beyond this machine: anybody can read and join.
-        lease: Seconds after which a silent link is closed, or a link on which a piece of 256 kB
-            does not leave; longer for slow links.
-        name: Name of the run, equal for all its workers, which separates simultaneous runs of
-            one recipe. Certificates may be limited to runs of this name.
+        ban: Serial number of a further certificate to reject; repeatable.
+        insecure: Allow plain links beyond this machine, so that anybody can read and join.
+        lease: Seconds after which a link is closed if it is silent or cannot send a piece of
+            256 kB; slow links need more.
+        name: Name of the run, equal for all its workers; it keeps simultaneous runs of one
+            recipe apart. Certificates may be limited to runs of this name.
         meet_seconds: Seconds to wait for all workers before beginning without some.
         min_workers: Minimum number of workers, including this one, to begin and to continue;
-            with fewer the run ends after `meet_seconds`, with a checkpoint. By default it needs
-            two to begin, and any number to continue.
+            with fewer, the run ends after `meet_seconds` and keeps a checkpoint. By default a
+            run needs two workers to begin and may continue with any number.
         ended: Ranks that had already finished; nobody waits for them.
-        max_seconds: Time limit, counted from the beginning; by default the recipe's limit.
+        max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots for measuring accuracy over time afterwards.
-        profile: CSV file of `edgegossip profile`, which improves forecasts from the start.
-        telemetry: Store for a sample of this machine's load each minute: a .jsonl file, a
+        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
+        profile: CSV file from `edgegossip profile`, which improves forecasts from the start.
+        telemetry: Where to store a sample of this machine's load each minute: a .jsonl file, a
             redis:// URL, or memory. Put the password into EDGEGOSSIP_REDIS_PASSWORD, because
-            other users of this machine can see a URL.
+            other users of this machine can see the URL.
         parent: Number of a process whose end stops this worker.
         threads: Threads of one training step.
-        max_waiting_bytes: Limit of messages in memory, for those that wait for one receiver and
-            for arrived ones; by default an eighth of the memory, or 1 GiB if that is less.
+        max_waiting_bytes: Limit of the messages in memory that wait for one receiver, and of
+            those that have arrived; by default an eighth of the memory, but at most 1 GiB.
     """
 
     rank: Rank
@@ -117,7 +117,7 @@ class LaunchOptions(TrackOptions):
         only: Algorithm of a comparison to run; by default its baseline.
         out: Run folder; by default runs/NAME/STAMP.
         resume: Resume the interrupted run in `out`.
-        max_seconds: Time limit, counted from the beginning; by default the recipe's limit.
+        max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
         max_waiting_bytes: Limit of each worker's messages in memory; see `edgegossip worker`.
     """
@@ -136,10 +136,10 @@ class LaunchOptions(TrackOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GatherOptions(TrackOptions):
-    """Options for making one run folder from the workers' folders.
+    """Options for combining the workers' folders into one run folder.
 
     Args:
-        out: Run folder, with the folder of worker R as workers/R.
+        out: Run folder, with the folder of worker R as its workers/R.
         only: Algorithm of the comparison that was run; by default its baseline.
     """
 
@@ -216,20 +216,13 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
 
 
 def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
-    """The recipe's own arguments and `--only`, which all workers share.
+    """The recipe's own arguments and `--only`, which are the same for all workers.
 
     >>> _of_recipe(["--rank", "1", "--lr", "0.1", "--listen", "tcp/a:1", "tcp/b:1"], "gosgd")
     ['--lr', '0.1', '--only', 'gosgd']
     """
-    ours = {each.name for each in fields(WorkerOptions)}
-    kept: list[str] = []
-    is_kept = False
-    for argument in arguments:
-        if argument.startswith("--"):
-            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
-            is_kept = name.replace("-", "_") not in ours
-        if is_kept:
-            kept.append(argument)
+    ours = (each.name.replace("_", "-") for each in fields(WorkerOptions))
+    kept = without(arguments, *ours)
     return kept if only is None else [*kept, "--only", only]
 
 
@@ -253,7 +246,7 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
 
 
 _NUMBERS = ("num_workers", "num_stages")
-"""Arguments for `-n`: it sets the first of these that the recipe has."""
+"""Arguments that `-n` may set: it sets the first of these that the recipe has."""
 
 
 def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:

@@ -1,4 +1,4 @@
-"""Launch: all workers of a run as processes of this machine."""
+"""Launching all workers of a run as processes of this machine."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from edgegossip.experiments.tracking import Follower, TrackedRun, Tracker, follo
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
-"""Maximum share of a core's time for evaluations."""
+"""Maximum share of a core's time that evaluations may take."""
 # Workers run side by side; several intra-op threads each would get in their way.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequence[str]]
-"""``(rank, its endpoint, the others' endpoints, its folder, who has ended)`` -> the command
-of a worker."""
+"""Makes a worker's command from its rank, its endpoint, the others' endpoints, its folder, and
+the workers that have finished."""
 
 
 def launch(
@@ -49,8 +49,8 @@ def launch(
 ) -> Results:
     """Start a process for each worker, watch them, and gather their folders in `out`.
 
-    The death of a worker ends neither the run nor this function. A worker whose folder shows
-    that it has finished is not started again.
+    If a worker dies, neither the run nor this function ends. A worker whose folder shows that
+    it has finished is not started again.
 
     Args:
         experiment: The workers' experiment.
@@ -58,7 +58,7 @@ def launch(
         out: Run folder, made if missing.
         recipe: Name of the recipe, for the record.
         command: Command that repeats the run, for the record.
-        progress: A live view.
+        progress: Live view, if any.
         trackers: Followers of the averaged model's numbers.
 
     Raises:
@@ -109,7 +109,7 @@ def _run_workers(
     ended: Sequence[Rank],
     progress: Progress,
 ) -> list[Rank] | None:
-    """Run all unfinished workers; return the failed ones, or None if stopped."""
+    """Run all unfinished workers; return those that failed, or None if stopped."""
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     asked: list[int] = []
@@ -137,7 +137,7 @@ def _run_workers(
 
 
 def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Results:
-    """Make one run from the workers' folders, and report the failed workers."""
+    """Make one run folder from the workers' folders, and report failed workers."""
     if len(failures) == len(gathering.workers):
         # One that was killed said nothing of why.
         lines = [_last_line(out, rank) for rank in failures]

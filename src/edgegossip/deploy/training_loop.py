@@ -20,7 +20,7 @@ from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Steps, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.deploy.final_average import FinalAverage
+from edgegossip.deploy.final_average import FinalAverage, FinalState
 from edgegossip.deploy.introducing import run_id
 from edgegossip.experiments.describe import describe, flatten, versions
 from edgegossip.learning.flat import FlatModel
@@ -42,36 +42,36 @@ class TrainingLoop:
     Call `step` after each optimizer step. When the algorithm's current piece of work is done,
     the model is exchanged: a synchronous algorithm makes `step` wait for the others, and an
     asynchronous one sends in the background. Afterwards the model has the parameters for
-    further training; the optimizer keeps its state. Once `is_over` is true they are the final
-    ones, and must not be trained. Start all workers from equal models for the best results.
+    further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
+    final and must not be trained. For the best results, start all workers from equal models.
 
-    The final parameters are those of this worker in the algorithm. After synchronous algorithms
-    that average with everybody, all workers have the same; after others, such as GoSGD, each
-    has its own. `final_average` gives all workers the mean of their models, or the server's
-    model.
+    The final parameters are those with which the algorithm leaves this worker. After
+    synchronous algorithms that average with everybody, all workers have the same parameters;
+    after others, such as GoSGD, each has its own. `final_average` gives all workers the mean of
+    their models, or the server's model.
 
-    A rank whose role has no data, such as a server, does not train: it stays in the entrance of
-    the `with` block until the run is over.
+    A rank whose role has no data, such as a server, does not train: entering the `with` block
+    takes until the run is over.
 
     Missing, lost and returned workers are logged (``edgegossip.net``), and so is the end
-    (``edgegossip.deploy``, level INFO). An exception in the `with` block, including Ctrl+C,
-    leaves the run, informs the others, and propagates.
+    (``edgegossip.deploy``, level INFO). After an exception in the `with` block, including
+    Ctrl+C, the worker leaves the run and tells the others, and the exception propagates.
 
     Args:
-        model: Model that the caller trains; its parameters are put into one vector, in place.
-        algorithm: Algorithm with equal settings on all workers; a worker with other settings is
-            rejected, and ends with an error that names the setting.
+        model: Model that the caller trains; its parameters are moved into one vector, in place.
+        algorithm: Algorithm, with equal settings on all workers; a worker with other settings
+            is rejected and ends with an error that names the setting.
         rank: Rank of this worker.
         num_workers: Number of all workers.
         transport: Transport of the messages.
-        num_samples: Number of samples of this worker, for the count of epochs; 0 for a rank
-            whose role has none.
+        num_samples: Number of this worker's samples, from which epochs are counted; 0 for a
+            rank whose role has no data.
         name: Name of the run, equal for all workers.
         forecaster: A `Monitor` of this machine, for `EdgeGossip`.
         meet_seconds: Seconds to wait for all workers before beginning without some.
         min_workers: Minimum number of workers, including this one, to begin and to continue;
-            with fewer, `step` raises `NetworkError`. None needs one other worker to begin, and
-            none to continue.
+            with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
+            begin and may continue without any.
         max_seconds: Time limit, counted from the beginning.
         final_average: Average the models of all evaluated workers at the end; each sends its
             own to all others once.
@@ -123,19 +123,14 @@ class TrainingLoop:
                 "all ranks final_average=True"
             )
         check_range("num_samples", num_samples, "at least 1" if has_data else "at least 0")
+        # The caller's batches come as they are, so its weights stay as they are.
+        flat = partial(
+            FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
+        )
         judge = None
         if evaluate is not None:
-            copied = FlatModel(
-                copy.deepcopy(model),
-                has_buffers=has_buffers,
-                channels_last=False,
-                torch_device=torch_device,
-            )
-            judge = partial(_judge, evaluate, copied)
-        # The caller's batches come as they are, so its weights stay as they are.
-        self._flat = FlatModel(
-            model, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
-        )
+            judge = partial(_judge, evaluate, flat(copy.deepcopy(model)))
+        self._flat = flat(model)
         self._work = _OwnWork(num_samples, Layout(self._flat.trained.numel()))
         params = self._flat.params.to("cpu", copy=True)
         described = {
@@ -144,7 +139,7 @@ class TrainingLoop:
             "num_params": len(params),
             "final_average": final_average,
         }
-        limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+        introduction = _introduction(described, max_seconds)
         if final_average:
             algorithm = FinalAverage(
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
@@ -159,9 +154,7 @@ class TrainingLoop:
             transport,
             settings=HostSettings(
                 run=run_id(f"training loop {name}"),
-                introduction=Introduction(
-                    settings=flatten(described), versions={**versions(), **limits}
-                ),
+                introduction=introduction,
                 meet_seconds=meet_seconds,
                 min_to_begin=min_workers or 2,
                 min_workers=min_workers or 1,
@@ -184,7 +177,7 @@ class TrainingLoop:
     def progress(self) -> float:
         """Completed share of the run, in [0, 1], for the learning rate.
 
-        All workers of a synchronous algorithm have one value in one round.
+        In a given round, all workers of a synchronous algorithm have the same value.
         """
         return self._work.progress
 
@@ -192,13 +185,13 @@ class TrainingLoop:
     def batch_ratio(self) -> float:
         """Size of the next batch relative to the usual one; `BatchTune` sets it by speed.
 
-        A loop may ignore it and keep its batches.
+        A loop may ignore this and keep its batches.
         """
         return self._work.request.batch_ratio
 
     @property
     def rate_ratio(self) -> float:
-        """Learning rate of the next step relative to the usual one; 1 by default."""
+        """Learning rate of the next step relative to the usual one, by default 1."""
         return self._work.request.rate_ratio
 
     @property
@@ -209,17 +202,17 @@ class TrainingLoop:
     def step(self, loss: float, num_samples: int) -> None:
         """Account for an optimizer step; exchange the model if it is due.
 
-        If another worker's message makes the loss not finite, the model goes back to the last
-        sound parameters. Call ``optimizer.state.clear()`` in that case, because momentum is not
-        finite either.
+        If another worker's message makes the loss infinite or NaN, the model goes back to the
+        last sound parameters. In that case call ``optimizer.state.clear()``, because momentum
+        is not finite either.
 
         Args:
             loss: Loss of the batch.
             num_samples: Samples in the batch.
 
         Raises:
-            TrainingError: If the loss is not finite and no other worker can be blamed, or the
-                run has failed.
+            TrainingError: If the loss is not finite and no other worker can be blamed, or if
+                the run has failed.
         """
         if self.is_over:
             return
@@ -232,11 +225,17 @@ class TrainingLoop:
             return
         piece.losses.append(loss)
         piece.num_samples += num_samples
-        if piece.is_done or getattr(self._host.state, "is_ending", False):
+        if piece.is_done or self._is_ending:
             self._work.done.put(piece.result(self._flat))
             self._take_next()
         elif not self._thread.is_alive():  # the run is over, or has failed
             self._take_next()
+
+    @property
+    def _is_ending(self) -> bool:
+        """The final average has begun, so training no longer counts."""
+        state = self._host.state
+        return isinstance(state, FinalState) and state.is_ending
 
     def _take_next(self) -> None:
         """Wait for the next training request, and load its initial parameters."""
@@ -284,6 +283,12 @@ class TrainingLoop:
         self._thread.join()
 
 
+def _introduction(described: Mapping[str, Any], max_seconds: Seconds) -> Introduction:
+    """Settings to compare with other workers; a time limit may differ, with a warning."""
+    limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+    return Introduction(settings=flatten(described), versions={**versions(), **limits})
+
+
 def _judge(
     evaluate: Validate, model: FlatModel, params: Tensor
 ) -> tuple[float, Mapping[str, float]]:
@@ -323,7 +328,7 @@ class _Piece:
 
 
 class _OwnWork(Trainer):
-    """A `Trainer` that leaves training to the caller's loop, on another thread."""
+    """A `Trainer` that leaves training to the caller's loop, which runs in another thread."""
 
     def __init__(self, num_samples: int, layout: Layout) -> None:
         self.progress = 0.0
@@ -373,7 +378,7 @@ class _OwnWork(Trainer):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """No effect, because optimizer and data are the caller's."""
+        """Has no effect, because optimizer and data belong to the caller."""
 
 
 class _LoopLeftError(Exception):

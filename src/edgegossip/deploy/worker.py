@@ -47,7 +47,7 @@ from edgegossip.net.transport import Transport
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
 _ENDS = ("finished", "time limit")
-"""Reasons for a worker's final end."""
+"""Reasons with which a worker ends for good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +55,21 @@ class WorkerSettings:
     """Settings of one worker.
 
     Args:
-        name: Name of the run, for several simultaneous runs of the same experiment.
+        name: Name of the run, which keeps simultaneous runs of the same experiment apart.
         meet_seconds: See `HostSettings`.
-        min_workers: Minimum number of workers, including this one, to begin and to continue;
-            None needs one other worker to begin, and none to continue.
+        min_workers: Minimum number of workers, including this one, to begin and to continue.
+            With None, a run needs one other worker to begin and may continue without any.
         ended: See `HostSettings`.
         max_seconds: Time limit, counted from the beginning; None for the experiment's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots for measuring accuracy over time afterwards.
+        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         parent: Number of a process whose end stops this worker; None for none.
         threads: Number of threads of one training step, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
         trackers: Followers of this worker's own numbers, such as `TensorBoard()`.
 
     Raises:
-        ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1, or no whole
+        ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1 or not a whole
             number.
     """
 
@@ -109,7 +109,7 @@ def take_part(
     """Run worker `rank` of `experiment`, until the end of the run.
 
     A restart with the same `out` resumes from the checkpoint if all others do so too, and
-    otherwise from a neighbor's parameters.
+    otherwise takes a neighbor's parameters.
 
     Args:
         experiment: The workers' common experiment; its platforms, links and faults describe
@@ -117,7 +117,7 @@ def take_part(
         rank: Rank of this worker, in 0..num_workers - 1.
         transport: Transport of the messages.
         out: Folder of this worker, made if missing.
-        settings: How.
+        settings: Settings of this worker.
         forecaster: Forecasts the speed of this machine, for `EdgeGossip`.
         recipe: Name of the recipe, for the record.
         command: Command of this worker, for the record.
@@ -126,7 +126,7 @@ def take_part(
         Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, too few others do, or they have another
+        NetworkError: If this machine cannot take part, too few others do, or they run another
             experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
@@ -139,7 +139,7 @@ def take_part(
 
 
 class _Worker:
-    """Training, checkpoints, snapshots and the log of one worker."""
+    """Training, checkpoints, snapshots and log of one worker."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Worker:
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
-        """Take part, and leave a complete folder in any case."""
+        """Take part, and in any case leave a complete folder."""
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:
@@ -247,7 +247,7 @@ class _Worker:
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
-        """Raise an error if the loaded checkpoint does not work."""
+        """Turn an error that the loaded checkpoint causes into one that blames it."""
         try:
             yield
         except LOADING_ERRORS as error:
@@ -275,7 +275,7 @@ class _Worker:
         return True
 
     def _end(self, host: Host[Any], reason: str) -> None:
-        """Write the results; a finished worker needs no checkpoint."""
+        """Write the results, and delete the checkpoint of a finished worker."""
         wall_seconds = time.monotonic() - self._started
         self._diary.write("ended", time=host.now, reason=reason, wall_seconds=wall_seconds)
         self._diary.close()
@@ -316,10 +316,10 @@ class _Worker:
 
 
 def require_worker_of(experiment: Experiment, out: Path) -> None:
-    """Check that the worker of folder `out`, if any, was in this experiment.
+    """Check that the worker whose folder is `out`, if any, took part in this experiment.
 
     Raises:
-        RunFolderError: If it was in another one.
+        RunFolderError: If it took part in another one.
     """
     path = out / "experiment.json"
     if path.exists():
@@ -334,14 +334,14 @@ def require_worker_of(experiment: Experiment, out: Path) -> None:
 
 
 def has_ended(out: Path, header: dict[str, Any]) -> bool:
-    """Whether the worker of folder `out` has finished for good.
+    """Whether the worker whose folder is `out` has finished for good.
 
     Args:
         out: Folder, which may be missing.
-        header: Header of the worker's expected experiment.
+        header: Header of the experiment that the worker must belong to.
 
     Raises:
-        RunFolderError: If the worker is of another experiment.
+        RunFolderError: If the worker belongs to another experiment.
     """
     path, summary = out / "experiment.json", out / "summary.json"
     if not path.exists():
@@ -362,7 +362,7 @@ def _difference(kept: object, now: object) -> str:
 
 
 def goes_on_at(out: Path) -> Seconds:
-    """Time in the run at which the worker of folder `out` continues, or ended."""
+    """Time in the run at which the worker whose folder is `out` continues, or has ended."""
     path = out / "summary.json"
     if path.exists() and (summary := read_summary(path))["reason"] in _ENDS:
         return float(summary["seconds"])
@@ -398,7 +398,7 @@ def _require_like(state: WorkerState, fresh: WorkerState) -> None:
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Write the header of the folder; an earlier end in an existing one no longer counts."""
+    """Write the folder's header; if the folder exists, its earlier end no longer counts."""
     path = out / "experiment.json"
     for end in ("summary.json", "params.safetensors"):
         (out / end).unlink(missing_ok=True)

@@ -11,15 +11,18 @@ from edgegossip.core.protocol import WORKER, Rank
 from edgegossip.experiments.experiment import Experiment
 
 
-def described_roles(
-    experiment: Experiment, shards: Mapping[Rank, Sized]
-) -> dict[str, list[Any]]:
-    """Describe roles and shard sizes by rank, and the ranks that count in the final model."""
+def described_roles(experiment: Experiment, shards: Mapping[Rank, Sized]) -> dict[str, Any]:
+    """Describe roles and shard sizes by rank, the ranks that count in the final model, and
+    whether workers train on shares of their data.
+    """
     num_workers, role = experiment.num_workers, experiment.algorithm.role
+    # Left out otherwise, as in folders of earlier versions.
+    balanced = {"is_balanced": True} if experiment.algorithm.traits.is_balanced else {}
     return {
         "roles": experiment.roles,
         "evaluated": [rank for rank in range(num_workers) if role(rank).is_evaluated],
         "shard_sizes": [len(shards.get(rank, ())) for rank in range(num_workers)],
+        **balanced,
     }
 
 

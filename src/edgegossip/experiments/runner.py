@@ -177,12 +177,9 @@ class _Run:
             return False  # asked twice: the last checkpoint has to do
         except RunFolderError:
             raise
-        except LOADING_ERRORS as error:
-            if self._is_untried:
-                raise self._misfit(error) from error
-            self._end("failed", error)
-            raise
         except Exception as error:
+            if self._is_untried and isinstance(error, LOADING_ERRORS):
+                raise self._misfit(error) from error
             self._end("failed", error)
             raise
         return has_ended
@@ -304,7 +301,7 @@ class _Run:
                 "simulator": simulator,
                 "log_size": self._log.flush(),
                 "log": self._log.state_dict(),
-                "history": self._history,
+                "history": [each.line() for each in self._history],
                 "num_looks": self._num_looks,
                 "wall_seconds": self._wall_seconds,
             }
@@ -317,7 +314,7 @@ class _Run:
             self.simulator.load_state_dict(checkpoint["simulator"])
             self._log.load_state_dict(checkpoint["log"])
             self._history = [
-                read_evaluation(each.line(), self._experiment.task.chosen_first)
+                read_evaluation(each, self._experiment.task.chosen_first)
                 for each in checkpoint["history"]
             ]
             self._num_looks = int(checkpoint["num_looks"])

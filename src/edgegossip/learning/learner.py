@@ -13,7 +13,7 @@ from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Layout, Rank, Train
 from edgegossip.core.randomness import generator
 from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
 from edgegossip.learning.loss import Forward, Loss, forward_pair, prepare_batch
@@ -43,7 +43,7 @@ class Learner(Trainer):
             change in it.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
-        dataset: Data set with the training split.
+        dataset: The training split alone: `Dataset.training`.
         shard: [n] indices of this worker's samples in the training split; may be empty before
             an assignment.
         batch_size: Samples per step.
@@ -66,7 +66,7 @@ class Learner(Trainer):
         model: nn.Module,
         loss: Loss,
         optimizer: OptimizerFactory,
-        dataset: Dataset,
+        dataset: TrainingData,
         shard: Tensor,
         batch_size: int,
         schedule: Schedule = Constant(),
@@ -97,7 +97,7 @@ class Learner(Trainer):
         self._schedule = schedule
         self._loss = loss
         self._forward = forward
-        self._dataset = dataset.training  # and no way to the test split
+        self._dataset = dataset
         self._augmentation = augmentation
         self._torch_device = torch.device(torch_device)
         self._num_steps = 0

@@ -228,7 +228,7 @@ class Workload:
             model=self._parts.models[self._part(rank)].module,
             loss=self.task.loss,
             optimizer=self.task.optimizer,
-            dataset=self.task.dataset,
+            dataset=self.task.dataset.training,  # no trainer gets the test split
             shard=self.shards.get(rank, torch.empty(0, dtype=torch.int64)),
             batch_size=self.task.batch_size,
             schedule=self.task.schedule,

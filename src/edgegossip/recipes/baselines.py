@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -15,8 +16,8 @@ from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.ranges import check_range
-from edgegossip.core.topology import complete, ring
-from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
+from edgegossip.core.topology import Topology, complete, ring
+from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.partition import IID, Partition
@@ -72,30 +73,33 @@ def compare_baselines(
     workload = Workload(task, range(len(platforms)), settings.seed)
     max_seconds = epoch_gossip_seconds(workload, platforms, link, settings.num_epochs)
 
-    def experiment(algorithm: Algorithm[Any]) -> Experiment:
-        is_edge_gossip = isinstance(algorithm, EdgeGossip)
-        return Experiment(
-            task=replace(task, accuracy_aware=accuracy_aware) if is_edge_gossip else task,
-            algorithm=algorithm,
-            platforms=platforms,
-            links=Links(default=link),
-            seed=settings.seed,
-            max_seconds=None if isinstance(algorithm, EpochGossip) else max_seconds,
-        )
-
-    algorithms = _algorithms(len(platforms), settings)
+    run = partial(
+        Experiment, platforms=platforms, links=Links(default=link), seed=settings.seed
+    )
+    balanced = replace(task, accuracy_aware=accuracy_aware)
+    everyone = complete(len(platforms))
+    epochs = partial(EpochGossip, topology=everyone)
+    experiments = [
+        run(task=task, algorithm=epochs(num_rounds=settings.num_epochs)),
+        run(
+            task=balanced,
+            algorithm=EdgeGossip(inner=epochs(num_rounds=UNTIL_CUT_OFF)),
+            max_seconds=max_seconds,
+        ),
+        *(
+            run(task=task, algorithm=each, max_seconds=max_seconds)
+            for each in _rivals(everyone, settings)
+        ),
+    ]
     return Comparison(
-        experiments={algorithm_name(each): experiment(each) for each in algorithms},
+        experiments={each.run_name: each for each in experiments},
         baseline="epoch-gossip",
         target=target,
     )
 
 
-def _algorithms(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
-    everyone = complete(num_workers)
+def _rivals(everyone: Topology, settings: Settings) -> list[Algorithm[Any]]:
     return [
-        EpochGossip(topology=everyone, num_rounds=settings.num_epochs),
-        EdgeGossip(inner=EpochGossip(topology=everyone, num_rounds=UNTIL_CUT_OFF)),
         GoSGD(
             topology=everyone,
             num_rounds=UNTIL_CUT_OFF,
@@ -103,5 +107,5 @@ def _algorithms(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
             seed=settings.seed,
         ),
         AllReduce(topology=everyone, num_rounds=UNTIL_CUT_OFF),
-        Gossip(topology=ring(num_workers), num_rounds=UNTIL_CUT_OFF),
+        Gossip(topology=ring(everyone.num_workers), num_rounds=UNTIL_CUT_OFF),
     ]

@@ -86,6 +86,7 @@ RECIPES = _entries(
         "synthetic-gradients/quickstart": "staged_training",
         "synthetic-gradients/eight-layers": "staged_training",
         "synthetic-gradients/cloud-edge": "cloud_edge",
+        "language/books-gpt": "language",
     },
 )
 STUDIES = _entries(

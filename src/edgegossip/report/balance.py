@@ -1,4 +1,4 @@
-"""Waiting of the workers, and the effect of EdgeGossip, in words."""
+"""Waiting of the workers, and the effect of balancing, in words."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MAX_NAMED = 8
 
 
 def kept_shares(run: Run) -> list[float] | None:
-    """Mean share of its data that each worker trained on in a round of EdgeGossip.
+    """Mean share of its data that each worker trained on in a round.
 
-    None for other algorithms, and if a worker has finished no round.
+    None for runs that were not balanced, and if a worker has finished no round.
     """
-    if run.log.header["algorithm"].get("type") != "EdgeGossip":
+    if not run.log.is_balanced:
         return None
     sizes = run.log.header.get("shard_sizes")
     if not sizes or not all(worker.num_rounds for worker in run.log.workers):
@@ -39,7 +39,7 @@ def kept_sentence(run: Run) -> str:
 
 
 def balance(folder: ReportData) -> str:
-    """Describe the waits without and with EdgeGossip; empty without it."""
+    """Describe the waits without and with balancing; empty without a balanced run."""
     balanced = [run for run in folder.runs if run.workers and kept_shares(run) is not None]
     if not balanced:
         return ""

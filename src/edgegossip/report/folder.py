@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,6 +12,7 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.results import ENDS
+from edgegossip.experiments.run_folder import read_json
 from edgegossip.report.activity import Activity, activities
 from edgegossip.report.log import RunLog, read_log
 
@@ -193,14 +193,10 @@ def _only_metric(path: Path, logs: Mapping[str, RunLog]) -> MetricSpec:
 def _read_json(path: Path) -> Mapping[str, Any]:
     """Read one object; {} if missing, as in an interrupted run."""
     try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise _bad_summary(path, f"one JSON object ({error})") from error
-    if not isinstance(content, dict):
-        raise _bad_summary(path, f"one JSON object, got {type(content).__name__}")
-    return content
+        return read_json(path) if path.exists() else {}
+    except RunFolderError as error:
+        reason = error.__cause__ or "it is something else"
+        raise _bad_summary(path, f"one JSON object ({reason})") from error
 
 
 def _summary(

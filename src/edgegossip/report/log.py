@@ -129,6 +129,11 @@ class RunLog:
         return self.header.get("roles") or [WORKER.name] * len(self.workers)
 
     @property
+    def is_balanced(self) -> bool:
+        """Whether workers trained on shares of their data that fit their speeds."""
+        return self.header.get("is_balanced") is True
+
+    @property
     def stages(self) -> dict[int, list[Rank]]:
         """The ranks of each stage of the model; empty for a whole model."""
         found: dict[int, list[Rank]] = {}

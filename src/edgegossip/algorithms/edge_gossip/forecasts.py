@@ -1,14 +1,16 @@
-"""Spread of forecasts: workers learn the time that the fastest needs for its data."""
+"""Spreading forecasts: workers learn the time that the fastest needs for its data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from edgegossip.algorithms.riding import with_numbers, without_numbers
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import Message, Rank, Received, Seconds, Send
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 
@@ -18,12 +20,27 @@ _OLDEST = 2**31
 _INHERITED = "inherited"
 
 
+def require_fixed_roles(inner: Algorithm[Any], num_workers: int) -> None:
+    """Raise `ValueError` if not every worker of `inner` has a role and a model of its own."""
+    if inner.traits.changes_roles:
+        raise ValueError(
+            "standby must be 0 within EdgeGossip: one that is elected trains on, and has no "
+            "forecast to go by"
+        )
+    num_slices = max(inner.role(rank).num_slices for rank in range(num_workers))
+    if num_slices > 1:
+        raise ValueError(
+            f"num_servers must be 1 within EdgeGossip, got {num_slices}: platforms tell their "
+            "forecasts with whole models, not with slices"
+        )
+
+
 @dataclass(slots=True)
 class PlatformForecast:
     """Forecast of a platform for its next epoch.
 
     Attributes:
-        round: Its round at the time of the forecast.
+        round: The platform's round at the time of the forecast.
         throughput: Training samples per second.
         epoch_cost: Cost of a pass over all its data, in training samples.
         inherited: Workers whose data this worker has taken over, in order.
@@ -35,9 +52,7 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """Make a message with both numbers and the workers whose data this worker has taken
-        over.
-        """
+        """Make a message with both numbers and the workers whose data was taken over."""
         inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
         numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
         return Message("forecast", self.round, inherited, numbers)
@@ -53,10 +68,10 @@ class PlatformForecast:
 class Fastest:
     r"""Push-min of :math:`T_i`, with an age that removes stale values.
 
-    A worker that knows no faster one is itself the fastest, at age 0. A received value ages by
-    one in each epoch of the worker, and is forgotten above `max_age`. If the fastest slows down
-    or is lost, all workers therefore know after that many epochs. On a complete graph,
-    :math:`O(\log E)` random pushes spread a minimum to all.
+    A worker that knows of no faster one considers itself the fastest, at age 0. A received
+    value ages by one in each epoch of the worker, and is forgotten above `max_age`. If the
+    fastest slows down or is lost, all workers therefore know after that many epochs. On a
+    complete graph, a minimum reaches all workers after :math:`O(\log E)` random pushes.
 
     Attributes:
         seconds: :math:`T_j` of the fastest known worker; infinite for none.
@@ -73,13 +88,13 @@ class Fastest:
             self.seconds, self.age = math.inf, 0
 
     def hear(self, message: Message, max_age: int) -> None:
-        """Take over the value in a message if it is faster, or equally fast and fresher."""
+        """Adopt the value in a message if it is faster, or equally fast and fresher."""
         heard = (message.numbers.get(_SECONDS, math.inf), int(message.numbers.get(_AGE, 0)))
         if heard[1] <= max_age and heard < (self.seconds, self.age):
             self.seconds, self.age = heard
 
     def ride_on(self, send: Send, own_seconds: Seconds) -> Send:
-        """Add the fastest known worker, including the sender, to the message of `send`."""
+        """Add the fastest known worker, which may be the sender, to the message of `send`."""
         known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
         if known[0] == math.inf:
             return send
@@ -92,7 +107,7 @@ def detach(event: Received) -> Received:
 
 
 def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
-    """Describe the messages beside the inner algorithm's (``spread="exact"``)."""
+    """Describe the messages in addition to the inner algorithm's (``spread="exact"``)."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
     positive = (0, math.inf)
     forecast = MessageSpec(
@@ -104,7 +119,7 @@ def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, Messag
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
-    """Add the fastest to the inner algorithm's messages (``spread="gossip"``)."""
+    """Add the fastest worker to the inner algorithm's messages (``spread="gossip"``)."""
     more: dict[str, Limits] = {_SECONDS: (0, math.inf), _AGE: range(_OLDEST)}
     return {
         kind: replace(spec, optional_numbers={**spec.optional_numbers, **more})

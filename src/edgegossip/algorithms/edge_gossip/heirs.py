@@ -15,27 +15,14 @@ def require_valid(
     reachable: Mapping[Rank, Collection[Rank]] | None,
     on_failure: str = "reassign",
     spread: str = "exact",
-    *,
-    inner: object = None,
 ) -> None:
-    """Raise `ValueError` if these settings of `EdgeGossip` are inconsistent.
+    """Raise `ValueError` if these settings of `EdgeGossip` contradict each other.
 
     >>> require_valid(3, spares=(2,), reachable={0: (1, 7)})
     Traceback (most recent call last):
         ...
     ValueError: reachable names worker 7; ranks are 0..2
     """
-    standby, num_servers = getattr(inner, "standby", 0), getattr(inner, "num_servers", 1)
-    if standby:
-        raise ValueError(
-            f"standby must be 0 within EdgeGossip, got {standby}: one that is elected trains "
-            "on, and has no forecast to go by"
-        )
-    if num_servers > 1:
-        raise ValueError(
-            f"num_servers must be 1 within EdgeGossip, got {num_servers}: platforms tell their "
-            "forecasts with whole models, not with slices"
-        )
     within = reachable or {}
     for name, ranks in (("spares", spares), ("reachable", chain(within, *within.values()))):
         if strangers := sorted(set(ranks) - set(range(num_workers))):
@@ -60,16 +47,16 @@ def choose_heirs(
     """Give each failed platform's data to a spare, or else to the fastest that can reach it.
 
     Args:
-        heirs: Present heir of each platform's data, as `heirs_by` finds it. A recovered
-            platform gets its data back. A spare that inherited the data would be left with
-            none, so it keeps the data and both train on it.
-        shares: Shares of the platforms, with a mark for each failed one.
+        heirs: Current heir of each platform's data, as `heirs_by` finds it. A recovered
+            platform gets its data back. A spare that inherited the data would then have none,
+            so it keeps them, and both train on the same data.
+        shares: Shares of the platforms; failed ones are marked.
         throughputs: [E] samples per second.
         spares: Platforms without data of their own; each takes over one platform's.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:
-        The heir of each failed platform with data, if there is one.
+        The heir of each failed platform that has data, if there is one.
 
     >>> from edgegossip.algorithms.edge_gossip.balancer import Balancer
     >>> throughputs = [100.0, 80.0, 0.0]
@@ -104,7 +91,8 @@ def _that_stay(
 def heirs_by(
     holdings: Mapping[Rank, Collection[Rank]], spares: Collection[Rank]
 ) -> dict[Rank, Rank]:
-    """Heir of each platform, from the data that each claims; prefers spares, then low ranks.
+    """The heir of each platform, from the data that each claims; prefers spares, then low
+    ranks.
 
     >>> heirs_by({0: (3,), 1: (3, 4), 2: (4,)}, spares=(2,))
     {3: 0, 4: 2}

@@ -34,6 +34,7 @@ class Contender:
         lr_factor: Factor on the task's learning rate, for algorithms with longer steps.
         ending: Prefix of the options of final rounds, if these add a tenth to the bytes.
         accuracy_aware: Choice of samples of an `EdgeGossip` around it; None without one.
+        draws_exchanges: The algorithm takes the problem's `exchange_probability` and a seed.
     """
 
     algorithm: Callable[..., Algorithm[Any]]
@@ -44,6 +45,7 @@ class Contender:
     lr_factor: float = 1.0
     ending: str | None = None
     accuracy_aware: AccuracyAware | None = None
+    draws_exchanges: bool = False
 
     def build(self, num_workers: int, num_steps: int, **others: object) -> Algorithm[Any]:
         """Make the algorithm for `num_steps` at each worker; `others` are more options."""
@@ -73,8 +75,9 @@ class Contender:
     def plain(self, num_workers: int) -> dict[str, Any]:
         """All dependencies of its rows, in JSON."""
         described: dict[str, Any] = describe(self)
-        if self.accuracy_aware is None:
-            del described["accuracy_aware"]  # older folders have none, and can be resumed
+        for name in ("accuracy_aware", "draws_exchanges"):
+            if not getattr(self, name):
+                del described[name]  # older folders have none, and can be resumed
         return described | {"topology": self.topology(num_workers).name}
 
 

@@ -72,7 +72,7 @@ def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
 EDGE_GOSSIP = Contender(algorithm=EpochGossip, topology=complete, accuracy_aware=ACCURACY_AWARE)
 CONTROLS: Contenders = {
     "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
-    "gosgd": Contender(algorithm=GoSGD, topology=complete),
+    "gosgd": Contender(algorithm=GoSGD, topology=complete, draws_exchanges=True),
 }
 """Runs for EdgeGossip to beat: the same shares of data chosen at random, and no barrier."""
 
@@ -181,21 +181,22 @@ class Race(Contest):
             )
         times = session.rows[baseline]["setups"][setup.name]
         contender = setup.runs[name]
-        is_gosgd = contender.algorithm is GoSGD
-        settings = self.problem.settings
-        exchange = {"exchange_probability": settings.exchange_probability, "seed": self.seed}
+        probability = self.problem.settings.exchange_probability
+        exchange = {"exchange_probability": probability, "seed": self.seed}
+        algorithm = contender.build(
+            self.num_workers, UNTIL_CUT_OFF, **exchange if contender.draws_exchanges else {}
+        )
+        # A model that has not changed is not measured again; without rounds it always has.
+        looks = 10 if algorithm.traits.is_synchronous else 2
         results = session.run(
             Experiment(
                 task=contender.task(self.problem.task(data_dir)),
-                algorithm=contender.build(
-                    self.num_workers, UNTIL_CUT_OFF, **exchange if is_gosgd else {}
-                ),
+                algorithm=algorithm,
                 platforms=setup.platforms,
                 links=Links(default=HOME_LINK),
                 seed=self.seed,
                 max_seconds=self._max_seconds(times),
-                # A model that has not changed is not measured again; GoSGD's model always has.
-                evaluation_interval=times["round_seconds"] / (2 if is_gosgd else 10),
+                evaluation_interval=times["round_seconds"] / looks,
                 name=name,
             )
         )

@@ -49,7 +49,7 @@ ALONE: Contenders = {"edge-gossip": EDGE_GOSSIP}
 EQUAL_TIME: Contenders = {**ALONE, "random": CONTROLS["random"]}
 CONTROLLED_RUNS: Contenders = {
     **CONTENDERS,
-    "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=GoSGD),
+    "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=GoSGD, draws_exchanges=True),
 }
 
 DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
