@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.cli.commands import repeatable
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label, split_values
@@ -100,7 +99,7 @@ class Proposal:
 def plan_command(arguments: list[str]) -> int:
     """`edgegossip plan`."""
     options, study, candidates = parse_plan(arguments)
-    rows = carry_out(study, options, repeatable("plan", arguments))
+    rows = carry_out(study, options, "plan", arguments)
     for line in advice(ranked(rows.values(), options.target), candidates):
         print(line)
     return 0
@@ -112,7 +111,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
     Raises:
         UsageError: If the recipe, one of its settings, or a machine is invalid.
     """
-    name, words = recipe_name("plan", arguments)
+    name, words = recipe_name("plan", PlanOptions, arguments)
     values = split_values("plan", name, words)
     _, options, _ = parse_recipe("plan", PlanOptions, [name, *values.fixed])
     machines = read_machines(options.machines)
