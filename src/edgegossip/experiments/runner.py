@@ -311,10 +311,8 @@ class _Run:
         try:
             self.simulator.load_state_dict(checkpoint["simulator"])
             self._log.load_state_dict(checkpoint["log"])
-            self._history = [
-                read_evaluation(each, self._experiment.task.chosen_first)
-                for each in checkpoint["history"]
-            ]
+            metrics = self._experiment.task.chosen_first
+            self._history = [read_evaluation(each, metrics) for each in checkpoint["history"]]
             self._num_looks = int(checkpoint["num_looks"])
             self._wall_before = float(checkpoint["wall_seconds"])
         except LOADING_ERRORS as error:
