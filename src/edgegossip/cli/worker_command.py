@@ -325,9 +325,10 @@ def gather_command(arguments: list[str]) -> int:
     log_to_console()
     name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
     experiment = pick(name, chosen, options.only)
+    trackers = options.trackers  # before anything is written: a package may be missing
     with one_intra_op_thread():
         results, left_out = gather(experiment, options.out, name)
-    track_results(results, options.trackers)
+    track_results(results, trackers)
     for line in left_out:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class Follower:
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun) -> None:
         self._run = run
-        self._told: set[Seconds] = set()
+        self._told_until: Seconds = -math.inf
         self._trackings: dict[int, Tracking] = {}
         self._names = [type(tracker).__name__ for tracker in trackers]
         for index, tracker in enumerate(trackers):
@@ -109,18 +110,21 @@ class Follower:
                 self._trackings[index] = tracker.begin(run)
 
     def tell(self, history: Sequence[Evaluation], **more: float | None) -> None:
-        """Pass on all evaluations that have not been passed on yet.
+        """Pass on the evaluations that are later than all that were passed on.
+
+        Earlier ones may be measured later on real machines. Trackers draw numbers in the order
+        of their arrival, so these are left out; the report has them.
 
         Args:
-            history: Evaluations in order of time; earlier ones may be added later.
+            history: Evaluations in order of time.
             more: Further numbers of the last one; None for unknown ones.
         """
         if not self._trackings:
             return
         for evaluation in history:
-            if evaluation.time in self._told:
+            if evaluation.time <= self._told_until:
                 continue
-            self._told.add(evaluation.time)
+            self._told_until = evaluation.time
             numbers = evaluation.line() | _known(more if evaluation is history[-1] else {})
             seconds, step = numbers.pop("time"), evaluation.samples_processed
             self.log(numbers, step=step, seconds=seconds)

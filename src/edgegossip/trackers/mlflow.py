@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgegossip.core.extras import require_extra
 from edgegossip.core.protocol import Seconds
@@ -42,6 +47,15 @@ class MLflow:
         return _MLflowRun(self.experiment, self.tracking_uri, run)
 
 
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Let no two processes make a new database or an experiment, which would fail in one."""
+    path = Path(tempfile.gettempdir(), f"edgegossip-mlflow-{os.getuid()}.lock")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class _MLflowRun:
     """Logs one run."""
 
@@ -51,9 +65,12 @@ class _MLflowRun:
 
         self._metric = Metric
         # A client, and no global run: a program may follow several runs at once.
-        self._client = MlflowClient(tracking_uri)
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        with _one_at_a_time():
+            self._client = MlflowClient(tracking_uri)
+            found = self._client.get_experiment_by_name(experiment)
+            number = (
+                found.experiment_id if found else self._client.create_experiment(experiment)
+            )
         tags = {"recipe": run.group, "folder": str(run.folder.resolve())}
         self._id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
         self._started = time.time()
