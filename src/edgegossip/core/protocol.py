@@ -293,6 +293,16 @@ class Train:
     inputs: Payload = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        momentum = self.momentum
+        if not (
+            0 < self.keep_ratio <= 1
+            and 0 < self.batch_ratio < math.inf
+            and 0 < self.rate_ratio < math.inf
+            and (momentum is None or 0 <= momentum < 1)
+        ):
+            self._reject()  # apart, because there is a `Train` for each few events of a run
+
+    def _reject(self) -> None:
         _require_ratio("keep_ratio", self.keep_ratio)
         for name in ("batch_ratio", "rate_ratio"):
             if not 0 < getattr(self, name) < math.inf:
