@@ -218,6 +218,7 @@ from .net.tls import TLS as TLS
 from .net.zenoh_transport import ZenohTransport as ZenohTransport
 from .report.export import export as export
 from .report.page import write_report as write_report
+from .report.shown import Report as Report
 from .sim.fault import (
     Crash as Crash,
     Delay as Delay,
