@@ -216,7 +216,9 @@ from .net.host_settings import HostSettings as HostSettings
 from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.tls import TLS as TLS
 from .net.zenoh_transport import ZenohTransport as ZenohTransport
+from .report.export import export as export
 from .report.page import write_report as write_report
+from .report.shown import Report as Report
 from .sim.fault import (
     Crash as Crash,
     Delay as Delay,

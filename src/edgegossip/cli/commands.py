@@ -31,6 +31,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.study import STUDY
 from edgegossip.report import units
+from edgegossip.report.export import export
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 from edgegossip.report.study_page import write_study_report
@@ -203,6 +204,29 @@ def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
         folder: Folder of a run, a comparison or a study.
     """
     return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Write a run as a folder for the Hugging Face hub: model, config and model card.
+
+    Args:
+        folder: Folder of a run or a comparison.
+        out: Folder to write; by default `export` in the folder of the run.
+        only: Run of a comparison to export.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    out: Path | None = None
+    only: str | None = None
+
+
+def export_command(arguments: list[str]) -> int:
+    """`edgegossip export`."""
+    log_to_console()
+    options = tyro.cli(ExportOptions, prog="edgegossip export", args=arguments)
+    print(f"exported: {export(options.folder, options.out, only=options.only)}")
+    return 0
 
 
 def _require_comparison(

@@ -26,6 +26,7 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip plan RECIPE --machines FILE.toml
                                     which algorithm and settings suit these machines
   edgegossip report DIR             draw the report of a folder (again)
+  edgegossip export DIR             a folder for the Hugging Face hub: model, model card
 
   edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
@@ -133,6 +134,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": _imported("edgegossip.cli.plan_command", "plan_command"),
     "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),
     "report": _imported("edgegossip.cli.commands", "report_command"),
+    "export": _imported("edgegossip.cli.commands", "export_command"),
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),
     "router": _imported("edgegossip.cli.router_command", "router_command"),

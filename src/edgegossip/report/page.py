@@ -136,7 +136,7 @@ def render_page(
         has_own_models=any(run.log.model == AVERAGED for run in folder.runs),
         timelines=timelines,
         is_balanced=any(kept_sentence(run) for run in folder.runs if run.workers),
-        platforms=_platform_groups(folder.runs[0]),
+        platforms=platform_groups(folder.runs[0]),
         has_roles=len(set(folder.runs[0].log.roles)) > 1,
         facts=_facts(header),
     )
@@ -160,7 +160,7 @@ def template(name: str) -> Template:
         "data_size": data_size,
         "times": times,
         "written": written,
-        "setting": _setting_text,
+        "setting": setting_text,
         "data_uri": _data_uri,
     }
     return environment.get_template(name)
@@ -183,7 +183,8 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     return {label: header[key] for key, label in labels.items() if header.get(key) is not None}
 
 
-def _platform_groups(run: Run) -> list[PlatformGroup]:
+def platform_groups(run: Run) -> list[PlatformGroup]:
+    """Group the workers of a run."""
     groups: dict[tuple[str, str], list[int]] = {}
     platforms, roles = run.log.header["platforms"], run.log.roles
     for rank, platform in enumerate(platforms):
@@ -204,7 +205,8 @@ def _platform_groups(run: Run) -> list[PlatformGroup]:
     ]
 
 
-def _setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+def setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+    """A setting as text, shortened."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SETTING else f"{text[:MAX_SETTING]}\u2026"
 
