@@ -143,7 +143,7 @@ MNIST = Problem(
 
 
 def published(settings: StudySettings = StudySettings()) -> Study:
-    """3 to 6 dense layers on MNIST, each a stage: test error, compared with the published one.
+    """3 to 6 dense layers on MNIST, each a stage: test error, beside the published one.
 
     Args:
         settings: Settings of the study.
