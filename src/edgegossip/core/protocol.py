@@ -76,6 +76,11 @@ def _require_ratio(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
 
 
+def _require_factor(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be above 0, got {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Layout of a parameter vector: trained entries first, then running statistics.
@@ -304,9 +309,8 @@ class Train:
 
     def _reject(self) -> None:
         _require_ratio("keep_ratio", self.keep_ratio)
-        for name in ("batch_ratio", "rate_ratio"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        _require_factor("batch_ratio", self.batch_ratio)
+        _require_factor("rate_ratio", self.rate_ratio)
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
