@@ -38,6 +38,7 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = "edgegossip"
 html_static_path = ["static"]
+templates_path = ["templates"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
@@ -55,6 +56,7 @@ Sparse-Push <docs/sparse-push>
 docs/edgegossip
 docs/parameter-servers
 docs/stages
+docs/tasks
 docs/recipes
 Simulator <docs/simulator>
 Real machines <docs/network>
@@ -90,6 +92,7 @@ Sparse-Push <benchmarks/results/sparse-push>
 Parameter servers <benchmarks/results/adsp>
 All systems <benchmarks/results/systems>
 Stages <benchmarks/results/stages>
+Compression <benchmarks/results/compression>
 Simulator <benchmarks/results/simulator>
 Real machines <benchmarks/results/real-machines>
 ```

@@ -87,6 +87,11 @@ from .experiments.experiment import Comparison as Comparison, Experiment as Expe
 from .experiments.results import Evaluation as Evaluation, Results as Results
 from .experiments.run_target import LossTarget as LossTarget, MetricTarget as MetricTarget
 from .experiments.runner import run as run
+from .experiments.tracking import (
+    TrackedRun as TrackedRun,
+    Tracker as Tracker,
+    Tracking as Tracking,
+)
 from .learning.augmentation import flip_and_crop as flip_and_crop
 from .learning.built_in_metrics import (
     F1 as F1,
@@ -111,6 +116,7 @@ from .learning.learner import Learner as Learner
 from .learning.loss import (
     TokenCrossEntropy as TokenCrossEntropy,
     model_and_batch as model_and_batch,
+    next_token as next_token,
 )
 from .learning.metric import (
     MeanMetric as MeanMetric,
@@ -121,6 +127,7 @@ from .learning.metric import (
 from .learning.models import (
     alexnet as alexnet,
     eight_layers as eight_layers,
+    gpt as gpt,
     lenet5 as lenet5,
     mlp as mlp,
     mobilenet_v2 as mobilenet_v2,
@@ -195,6 +202,7 @@ from .learning.stages.planning import (
 from .learning.stages.staged import Staged as Staged, staged as staged
 from .learning.stages.synthetic_gradients import SyntheticGradients as SyntheticGradients
 from .learning.task import Task as Task
+from .learning.texts import books as books, texts as texts
 from .machine.contention import Contention as Contention
 from .machine.monitor import Monitor as Monitor
 from .machine.predictor import (
@@ -208,7 +216,9 @@ from .net.host_settings import HostSettings as HostSettings
 from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.tls import TLS as TLS
 from .net.zenoh_transport import ZenohTransport as ZenohTransport
+from .report.export import export as export
 from .report.page import write_report as write_report
+from .report.shown import Report as Report
 from .sim.fault import (
     Crash as Crash,
     Delay as Delay,
@@ -229,3 +239,7 @@ from .sim.platform import (
 )
 from .sim.simulator import Simulator as Simulator
 from .sim.traces import batch_jobs as batch_jobs, gpus as gpus, phones as phones
+from .trackers.mlflow import MLflow as MLflow
+from .trackers.tensorboard import TensorBoard as TensorBoard
+from .trackers.trackio import Trackio as Trackio
+from .trackers.wandb import WandB as WandB

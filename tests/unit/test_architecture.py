@@ -38,6 +38,7 @@ ARROWS = {
     "deploy": ("core", "experiments", "learning", "machine", "net", "sim"),
     "recipes": ("algorithms", "core", "experiments", "learning", "machine", "sim"),
     "report": ("core", "experiments"),
+    "trackers": ("core", "experiments"),
     "cli": (
         "cluster",
         "core",
@@ -48,6 +49,7 @@ ARROWS = {
         "net",
         "recipes",
         "report",
+        "trackers",
     ),
 }
 PURE = {"core", "algorithms"}

@@ -1,4 +1,4 @@
-"""ADPSGD: asynchronous training; pairs of neighbors average at times, and no worker waits."""
+"""ADPSGD: asynchronous training in which pairs of neighbors sometimes average; nobody waits."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ class ADPSGDState(AsynchronousState):
         deferred: Requests that wait for the answer to the worker's own request, by sender.
         answers: The last answer to each neighbor, to be repeated if it was lost.
         has_averaged: Averaging has changed the parameters since training began.
-        has_taken_over: The parameters have been a neighbor's since then; the current block is
-            void.
-        is_new: The worker has come back, and has nothing to give before it hears from a
-            neighbor.
+        has_taken_over: The worker has taken over a neighbor's parameters since then, so the
+            current block is void.
+        is_new: The worker has come back and has nothing to give until it hears from a neighbor.
     """
 
     request: Awaiting[None] | None = None
@@ -46,7 +45,7 @@ class ADPSGDState(AsynchronousState):
 
 @dataclass(frozen=True, kw_only=True)
 class ADPSGD(Asynchronous[ADPSGDState]):
-    r"""Train block by block without waiting; average with a random neighbor at times.
+    r"""Train block by block without waiting; now and then average with a random neighbor.
 
     After a block of local steps, with probability :math:`p` and if no request is open, worker
     :math:`i` sends its :math:`x_i` to a random neighbor :math:`j` and trains on. The neighbor
@@ -56,34 +55,33 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         d = \tfrac12 (x_i^{sent} - x_j), \qquad x_j \leftarrow x_j + d, \qquad
         x_i \leftarrow x_i - d
 
-    Progress in the meantime stays, for :math:`i` and for :math:`j`; the progress of :math:`j`
-    is added to the average at the end of its block. An exchange averages two workers. Only
-    training changes the sum over all workers, including answers in flight.
+    Both workers keep their progress in the meantime; that of :math:`j` is added to the average
+    at the end of its block. Only training changes the sum over all workers, including answers
+    in flight.
 
     While its own request is open, a worker averages with nobody else, because two exchanges
     must not change the same parameters. It defers requests from lower ranks and declines those
-    from higher ones. In any circle of waiting workers, one of them would be asked by a higher
-    rank, and would decline. Such circles are therefore impossible on any graph. If two workers
-    ask each other at once, the lower rank gets the answer.
+    from higher ones. In any circle of waiting workers, one would be asked by a higher rank and
+    would decline, so such circles are impossible on any graph. If two workers ask each other at
+    once, the lower rank gets the answer.
 
     A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
     partner has moved, and the worker that asked has not. With `resend_after` neither happens: a
-    request is repeated until it is answered, and gets the same answer again. There is one
-    exception: if the partner is lost during an exchange, the worker gives up. If the partner
-    had already moved and was only cut off, the mean moves by :math:`d / n`. A worker that comes
-    back neither asks nor averages before it has taken over the first model that a neighbor
-    sends. Neighbors send one as soon as they see the worker, and in answer to a request.
+    request is repeated until it is answered, and gets the same answer again. If the partner is
+    lost during an exchange, however, the worker gives up. If that partner had already moved and
+    was only cut off, the mean moves by :math:`d / n`. A worker that comes back neither asks nor
+    averages before it has taken over the first model that a neighbor sends. Neighbors send one
+    as soon as they see the worker, and in answer to a request.
 
     Args:
-        topology: Undirected communication graph; may vary in time, by the round of the worker
-            that asks.
-        num_rounds: Blocks each worker trains until it finishes.
-        exchange_probability: :math:`p`, chance of a request after each block, in [0, 1]; 1 in
-            the paper.
+        topology: Undirected communication graph; may vary with the round of the worker that
+            asks.
+        num_rounds: Blocks that each worker trains before it finishes.
+        exchange_probability: :math:`p`, the probability of a request after each block, in [0,
+            1]; 1 in the paper.
         local_steps: SGD steps in a block; 1 in the paper.
-        resend_after: Seconds until a request is repeated. None never repeats, which suits
-            lossless links; on other links, a worker stops averaging after a lost request or
-            answer.
+        resend_after: Seconds until a request is repeated. None never repeats; safe only on
+            lossless links, because a worker stops averaging after a lost request or answer.
         seed: Seeds the random choices.
 
     Raises:
@@ -92,8 +90,8 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     References:
         Lian, Zhang, Zhang & Liu, "Asynchronous Decentralized Parallel Stochastic Gradient
         Descent", ICML 2018, arXiv:1710.06952, Algorithm 1. Departures: the paper's averaging
-        locks both workers, and needs a bipartite graph to avoid circular waits; an exchange
-        begins after a block instead of in parallel; it may be declined.
+        locks both workers and needs a bipartite graph to avoid circular waits; here an exchange
+        begins after a block instead of in parallel, and may be declined.
     """
 
     resend_after: Seconds | None = None
@@ -111,9 +109,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return ADPSGDState(rank=rank, params=params)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Requests and both kinds of answers, by the round of the worker that asked; and
-        models.
-        """
+        """Requests and both kinds of answers, by the round of the requesting worker; models."""
         max_ahead = self.num_rounds
         return {
             "request": MessageSpec({"params": params}, max_ahead=max_ahead),
@@ -179,7 +175,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._close(state)
 
     def _close(self, state: ADPSGDState) -> list[Effect]:
-        """Answer the deferred requests, after the own request was answered or given up."""
+        """Answer the deferred requests after the worker's own was answered or given up."""
         state.request = None
         waiting, state.deferred = state.deferred, {}
         answers = [

@@ -1,4 +1,4 @@
-"""AllReduce: exact averaging after every step, in a reduce-scatter and an all-gather."""
+"""AllReduce: exact averaging after every block, by a reduce-scatter and an all-gather."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j
 
-    An averaging takes two exchanges. The vector is cut into :math:`n` chunks and worker
+    Averaging takes two exchanges. The vector is cut into :math:`n` chunks and worker
     :math:`i` owns chunk :math:`i`. In the first exchange every worker sends each chunk to its
     owner, which averages them. In the second the owners send the averages to all. Each worker
-    sends :math:`2 (n - 1) / n` vectors, the minimum possible, and all end with the same bits.
+    sends :math:`2 (n - 1) / n` vectors, the minimum possible, and all workers end with the same
+    bits.
 
-    With SGD (momentum and weight decay included), equal batch sizes and one local step this
-    is single-machine SGD on the union of the workers' batches, because the update is linear
-    in the gradients. This does not hold for optimizers whose update is not linear, such as
-    Adam.
+    With SGD (also with momentum and weight decay), equal batch sizes and one local step, this
+    is single-machine SGD on the union of the workers' batches, because the update is linear in
+    the gradients. It does not hold for optimizers with a nonlinear update, such as Adam.
 
-    If a worker is lost, each worker keeps its own version of that chunk until it is averaged
-    again. A worker that comes back between the two exchanges has averaged nothing, and sends an
+    If a worker is lost, the others keep their own versions of its chunk until it is averaged
+    again. A worker that comes back between the two exchanges has averaged nothing and sends an
     empty chunk. A chunk of the wrong length is ignored.
 
     Args:

@@ -26,15 +26,15 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Alone(Algorithm[WorkerState]):
-    """Plain SGD on each worker's own data: the baseline of every exchange.
+    """Plain SGD on each worker's own data: the baseline for every exchange.
 
-    With one worker it trains a whole model on one machine. Within `Decoupled` and `Pipelined`
-    it means that one worker trains the first stage. A worker that has come back continues in
-    the latest round that the stages above know.
+    With one worker it trains a whole model on one machine. Within `Decoupled` and `Pipelined`,
+    one worker then trains the first stage. A worker that has come back continues in the latest
+    round that the stages above know.
 
     Args:
-        num_rounds: Rounds of training until a worker finishes.
-        local_steps: SGD steps of a round.
+        num_rounds: Rounds of training before a worker finishes.
+        local_steps: SGD steps in a round.
 
     Raises:
         ValueError: If a number is below 1.

@@ -1,7 +1,7 @@
 """Asynchronous training: blocks of steps in sequence, without waiting.
 
-`Asynchronous` implements the life of a worker: it trains block by block, begins an exchange
-with a random neighbor at times, and keeps track of lost workers. A derived algorithm implements
+`Asynchronous` implements the life of a worker: it trains block by block, now and then begins an
+exchange with a random neighbor, and keeps track of lost workers. A derived algorithm implements
 the handling of a finished block (`learn`) and of a message (`receive`).
 """
 
@@ -40,7 +40,7 @@ class AsynchronousState(WorkerState):
 
     Attributes:
         lost: Workers that cannot be reached, as keys.
-        has_finished: The worker no longer trains, and only answers.
+        has_finished: The worker no longer trains; it only answers.
     """
 
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -52,12 +52,12 @@ S = TypeVar("S", bound=AsynchronousState)
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(Algorithm[S], Generic[S]):
-    """Base of the algorithms whose workers train block by block and never wait.
+    """Base of algorithms whose workers train block by block and never wait.
 
     Args:
-        topology: Neighbors to exchange with; may vary in time, by the worker's own rounds.
-        num_rounds: Blocks each worker trains until it finishes.
-        exchange_probability: Chance of an exchange after each block, in [0, 1].
+        topology: Neighbors to exchange with; may vary with the worker's own rounds.
+        num_rounds: Blocks that each worker trains before it finishes.
+        exchange_probability: Probability of an exchange after each block, in [0, 1].
         local_steps: SGD steps in a block.
         seed: Seeds the random choices.
     """

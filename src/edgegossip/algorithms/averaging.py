@@ -1,4 +1,4 @@
-"""Averaging with the neighbors by a mixing matrix: the base of synchronous gossip."""
+"""Averaging with neighbors by a mixing matrix: the base of synchronous gossip."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(frozen=True, kw_only=True)
 class NeighborAveraging(RoundBased[S], Generic[S]):
-    r"""Base of algorithms that send parameters to the neighbors and average the received ones.
+    r"""Base of algorithms that send parameters to neighbors and average the received ones.
 
     .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
 
-    Averaging keeps the workers' mean if :math:`W` is doubly stochastic, as with
-    Metropolis-Hastings weights on any undirected topology. The worker adds the weight of a lost
-    or late neighbor to its own.
+    Averaging keeps the workers' mean if :math:`W` is doubly stochastic, as Metropolis-Hastings
+    weights are on any undirected topology. A worker adds the weight of a lost or late neighbor
+    to its own.
 
     Args:
         topology: Undirected communication graph; may vary in time.
         num_rounds: See `RoundBased`.
-        mixing: Rule that makes the rows of :math:`W`.
+        mixing: Rule that gives the rows of :math:`W`.
         timeout: See `RoundBased`.
 
     Raises:

@@ -36,7 +36,7 @@ class Replica:
     Attributes:
         params: The neighbor's replica after all rounds before `round`, [num_params].
         round: Round of the next increment; -1 while the neighbor is lost.
-        increments: Arrived payloads that are not in `params` yet, by round.
+        increments: Payloads that have arrived but are not in `params` yet, by round.
     """
 
     params: Tensor
@@ -44,7 +44,7 @@ class Replica:
     increments: dict[int, Payload] = field(default_factory=dict)
 
     def hear(self, message: Message) -> None:
-        """Keep an increment; a late one closes its gap, and a repeated one changes nothing."""
+        """Keep an increment; a late one fills its gap, and a repeated one changes nothing."""
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 
@@ -55,7 +55,7 @@ class Replica:
             self.increments = {r: q for r, q in self.increments.items() if r >= self.round}
 
     def forget(self) -> None:
-        """Ignore a lost neighbor until it announces the round in which it starts again."""
+        """Ignore a lost neighbor until it announces the round in which it restarts."""
         self.round = _UNKNOWN
         self.increments.clear()
 
@@ -76,7 +76,7 @@ class ChocoState(RoundState):
         replica: The neighbors' copy of this worker, :math:`\hat x_i`, [num_params].
         replicas: This worker's copy of each neighbor, :math:`\hat x_j`, by rank.
         increment: The last :math:`q_i` sent.
-        missed: Neighbors whose increments were missing in the last round's mixing.
+        missed: Neighbors whose increments were missing when the last round was mixed.
     """
 
     replica: Tensor
@@ -87,7 +87,7 @@ class ChocoState(RoundState):
 
 @dataclass(frozen=True, kw_only=True)
 class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
-    r"""Train, send a compressed difference, step towards the replicas of the neighbors.
+    r"""Train, send a compressed difference, and step towards the neighbors' replicas.
 
     The sum of all increments of a worker is its replica :math:`\hat x_i`, which its neighbors
     also hold. In each round worker :math:`i`
@@ -98,36 +98,35 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     4. steps towards the neighbors':
        :math:`x_i \leftarrow x_i + \gamma \sum_{j \in N(i)} W_{ij} (\hat x_j - \hat x_i)`.
 
-    Compression errors stay in :math:`x_i - \hat x_i` and are sent later. Mixing keeps the
+    Compression errors remain in :math:`x_i - \hat x_i` and are sent later. Mixing keeps the
     workers' mean for any :math:`C` and :math:`\gamma`, because :math:`W` is symmetric and both
     ends of an edge have the same two replicas. With ``Identity()`` and :math:`\gamma = 1` this
     is `Gossip`.
 
-    A lost neighbor does not count in a round, and neither does one whose increment comes too
-    late. A missing increment is noticed when the next `timeout` ends a round. The worker
-    reports it, and the neighbor answers with its whole replica. Until then the worker does not
-    step towards that neighbor. The neighbor may still step towards the worker, which moves the
-    mean by :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back
-    takes over the replica of its most advanced neighbor, as its parameters and as its own
-    replica. It and each neighbor start again with whole replicas of each other. One case
-    remains undetected: a message that was sent before the crash may arrive after its sender has
-    come back. The two replicas differ from then on.
+    A lost neighbor does not count in a round, nor does one whose increment comes too late. A
+    missing increment is noticed when the next `timeout` ends a round. The worker reports it,
+    and the neighbor answers with its whole replica. Until then the worker does not step towards
+    that neighbor. The neighbor may still step towards the worker, which moves the mean by
+    :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back takes over
+    the replica of its most advanced neighbor, as its parameters and as its own replica. It and
+    each neighbor then restart with whole replicas of each other. One case remains undetected: a
+    message sent before the crash may arrive after its sender has come back, and the two
+    replicas differ from then on.
 
     Each worker holds its own replica and one of each neighbor. The paper keeps only the sum of
     the neighbors' replicas, from which a lost neighbor could not be removed.
 
     Args:
-        topology: Undirected communication graph that never changes: a replica needs all
+        topology: Undirected communication graph that never changes, because a replica needs all
             increments.
         num_rounds: Rounds of train-then-mix.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]. None for the compressor's own
             (`Compressor.consensus_step`): 0.01 if 1 % is kept. On rings, tori and complete
-            graphs with 1 to 50 % kept, random-k diverges from 2 to 4 times that value on, and
-            top-k from 4 to 16 times. (The paper of 2020 takes 0.45 for `Sign`, and ours is
-            0.64.)
+            graphs with 1 to 50 % kept, random-k diverges at 2 to 4 times that value, and top-k
+            at 4 to 16 times. (For `Sign` the paper of 2020 uses 0.45, where ours is 0.64.)
         local_steps: SGD steps between two exchanges, at least 1.
-        mixing: Rule that makes the rows of :math:`W`.
+        mixing: Rule that gives the rows of :math:`W`.
         timeout: See `RoundBased`.
         seed: Seeds compressors that draw at random.
 

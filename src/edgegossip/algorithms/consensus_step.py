@@ -1,4 +1,4 @@
-"""Consensus step: how far workers move towards each other's compressed models."""
+"""The consensus step: how far workers move towards each other's compressed models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Rank
 
 TOO_LITTLE = 1e-4
-"""Smallest useful step; smaller ones would take ten thousand rounds to bring workers together.
+"""Smallest useful step; with smaller ones, agreement would take ten thousand rounds.
 """
 
 
@@ -32,9 +32,9 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn, once per run, of a step that may diverge or hardly brings workers together.
+    """Warn once per run about a step that may diverge or hardly brings workers together.
 
-    This is no error, because some graphs allow larger steps than others.
+    It is not an error, because some graphs allow larger steps than others.
     """
     suited = compressor.consensus_step(numel)
     if rank != 0:

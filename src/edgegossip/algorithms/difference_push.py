@@ -42,13 +42,13 @@ class DifferencePush(PushSum[DifferencePushState]):
         w_i &\leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     where :math:`p_j = 1 / (1 + d_j)` for a sender that has :math:`d_j` out-neighbors in this
-    round. Weights travel uncompressed. Receivers get exactly the mass that a sender gives away.
-    Exchanging therefore never changes the sums of all :math:`x_i` and of all :math:`w_i`,
-    without any error memory. As the workers approach each other, differences and compression
-    errors shrink. The estimates reach the mean, unlike those of `SparsePush`.
+    round. Weights travel uncompressed. Receivers get exactly the mass that a sender gives away,
+    so exchanges never change the sums of all :math:`x_i` and of all :math:`w_i`, without any
+    error memory. As the workers approach each other, differences and compression errors shrink.
+    The estimates therefore reach the mean, unlike those of `SparsePush`.
 
-    The price is memory: a vector for each worker that it sends to or receives from. Receivers
-    of exactly the same messages share one vector.
+    The price is memory: a worker keeps a vector for each worker that it sends to or receives
+    from. Receivers of exactly the same messages share one vector.
 
     Without compression and with step 1 this is `StochasticGradientPush` up to rounding.
 
@@ -58,10 +58,10 @@ class DifferencePush(PushSum[DifferencePushState]):
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
             :math:`\sigma` (`Compressor.consensus_step`). Measured as for `SparsePush`:
-            :math:`2 \sigma` is best with top-k, which diverges from 4 to 32 :math:`\sigma` on,
-            and half of :math:`\sigma` with random-k, which diverges from :math:`2 \sigma` on.
-        final_rounds: Rounds of pushing alone after the last one of training, at least 0.
-        final_compressor: :math:`C` in the final rounds, whose step is its own; None for
+            :math:`2 \sigma` is best with top-k, which diverges at 4 to 32 :math:`\sigma`, and
+            half of :math:`\sigma` with random-k, which diverges at :math:`2 \sigma`.
+        final_rounds: Rounds without training after the last one with it, at least 0.
+        final_compressor: :math:`C` in the final rounds, with its own step; None for
             `compressor` and its step.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
@@ -69,14 +69,14 @@ class DifferencePush(PushSum[DifferencePushState]):
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If not every worker can reach every other one, or a number is out of range.
+        ValueError: If some worker cannot reach every other, or a number is out of range.
 
     References:
-        Our own: the replicas of Choco-Gossip (Koloskova, Stich & Jaggi, ICML 2019,
-        arXiv:1902.00340), kept for each link instead of each worker, and for the estimate
-        instead of the numerator, which never settles on varying graphs; compare Taheri et al.,
-        "Quantized Decentralized Stochastic Learning over Directed Graphs", ICML 2020,
-        arXiv:2002.09964, for fixed graphs.
+        Our own, based on the replicas of Choco-Gossip (Koloskova, Stich & Jaggi, ICML 2019,
+        arXiv:1902.00340). Departures: a replica belongs to a link instead of a worker, and
+        follows the estimate instead of the numerator, which never settles on varying graphs.
+        For fixed graphs, compare Taheri et al., "Quantized Decentralized Stochastic Learning
+        over Directed Graphs", ICML 2020, arXiv:2002.09964.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "final")

@@ -1,4 +1,4 @@
-"""DiLoCo: many local steps, then momentum on the common progress of all workers."""
+"""DiLoCo: many local steps, then momentum on the joint progress of all workers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class DiLoCoState(RoundState):
 
     Attributes:
         velocity: :math:`u`, [num_params].
-        error: :math:`e_i`, the part that compressing has held back so far, [num_params].
+        error: :math:`e_i`, the part that compression has held back so far, [num_params].
         updates: Known updates of this round, by the worker that made them.
         told: Workers whose updates each neighbor already has, as keys.
         missing: Workers whose updates were missing at the end of the last round, as keys.
         repairs_until: Round before which updates include parts of the model.
-        has_missed: The worker has come back, and lacks updates that the others have.
+        has_missed: The worker has come back and lacks updates that the others have.
     """
 
     velocity: Tensor
@@ -51,7 +51,7 @@ class DiLoCoState(RoundState):
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
-    r"""Local steps from one shared model; every worker gets all compressed updates.
+    r"""Take local steps from one shared model; every worker gets all compressed updates.
 
     In each round worker :math:`i` takes `local_steps` SGD steps, which change the parameters by
     :math:`\Delta_i`. It starts from :math:`x + e_i`: the shared model, and the part of its own
@@ -67,30 +67,31 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each
     exchange a worker relays the updates that its neighbor may not know yet. All workers
     therefore have the same :math:`x` and :math:`u`, to the last bit, on every graph that is
-    strongly connected over its period. For this reason momentum can act on them. In push-sum,
-    whose workers never quite agree, momentum over rounds would enlarge their differences.
+    strongly connected over its period. Momentum can therefore act on them. In push-sum, where
+    workers never quite agree, momentum over rounds would enlarge their differences.
 
     The price is traffic: in a directed ring a worker relays :math:`n - 1` updates a round,
-    where push-sum sends one message. With more neighbors than needed it receives some updates
-    twice. This suits about ten workers, not hundreds.
+    where push-sum sends one message. With more neighbors than needed, it receives some updates
+    twice. DiLoCo suits about ten workers, not hundreds.
 
     A worker ignores an update that has not arrived by the end of the round. A message that is
-    lost, or comes after the `timeout`, therefore loses a part of a round, and workers differ
-    from then on. A worker that misses an update, hears from a worker again, or has come back
-    reports this with its next update. For `repair_rounds` rounds all workers then add a part of
+    lost or comes after the `timeout` therefore costs a part of a round, and workers differ from
+    then on. A worker that misses an update, hears from a lost worker again, or has come back
+    itself reports this with its next update. For `repair_rounds` rounds all workers then add a
+    part of
     :math:`x` and :math:`u` to their updates, each time the next part, and average it. After
-    that they agree again, if enough rounds are left. In some graphs, such as rings, the paths
-    around a lost worker take more exchanges than a round has. Distant workers then do not hear
+    that they agree again, if enough rounds remain. In some graphs, such as rings, the paths
+    around a lost worker take more exchanges than a round has. Distant workers then hear nothing
     of each other until it is back, and their models stay apart. A worker that misses the update
     of a worker that is not lost uses half of its own :math:`q_i` and half of the mean as
     :math:`g`; otherwise differences would grow.
 
     Running statistics of normalization layers are compressed too, but averaged without
-    momentum. Coarse values may make a small variance negative: with less than 4 bits take a
+    momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
     task with ``has_buffers=False``, or layers without such statistics.
 
-    Without compression, :math:`\beta = 0` and :math:`\alpha = 1` it is exact averaging every
-    `local_steps` steps.
+    Without compression, and with :math:`\beta = 0` and :math:`\alpha = 1`, this is exact
+    averaging every `local_steps` steps.
 
     Args:
         topology: Graph of each exchange's messages; may be directed and vary in time.
@@ -106,8 +107,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If not every worker can reach every other one over the topology's period,
-            or a number is out of range.
+        ValueError: If some worker cannot reach every other over the topology's period, or a
+            number is out of range.
 
     References:
         Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
@@ -198,7 +199,9 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             state.updates, state.told = {}, {}
 
     def _is_sound(self, update: Payload, round: int, numel: int) -> bool:
-        """Whether the update is complete and consistent; `schema` has validated each tensor."""
+        """Whether the update is complete and consistent; `schema` has validated the single
+        tensors.
+        """
         expected = set(self.compressor.schema(numel)) | ({"seal"} & update.keys())
         if "part" in update:
             part = self._part(round, numel)
@@ -211,7 +214,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return {}  # all is optional, because a worker may have no new update
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Updates of any workers, with parts of the model during a repair."""
+        """Updates of workers, with parts of the model during a repair."""
         numel = params.numel()
         largest = 2 * (numel // self.repair_rounds + 1)
         update = {
@@ -263,8 +266,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         """Mean of the updates, averaged with the worker's own if some are missing unexpectedly.
 
         If workers average over different sets, differences between their models may grow. For
-        example, if each hears its neighbors in a row, the matrix of all averages has negative
-        eigenvalues. Half of the identity lifts them to 0 and above.
+        example, if workers in a line hear only their neighbors, the averaging matrix has
+        negative eigenvalues. Mixing in half of the identity raises them to at least 0.
         """
         mean = torch.zeros_like(state.params)
         for rank in sorted(state.updates):
@@ -293,17 +296,17 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params[part], state.velocity[part] = mean
 
     def _own_part(self, state: DiLoCoState) -> Tensor:
-        """This round's part of model and velocity, [2, length]."""
+        """This round's part of the model and of the velocity, [2, length]."""
         part = self._part(state.round, state.params.numel())
         return torch.stack([state.params[part], state.velocity[part]])
 
     def _part(self, round: int, numel: int) -> slice:
-        """The entries of a round's part."""
+        """The entries that make up a round's part."""
         place = round % self.repair_rounds
         return slice(
             place * numel // self.repair_rounds, (place + 1) * numel // self.repair_rounds
         )
 
     def _end_of_repairs(self, round: int) -> int:
-        """End of a repair that begins in `round`; all workers hear of it in the next round."""
+        """End of a repair that begins in `round`; all workers hear of it in the next one."""
         return round + self.repair_rounds + 2

@@ -16,16 +16,16 @@ class EpochGossip(NeighborAveraging[RoundState]):
     This is the base algorithm of the EdgeGossip paper. In each epoch worker :math:`i`
 
     1. runs mini-batch SGD over its local data,
-    2. sends its parameters to the other participants according to the mixing matrix,
+    2. sends its parameters to its neighbors according to the mixing matrix,
     3. receives theirs and merges:
        :math:`x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j`.
 
-    On the complete graph this is a barrier over all workers: everybody waits for the slowest.
+    On the complete graph this is a barrier for all workers: everybody waits for the slowest.
 
     Args:
         topology: Undirected communication graph; the complete one averages exactly.
         num_rounds: Epochs.
-        mixing: Rule that makes the rows of :math:`W`.
+        mixing: Rule that gives the rows of :math:`W`.
         timeout: See `RoundBased`.
 
     Raises:
@@ -33,8 +33,7 @@ class EpochGossip(NeighborAveraging[RoundState]):
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440. The
-        paper calls it GoSGD; the algorithm of that name by its own authors has no barrier and
-        is `GoSGD`.
+        paper calls it GoSGD; the original algorithm of that name has no barrier, see `GoSGD`.
     """
 
     def work(self, state: RoundState) -> Epochs:

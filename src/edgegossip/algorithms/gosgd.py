@@ -26,7 +26,7 @@ class GoSGDState(AsynchronousState):
 
 @dataclass(frozen=True, kw_only=True)
 class GoSGD(Asynchronous[GoSGDState]):
-    r"""Train step by step; at times push half of the weight to a random worker.
+    r"""Train step by step; now and then push half of the weight to a random worker.
 
     Worker :math:`m` starts with :math:`\alpha_m = 1/M` and repeats:
 
@@ -38,14 +38,14 @@ class GoSGD(Asynchronous[GoSGDState]):
         if Bernoulli(p):                                         # push
             alpha_m /= 2;  send (x_m, alpha_m) to a random other worker
 
-    The sum of all weights, messages in flight included, is 1 as long as no message is lost.
-    A worker that comes back starts with weight 0, so it takes over the first parameters that it
-    gets.
+    The sum of all weights, including those in flight, is 1 as long as no message is lost. A
+    worker that comes back starts with weight 0, so it adopts the first parameters that it
+    receives.
 
     Args:
         topology: Neighbors that a worker may push to; the complete graph in the paper.
-        num_rounds: Steps (blocks of `local_steps`) each worker takes until it finishes.
-        exchange_probability: :math:`p`, chance of a push after each block, in [0, 1].
+        num_rounds: Steps (blocks of `local_steps`) that each worker takes before it finishes.
+        exchange_probability: :math:`p`, the probability of a push after each block, in [0, 1].
         local_steps: SGD steps in a block; 1 in the paper.
         seed: Seeds the random choices.
 
@@ -54,8 +54,8 @@ class GoSGD(Asynchronous[GoSGDState]):
 
     References:
         Blot et al., "Gossip training for deep learning", 2016, arXiv:1611.09726, Algorithms
-        1-3. Departures: messages that wait together are merged in rank order, so that a run
-        repeats to the last bit; lost workers receive no pushes.
+        1-3. Departures: messages that wait together are merged in rank order, so a run can be
+        repeated to the last bit; lost workers receive no pushes.
     """
 
     exchange_probability: float = 0.1
@@ -64,7 +64,7 @@ class GoSGD(Asynchronous[GoSGDState]):
         return GoSGDState(rank=rank, params=params, weight=1 / self.topology.num_workers)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Parameters and their weight, 0 from a worker that has just come back."""
+        """Parameters and their weight; the weight is 0 if the sender has just come back."""
         push = MessageSpec(
             {"params": params}, numbers={"weight": (0, 1)}, max_ahead=self.num_rounds
         )

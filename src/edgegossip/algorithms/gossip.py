@@ -1,4 +1,4 @@
-"""Gossip (D-PSGD): train, send the model to the neighbors, average the received models."""
+"""Gossip (D-PSGD): train, send the model to the neighbors, and average the received models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from edgegossip.algorithms.rounds import LocalSteps, RoundState
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
-    r"""Train for some local steps, send the model to the neighbors, average the received
-    models.
+    r"""Train for some local steps, send the model to the neighbors, and average those received.
 
     In each round worker :math:`i`
 
@@ -24,7 +23,7 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
         topology: Undirected communication graph; may vary in time.
         num_rounds: Rounds of train-then-mix.
         local_steps: SGD steps between two mixings, at least 1.
-        mixing: Rule that makes the rows of :math:`W`.
+        mixing: Rule that gives the rows of :math:`W`.
         timeout: See `RoundBased`.
 
     Raises:

@@ -37,23 +37,23 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 P = TypeVar("P", bound=PushSumState)
 
 _LATEST = 1e12
-"""Sessions are seconds of the sender's clock."""
+"""Sessions are numbered by seconds of the sender's clock."""
 _MAX_GROWTH = 2.0**10
 """Largest factor by which the sum of all weights may have grown.
 
-It is `num_workers` until a worker is cut off: if it had merged a message whose acknowledgment
-was lost, the sender takes back mass that then exists twice. This is at most the sum, so such a
-cut doubles it at worst; in fact it adds a share of one worker's weight, and this factor is
-reached after more than ten such cuts of each worker. Beyond it a worker scales numerator and
-weight down, which leaves its estimate as it is. No honest worker therefore claims more.
+The sum is `num_workers` until a worker is cut off. If that worker had merged a message whose
+acknowledgment was lost, the sender takes back mass that then exists twice. At worst such a cut
+doubles the sum; in fact it adds a share of one worker's weight, and each worker would need more
+than ten such cuts to reach this factor. Beyond it a worker scales numerator and weight down,
+which does not change its estimate, so no honest worker claims more.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushSum(LocalSteps[P], Generic[P]):
-    r"""Base of the algorithms that push shares of a numerator and a weight.
+    r"""Base of algorithms that push shares of a numerator and a weight.
 
-    Worker :math:`i` has a numerator :math:`x_i` and a weight :math:`w_i`, at first 1, and
+    Worker :math:`i` has a numerator :math:`x_i` and a weight :math:`w_i`, initially 1, and
     trains at the estimate :math:`z_i = x_i / w_i`. In each round it
 
     1. takes `local_steps` SGD steps from :math:`z_i` to :math:`z_i'`, and sets
@@ -61,46 +61,47 @@ class PushSum(LocalSteps[P], Generic[P]):
     2. pushes to each out-neighbor of the round a share of its weight, and the same share of a
        vector :math:`q_i` that stands for its numerator; :math:`p_i = 1 / (1 + d_i)`, where
        :math:`d_i` is its out-degree in that round,
-    3. waits for the in-neighbors of the round and merges their mass, senders in order of rank:
+    3. waits for the in-neighbors of the round and merges their mass in order of rank:
 
     .. math::
         x_i \leftarrow x_i + \gamma \Bigl(\sum_{j \to i} p_j q_j - d_i p_i q_i\Bigr), \quad
         w_i \leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     A sender gives away exactly the mass that its receivers get, for any :math:`q`. Therefore
-    **exchanging never changes the sums of numerators and of weights over all workers, including
-    those in flight**. The estimates tend to the quotient of the sums on every graph that is
-    strongly connected over its period. Late mass is merged a round later, and a finished worker
-    merges it at once. The share of a lost neighbor stays with the sender.
+    **exchanges never change the sums of numerators and of weights over all workers, including
+    those in flight**. On every graph that is strongly connected over its period, the estimates
+    tend to the quotient of the sums. Late mass is merged a round later, or at once by a
+    finished worker. The share of a lost neighbor stays with the sender.
 
     Links that lose messages need `resend_after`: messages are then resent until they are
-    acknowledged, and merged once. The sender takes back mass that a lost worker has not
+    acknowledged, and each is merged once. The sender takes back mass that a lost worker has not
     acknowledged. If that worker was only cut off and had merged the mass, the mass exists
-    twice, numerator and weight alike. This biases no estimate beyond the range of the workers'
+    twice, numerator and weight alike. This moves no estimate out of the range of the workers'
     own.
 
     A worker that no longer receives anything gives away all its mass. At a weight of
-    :math:`2^{-60}`, before rounding destroys it, numerator and weight are both multiplied by
-    :math:`2^{30}`. The estimate stays, and at most :math:`2^{-30}` of mass is created each
-    time.
+    :math:`2^{-60}`, before rounding would destroy it, numerator and weight are both multiplied
+    by :math:`2^{30}`. The estimate does not change, and each time at most :math:`2^{-30}` of
+    mass is created.
 
     A worker that crashed has lost its mass. When it comes back, every worker that sends to it
-    gives it half of its own mass, with its round. If there is none, it starts from the initial
-    parameters with almost no weight.
+    gives it half of its own mass, along with its round. If there is no such worker, it starts
+    from the initial parameters with almost no weight.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.
         num_rounds: Rounds of train-then-push.
         local_steps: SGD steps in a round, at least 1.
-        resend_after: Seconds without an acknowledgment after which a message is resent. None
-            suits lossless links: nothing is acknowledged, and after a lost message all later
-            messages of its link wait forever, with their mass.
-        timeout: Seconds that a worker waits for its neighbors in one round before it goes on
-            with the mass that has arrived; later mass is merged later. None waits indefinitely.
+        resend_after: Seconds without an acknowledgment after which a message is resent. None is
+            safe only on lossless links: nothing is acknowledged, and after a lost message all
+            later messages of its link wait forever, with their mass.
+        timeout: Seconds that a worker waits for its neighbors in one round before it continues
+            with the mass that has arrived; the rest is merged when it arrives. None waits
+            indefinitely.
 
     Raises:
-        ValueError: If not every worker can reach every other one over the topology's period,
-            or a number is out of range.
+        ValueError: If some worker cannot reach every other over the topology's period, or a
+            number is out of range.
 
     References:
         Kempe, Dobra & Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003.
@@ -116,7 +117,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         require_connected(self.topology)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """Warn of dropped messages that are never resent."""
+        """Warn about dropped messages that are never resent."""
         if not setting.drops_messages or self.timeout is None or self.resend_after is not None:
             return []
         return [
@@ -128,20 +129,20 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     @abstractmethod
     def offers(self, state: P, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        """Offers of this round to `receivers`, at least one."""
+        """Offers of this round to `receivers`, of which there is at least one."""
 
     @abstractmethod
     def read(
         self, state: P, sender: Rank, message: Message, weight: float
     ) -> tuple[Tensor, float]:
-        """Read vector and share from an offer of `sender`, whose weight was `weight`.
+        """Read the vector and its share from an offer of `sender`, whose weight was `weight`.
 
-        Each message is read once, those of a sender in the order of their rounds.
+        Each message is read once, and those of a sender in the order of their rounds.
         """
 
     @abstractmethod
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
-        """Describe the payloads of offers of a kind, for `numel` parameters."""
+        """Describe the payloads of one kind of offer, for `numel` parameters."""
 
     def meet(self, state: P, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
         """Restart a link; both ends know the sender's estimate, [num_params].
@@ -154,16 +155,16 @@ class PushSum(LocalSteps[P], Generic[P]):
         """
 
     def step(self, kind: str, numel: int) -> float:
-        r"""The consensus step :math:`\gamma` of offers of a kind, for `numel` parameters."""
+        r"""The consensus step :math:`\gamma` of one kind of offer, for `numel` parameters."""
         return 1.0
 
     @property
     def _max_weight(self) -> float:
-        """The largest weight of any worker."""
+        """The largest weight that a worker may have."""
         return _MAX_GROWTH * self.topology.num_workers
 
     def share(self, rank: Rank, message_round: int, kind: str, numel: int) -> float:
-        r""":math:`\gamma p`, the share of each out-neighbor of `rank` in a round."""
+        r""":math:`\gamma p`, the share that each out-neighbor of `rank` gets in a round."""
         degree = self.topology.out_degree(rank, message_round)
         return self.step(kind, numel) / (1 + degree)
 

@@ -1,4 +1,4 @@
-"""State of a push-sum worker, and its offers."""
+"""State of a push-sum worker, and offers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Payload, Rank
 
 HARDLY_ANY = 2.0**-30
-"""The weight of a worker that has lost its mass, whose parameters are outdated."""
+"""The weight of a worker that has lost its mass and whose parameters are out of date."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Mass:
 
     Attributes:
         sender: Worker that gave the mass.
-        round: Round of the sender; -1 for mass without a round, which is merged at once.
+        round: Round of the sender; -1 for mass that belongs to no round and is merged at once.
         vector: [num_params]; may be shared, and is never written to.
         share: Factor of the vector.
         weight: Its weight, at least 0.
@@ -42,10 +42,10 @@ class PushSumState(RoundState):
         params: The numerator, [num_params].
         weight: The push-sum weight, above 0.
         before_exchange: Numerator and weight before this round's shares were given away; None
-            once the others' shares are merged.
+            when the others' shares are merged.
         arrived: Mass that waits to be merged.
         links: Links to and from its neighbors.
-        needy: Workers that have lost their mass and need some, as keys.
+        needy: Workers that have lost their mass and need new mass, as keys.
         has_ended: The worker's rounds are over; arriving mass is merged at once.
         has_finished: The worker has said `Finish`.
     """
@@ -60,10 +60,10 @@ class PushSumState(RoundState):
 
     @property
     def estimate(self) -> Tensor:
-        """The numerator over the weight, [num_params]; during an exchange, its value before.
+        """The numerator over the weight, [num_params]; during an exchange, the value before it.
 
-        During an exchange the given vector may be far from a share of the numerator, as in
-        `SparsePush`, and the others' vectors have not arrived yet.
+        During an exchange the numerator is meaningless: the vector given away may be far from a
+        share of it, as in `SparsePush`, and the others' vectors have not arrived yet.
         """
         params, weight = self.before_exchange or (self.params, self.weight)
         return params / weight
@@ -71,7 +71,7 @@ class PushSumState(RoundState):
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """Offer to some receivers in a round: ``share * vector`` each, sent as `payload`."""
+    """An offer to some receivers in a round: ``share * vector`` each, sent as `payload`."""
 
     receivers: Sequence[Rank]
     payload: Payload

@@ -20,8 +20,8 @@ class QuasiGlobalState(RoundState):
     r"""State of one worker.
 
     Attributes:
-        velocity: :math:`v_i`, the change of the parameters in a round, with the sign of a
-            gradient, in the units of the parameters, [num_params].
+        velocity: :math:`v_i`, a change of the parameters per round, with the sign of a gradient
+            and the units of parameters, [num_params].
         start: The parameters at the start of the round, :math:`x_i^{(t)}`, [num_params].
     """
 
@@ -37,23 +37,24 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
     estimated from the difference of the parameters of two rounds after mixing, which includes
     the neighbors' data. In each round worker :math:`i`
 
-    1. takes `local_steps` SGD steps from :math:`x_i^{(t)}`, which change it by
+    1. takes `local_steps` SGD steps from :math:`x_i^{(t)}`, which change the parameters by
        :math:`\Delta_i`, and adds momentum:
        :math:`x_i^{(t+1/2)} = x_i^{(t)} + \Delta_i - \beta v_i^{(t)}`,
-    2. sends it and averages:
+    2. sends the result and averages:
        :math:`x_i^{(t+1)} = \sum_j W_{ij} x_j^{(t+1/2)}`,
     3. updates :math:`v_i^{(t+1)} = \mu v_i^{(t)} + (1 - \mu) (x_i^{(t)} - x_i^{(t+1)})`.
 
     The optimizer of the task must not have momentum: :math:`\Delta_i = -\eta g_i`. At a
-    constant learning rate :math:`\eta` and one local step this is the paper's heavy-ball
-    variant (QG-DSGDm) exactly, with :math:`v = \eta \hat m`: the paper keeps :math:`\hat m`,
-    takes :math:`\eta (\beta \hat m + g)` off :math:`x`, and averages into :math:`\hat m` the
-    difference over :math:`\eta`. An algorithm does not know :math:`\eta`, hence the product.
+    constant learning rate :math:`\eta` and with one local step, this is exactly the paper's
+    heavy-ball variant (QG-DSGDm) with :math:`v = \eta \hat m`. The paper keeps :math:`\hat m`,
+    subtracts :math:`\eta (\beta \hat m + g)` from :math:`x`, and averages the difference over
+    :math:`\eta` into :math:`\hat m`. An algorithm does not know :math:`\eta`, so the product is
+    kept here.
 
-    With :math:`\beta = 0` this is `Gossip`. A worker alone has quasi-hyperbolic momentum, with
-    :math:`\mu + (1 - \mu) \beta` for its decay; steps add up to :math:`1 / (1 - \beta)` of
-    those of plain SGD. The mean over the workers of :math:`x` and :math:`v` moves as that of
-    a single worker with the mean of their steps, if :math:`W` is doubly stochastic.
+    With :math:`\beta = 0` this is `Gossip`. A single worker has quasi-hyperbolic momentum with
+    decay :math:`\mu + (1 - \mu) \beta`; its steps add up to :math:`1 / (1 - \beta)` times those
+    of plain SGD. If :math:`W` is doubly stochastic, the workers' mean :math:`x` and :math:`v`
+    move like those of a single worker that takes the mean of their steps.
 
     A worker that comes back begins with :math:`v = 0`.
 
@@ -63,7 +64,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         local_steps: SGD steps between two mixings, at least 1.
         momentum: :math:`\beta`, in [0, 1).
         decay: :math:`\mu`, in [0, 1); None for :math:`\beta`, the paper's choice.
-        mixing: Rule that makes the rows of :math:`W`.
+        mixing: Rule that gives the rows of :math:`W`.
         timeout: See `RoundBased`.
 
     Raises:
@@ -73,9 +74,9 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         Lin, Karimireddy, Stich & Jaggi, "Quasi-Global Momentum: Accelerating Decentralized
         Deep Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, Algorithm 1.
         Departures: after a change of :math:`\eta` the earlier momentum keeps its length and
-        decays at the rate :math:`\mu + (1 - \mu) \beta` per round, while the paper rescales it
-        at once; with several local steps momentum acts once per round, on the whole block;
-        the paper's Nesterov variant is omitted.
+        decays by a factor of :math:`\mu + (1 - \mu) \beta` per round, while the paper
+        rescales it at once; with several local steps, momentum acts once per round, on the
+        whole block; the paper's Nesterov variant is omitted.
     """
 
     momentum: float = 0.9
@@ -90,7 +91,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         return QuasiGlobalState(rank=rank, params=params, velocity=velocity, start=params)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """Warn of an optimizer with a momentum of its own."""
+        """Warn about an optimizer with momentum of its own."""
         if not setting.momentum:
             return []
         return [

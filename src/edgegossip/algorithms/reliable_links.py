@@ -1,13 +1,13 @@
-"""Reliable links: messages are kept until they are answered, and handled once.
+"""Reliable links: messages are kept until they are answered, and are handled once.
 
 `Awaiting` holds a message that may be resent, such as the open request of `ADPSGD`.
-`ReliableLinks` are built on it: each message is acknowledged, and delivered in order and once.
+`ReliableLinks` builds on it: each message is acknowledged, and delivered once and in order.
 Push-sum needs them, because its messages carry mass.
 
 A link leads from one worker to another and has an end at each. It is used in *sessions*: the
-sender begins a new one, named after its clock, whenever it or the receiver has been away.
-A session has a message for every round in which the topology has the link. A message of an
-earlier session is rejected: its sender has taken it back, or has restarted.
+sender begins a new one, numbered by its clock, whenever it or the receiver has been away. A
+session has a message for every round in which the topology has the link. A message from an
+earlier session is rejected, because its sender has taken it back or has restarted.
 
 Algorithms whose messages carry no mass do not need this. `ChocoGossip` asks for the whole
 replica after a missed increment, and `DiLoCo` compares models part by part.
@@ -23,9 +23,9 @@ from typing import Generic, TypeAlias, TypeVar
 from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTimer
 
 NextRound: TypeAlias = Callable[[int], int]
-"""Returns the first round from a given one on in which the link exists."""
+"""Returns the first round, not before a given one, in which the link exists."""
 RESEND = "resend"
-"""The timer of awaited answers."""
+"""The timer for awaited answers."""
 
 C = TypeVar("C")
 
@@ -38,7 +38,7 @@ class Awaiting(Generic[C]):
         send: The message and its receiver.
         content: Content to take back if the receiver is lost.
         patience: Seconds to wait for the answer.
-        due: End of that wait.
+        due: Time at which that wait ends.
     """
 
     send: Send
@@ -48,7 +48,9 @@ class Awaiting(Generic[C]):
 
     @staticmethod
     def of(send: Send, content: C, now: Seconds, patience: Seconds | None) -> Awaiting[C]:
-        """Await the answer to `send`, sent now; without `patience` it is never resent."""
+        """Await the answer to `send`, which is sent now; without `patience` it is never
+        resent.
+        """
         patience = math.inf if patience is None else patience
         return Awaiting(send, content, patience, now + patience)
 
@@ -59,9 +61,9 @@ def send_again(
     """Resend overdue messages, and set the timer for the next one.
 
     Args:
-        awaiting: All messages of the timer.
+        awaiting: All messages that share the timer.
         now: Time on the worker's clock.
-        growth: Factor of the patience after each resend.
+        growth: Factor by which each resend multiplies the patience.
     """
     effects: list[Effect] = []
     for each in awaiting:
@@ -86,7 +88,7 @@ class Outlet(Generic[C]):
         session: Start time of the session; 0 for the start of the run.
         awaiting: Unacknowledged messages, by round in ascending order; the message that opened
             the session comes first. It is empty on lossless links.
-        is_open: The message that opens the session was sent.
+        is_open: The message that opens the session has been sent.
     """
 
     session: Seconds = 0.0
@@ -94,7 +96,7 @@ class Outlet(Generic[C]):
     is_open: bool = True
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
-        """Account for a receiver that has all of `session` before round `next_round`."""
+        """Account for a receiver that has everything of `session` before round `next_round`."""
         # A late acknowledgment of an earlier session says nothing about this one, whose numbers
         # may be the same.
         if session == self.session:
@@ -109,7 +111,7 @@ class Inlet:
     Attributes:
         session: The current session; minus infinity before the first.
         next_round: The first undelivered round.
-        held: Early messages of the current session and of the newest, by session and round.
+        held: Early messages of the current and of the newest session, by session and round.
         has_restarted: The sender's clock may have restarted.
     """
 
@@ -164,8 +166,8 @@ class ReliableLinks(Generic[C]):
     Attributes:
         inlets: Incoming links, by sender.
         outlets: Outgoing links, by receiver.
-        first_session: Initial session of incoming links; none for a worker that has come back.
-        last_session: The last session begun by this worker.
+        first_session: Initial session of incoming links; a worker that has come back has none.
+        last_session: The last session that this worker began.
     """
 
     inlets: dict[Rank, Inlet] = field(default_factory=dict)
@@ -226,7 +228,7 @@ class ReliableLinks(Generic[C]):
         return [each.content for each in taken.values()]
 
     def _firsts(self) -> list[Awaiting[C]]:
-        """The message that each receiver needs next."""
+        """The first message that each receiver still needs."""
         # An acknowledgment is cumulative: the receiver may already have the later messages, and
         # the answer to the first will say so.
         links = [link.awaiting for link in self.outlets.values() if link.awaiting]
@@ -247,7 +249,7 @@ class ReliableLinks(Generic[C]):
             link.held.clear()
 
     def acknowledgment(self, sender: Rank, session: Seconds) -> list[Effect]:
-        """Return the progress of `session`, if it is current."""
+        """Acknowledge the progress of `session`, if it is the current one."""
         link = self.inlets[sender]
         if session != link.session:
             return []

@@ -14,12 +14,12 @@ from edgegossip.core.protocol import Payload, Rank
 
 @dataclass(slots=True, eq=False)
 class Replicas:
-    r"""Copies of the sender's estimate at both ends of each link.
+    r"""Copies of the senders' estimates at the ends of each link.
 
     Receivers with the same copy share one tensor and one payload for the next difference.
 
     Attributes:
-        initial: First copy of every estimate, [num_params].
+        initial: Initial copy of every estimate, [num_params].
         sent: Copies of this worker's estimate, by receiver.
         heard: Copies of the others' estimates, by sender.
     """

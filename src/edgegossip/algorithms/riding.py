@@ -1,4 +1,4 @@
-"""Numbers of a wrapper in the messages of its inner algorithm."""
+"""Numbers that a wrapper adds to its inner algorithm's messages."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `Synchronous` implements the waiting, and the handling of lost and returning neighbors and of
 lost messages. An algorithm derived from `RoundBased` only provides the payloads to send
-(`outgoing`) and mixes the arrived ones (`mix`).
+(`outgoing`) and mixes those that arrive (`mix`).
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ class RoundState(WorkerState):
 
     Attributes:
         exchange: Completed exchanges; a round has one or more.
-        is_exchanging: The worker has sent this exchange's messages and waits for the others'.
+        is_exchanging: The worker has sent its messages of this exchange and waits for the
+            others'.
         inbox: Messages of this exchange and later ones, by exchange and sender.
         first_exchange: The first exchange in which the worker waits for a neighbor; 0 by
             default, infinite while the neighbor is lost.
         lost: Workers that cannot be reached, as keys.
-        catch_up: Answers of the neighbors after rejoining; None otherwise.
-        ahead: Messages of returned neighbors that are ahead.
+        catch_up: Neighbors' answers after rejoining; None otherwise.
+        ahead: Messages from returned neighbors that are ahead.
         layout: Layout of `params`, from `Started`.
     """
 
@@ -75,22 +76,22 @@ S = TypeVar("S", bound=RoundState)
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(Algorithm[S], Generic[S]):
-    """Base of the algorithms that wait for all their neighbors every round.
+    """Base of algorithms whose workers wait for all their neighbors in every round.
 
     A round is some training and one or more exchanges: all workers send, wait for the messages
     of their neighbors, and mix. A worker waits for its neighbors only, so neighbors are at most
-    one exchange apart while nobody is lost. Nobody waits for a lost neighbor; the worker adds
-    its weight to its own. A worker that comes back takes parameters and round from its most
-    advanced neighbor, and announces to all neighbors the exchange in which it continues. A
-    worker that was only cut off, and is more than a round behind, does the same after its
-    training: nobody waits for its missed rounds.
+    one exchange apart while nobody is lost. Nobody waits for a lost neighbor, whose weight each
+    worker adds to its own. A worker that comes back takes parameters and round from its most
+    advanced neighbor and tells all neighbors in which exchange it continues. A worker that was
+    only cut off, and is more than a round behind, does the same after its training: nobody
+    waits for its missed rounds.
 
     Among three or more neighbors the second most advanced counts, so that a single lying
     neighbor cannot send others to the end of the run.
 
     Args:
         topology: Graph of each exchange's messages.
-        num_rounds: Rounds until it finishes.
+        num_rounds: Rounds until a worker finishes.
         timeout: Seconds that a worker waits for its neighbors in one exchange before it
             continues with the arrived messages. None waits indefinitely; safe only on lossless
             links.
@@ -104,12 +105,12 @@ class Synchronous(Algorithm[S], Generic[S]):
         check_ranges(self, num_rounds="at least 1", timeout="above 0 or None")
 
     def init(self, rank: Rank, params: Tensor) -> S:
-        """Build a `RoundState`; an algorithm with more state builds its own."""
+        """Build a `RoundState`; an algorithm whose state has more fields builds its own."""
         return cast("S", RoundState(rank=rank, params=params))
 
     @abstractmethod
     def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
-        """Update the state from the payloads that arrived, keyed and ordered by rank."""
+        """Update the state from the arrived payloads, which are keyed and ordered by rank."""
 
     @abstractmethod
     def work(self, state: S) -> Work | None:
@@ -121,33 +122,33 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @abstractmethod
     def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        """Announce to `receivers` the exchange in which this worker continues ("catch-up").
+        """Tell `receivers` in which exchange this worker continues ("catch-up").
 
         A worker that has come back can continue from this message.
         """
 
     @abstractmethod
     def catch_up_with(self, state: S, payload: Payload) -> None:
-        """Continue from the `announce` of the most advanced neighbor."""
+        """Continue from the most advanced neighbor's announcement."""
 
     @abstractmethod
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Messages of `send` and `announce`, by kind; `params` ([num_params]) as for `init`."""
 
     def message(self, kind: str, exchange: int, payload: Payload) -> Message:
-        """Make a message of an exchange, with its round and, after the first, its place in the
-        round.
+        """Make a message of an exchange, with its round and, from the second on, its place
+        there.
         """
         round, place = divmod(exchange, self.exchanges_per_round)
         return Message(kind, round, payload, {"exchange": place} if place else {})
 
     def exchange_of(self, message: Message) -> int:
-        """Exchange of a message, counted from the first round."""
+        """The exchange of a message, counted from the first round."""
         place = int(message.numbers.get("exchange", 0))
         return message.round * self.exchanges_per_round + place
 
     def start(self, state: S) -> Tensor:
-        """Parameters that training starts from, [num_params]."""
+        """The parameters that training starts from, [num_params]."""
         return state.estimate
 
     def learn(self, state: S, trained: Trained) -> None:
@@ -165,7 +166,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @property
     def total_rounds(self) -> int:
-        """Rounds until it finishes, including final rounds without training."""
+        """Rounds until a worker finishes, including final rounds without training."""
         return self.num_rounds
 
     @property
@@ -215,7 +216,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     # One round.
 
     def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
-        """Begin the next round, and following rounds without training or waiting."""
+        """Begin the next round, and those that follow without training or waiting."""
         effects: list[Effect] = []
         while state.round < self.total_rounds:
             if (work := self.work(state)) is not None:
@@ -344,7 +345,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     # Skipping rounds.
 
     def _is_behind(self, state: S) -> bool:
-        """Enough neighbors show that the worker was away for more than a round."""
+        """Enough neighbors are ahead to show that the worker was away for more than a round."""
         if not state.ahead:
             return False
         state.ahead = {
@@ -359,7 +360,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return _enough(sum(j not in state.lost for j in neighbors))
 
     def _skip(self, state: S, now: Seconds) -> list[Effect]:
-        """Continue with the others, as if the worker had just come back."""
+        """Join the others as if the worker had just come back."""
         state.catch_up, state.ahead, state.is_exchanging = state.ahead, {}, False
         return self._resume(state, now)
 
@@ -378,13 +379,13 @@ class Synchronous(Algorithm[S], Generic[S]):
 
 
 def _enough(num_neighbors: int) -> int:
-    """Required number of neighbors: among three or more, one may lie."""
+    """The required number of neighbors: among three or more, one may lie."""
     return 2 if num_neighbors >= 3 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundBased(Synchronous[S], Generic[S]):
-    """`Synchronous` for algorithms that send tensors and mix arrived ones into `params`.
+    """`Synchronous` for algorithms that send tensors and mix the arrived ones into `params`.
 
     Late tensors are dropped.
     """
@@ -394,7 +395,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         """Payload for `receiver` in this exchange."""
 
     def handed_over(self, state: S) -> Tensor:
-        """Parameters for a returning worker, [num_params]."""
+        """The parameters for a returning worker, [num_params]."""
         return state.params
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec | Tensor]:
@@ -418,7 +419,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         tensors: Mapping[str, TensorSpec | Tensor],
         optional: Mapping[str, TensorSpec] | None = None,
     ) -> MessageSpec:
-        """Describe the messages of `message` with such tensors."""
+        """Describe messages from `message` with such tensors."""
         places = range(1, self.exchanges_per_round)
         return MessageSpec(
             tensors,

@@ -31,19 +31,19 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
     r"""`SparsePush`, followed by rounds of averaging without training.
 
     With skewed data, compression keeps the workers' estimates apart, although their average is
-    good. After the last round of training the workers therefore average `compensation_rounds`
-    times with whole vectors:
+    good. After the last round of training, the workers therefore average whole vectors
+    `compensation_rounds` times:
 
     .. math::
         x_i \leftarrow p_i x_i + \sum_{j \to i} p_j x_j, \quad
         w_i \leftarrow p_i w_i + \sum_{j \to i} p_j w_j
 
-    In a directed ring of 8, each such round leaves 0.924 of the distance, and 50 rounds leave 2
-    %. With `compensate_every`, some rounds of training also average in this way. The error
+    In a directed ring of 8, each such round leaves 92.4 % of the distance, and 50 rounds leave
+    2 %. With `compensate_every`, some rounds of training also average in this way. The error
     memory is then cleared, because the whole numerator was offered.
 
     Both ends of a link know the last estimate sent in such rounds, and the sender sends the
-    change since then, as in `DifferencePush`. This change may be compressed, too.
+    change since then, as in `DifferencePush`. This change may also be compressed.
 
     Args:
         topology: See `PushSum`.
@@ -54,19 +54,20 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         compensation_compressor: Compressor of the differences in these rounds; its own step is
             their consensus step.
         compensate_every: Rounds of training between two rounds that average with
-            `compensation_compressor`, at least 1; None for never.
+            `compensation_compressor`, at least 1; None never does so.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If not every worker can reach every other one, or a number is out of range.
+        ValueError: If some worker cannot reach every other, or a number is out of range.
 
     References:
-        Aketi, Singh & Rabaey, 2021, arXiv:2102.05715. Reconstructed: the first author's code of
-        that week averages trained models for some 50 rounds without training, in full precision
-        and with step 1. Departures: `compensation_compressor` and `compensate_every`.
+        Aketi, Singh & Rabaey, 2021, arXiv:2102.05715. The method is reconstructed: the first
+        author's code of that week averages trained models for some 50 rounds without training,
+        in full precision and with step 1. Departures: `compensation_compressor` and
+        `compensate_every`.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "compensation")

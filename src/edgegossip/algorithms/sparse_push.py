@@ -23,7 +23,7 @@ class SparsePushState(PushSumState):
     """State of one worker.
 
     Attributes:
-        error: Part held back by the compressor so far, [num_params].
+        error: Part that the compressor has held back so far, [num_params].
     """
 
     error: Tensor
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=SparsePushState)
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFeedbackPush(PushSum[E], Generic[E]):
-    """Base of `SparsePush` and its variants; see there."""
+    """Base of `SparsePush` and its variants; see `SparsePush`."""
 
     compressor: Compressor
     consensus_step: float | None = None
@@ -68,7 +68,7 @@ class ErrorFeedbackPush(PushSum[E], Generic[E]):
 
 @dataclass(frozen=True, kw_only=True)
 class SparsePush(ErrorFeedbackPush[SparsePushState]):
-    r"""Push-sum of compressed numerators; only the sender remembers the error.
+    r"""Push-sum with compressed numerators; only the sender remembers the error.
 
     In each round worker :math:`i` takes `local_steps` SGD steps from :math:`z_i = x_i / w_i` to
     :math:`z_i'` and sets :math:`x_i = w_i z_i'`. Then, with compressor :math:`C`, error memory
@@ -81,8 +81,8 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         w_i &\leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     Weights travel uncompressed. Workers keep no copies of each other's numerators, so links may
-    come and go from round to round. Exchanging never changes the sums of all :math:`x_i` and of
-    all :math:`w_i`. The error memory is no part of these sums: it only records the part of
+    come and go from round to round. Exchanges never change the sums of all :math:`x_i` and of
+    all :math:`w_i`. The error memory is not part of these sums: it only records the part of
     :math:`x_i` that is still to be offered.
 
     Without compression and with step 1 this is `StochasticGradientPush`, to the last bit.
@@ -93,25 +93,24 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
             :math:`\sigma` (`Compressor.consensus_step`): 1 without compression, 0.01 for the
-            largest 1 % of the entries. Without training on rings, exponential and complete
-            graphs with 1 and 10 % kept, half of :math:`\sigma` to all of it brings workers
-            closest together. Random-k diverges from :math:`2 \sigma` on, and top-k from 5 to 8
-            :math:`\sigma`.
+            largest 1 % of the entries. Without training, on rings, exponential and complete
+            graphs with 1 and 10 % kept, steps of 0.5 to 1 :math:`\sigma` bring workers closest
+            together. Random-k diverges at :math:`2 \sigma`, and top-k at 5 to 8 :math:`\sigma`.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If not every worker can reach every other one, or a number is out of range.
+        ValueError: If some worker cannot reach every other, or a number is out of range.
 
     References:
         Aketi, Singh & Rabaey, "Sparse-Push: Communication- & Energy-Efficient Decentralized
         Distributed Learning over Directed & Time-Varying Graphs with non-IID Datasets", 2021,
         arXiv:2102.05715. The update rule is reconstructed from the first author's later code;
         there, too, the local optimizer works on :math:`z` and the result is multiplied by
-        :math:`w`. Departures: any compressor, of the whole vector and not of each layer unless
-        it is a `PerLayer`; several local steps; lost messages and workers.
+        :math:`w`. Departures: any compressor, applied to the whole vector unless it is a
+        `PerLayer`; several local steps; lost messages and workers.
     """
 
     def init(self, rank: Rank, params: Tensor) -> SparsePushState:

@@ -16,7 +16,7 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(frozen=True, kw_only=True)
 class StochasticGradientPush(PushSum[PushSumState]):
-    r"""Train, push shares of numerator and weight along the links, train at their quotient.
+    r"""Train, push shares of numerator and weight along links, and train at their quotient.
 
     In each round worker :math:`i` takes `local_steps` SGD steps from :math:`z_i = x_i / w_i` to
     :math:`z_i'` and sets :math:`x_i = w_i z_i'`. Then, with :math:`p_j = 1 / (1 + d_j)` for a
@@ -36,13 +36,13 @@ class StochasticGradientPush(PushSum[PushSumState]):
         timeout: See `PushSum`.
 
     Raises:
-        ValueError: If not every worker can reach every other one, or a number is out of range.
+        ValueError: If some worker cannot reach every other, or a number is out of range.
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
         arXiv:1811.10792, Algorithm 1. Departures: the gradient step is multiplied by the weight
-        before it changes the numerator, so that the estimate moves by all of it (as in the code
-        of Sparse-Push); several local steps are allowed.
+        before it changes the numerator, so that the estimate moves by the whole step (as in the
+        code of Sparse-Push); several local steps are allowed.
     """
 
     def init(self, rank: Rank, params: Tensor) -> PushSumState:

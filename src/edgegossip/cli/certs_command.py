@@ -27,7 +27,7 @@ class Init:
     """Make the authority that signs the certificates of all workers.
 
     Args:
-        out: Folder for the certificate, ca.pem, and the key, ca-key.pem.
+        out: Folder for the certificate (ca.pem) and the key (ca-key.pem).
         days: Validity in days.
     """
 
@@ -48,13 +48,13 @@ class Issue:
     Args:
         rank: Rank of a worker; repeatable.
         router: Make a certificate for routers. Its holder can impersonate any worker.
-        run_name: Name of the runs in which it is valid (worker --name); by default all.
+        run_name: Name of the runs (worker --name) in which it is valid; by default all runs.
         replace: Replace earlier certificates, which stay valid until they expire or are
             revoked. A running worker switches to the new ones.
-        host: Name or IP address of the worker's machine, for other programs that compare it;
+        host: Name or IP address of the worker's machine, for programs that compare it;
             repeatable.
-        out: Folder of the authority, and for the new files.
-        days: Validity in days; limited by the authority's.
+        out: Folder of the authority and for the new files.
+        days: Validity in days; limited by that of the authority.
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
@@ -90,10 +90,10 @@ class Revoke:
     """Add certificates to the authority's revocation list.
 
     Args:
-        rank: Rank of a worker, to revoke all its certificates so far; repeatable.
+        rank: Rank of a worker whose existing certificates are all revoked; repeatable.
         router: Revoke all certificates of routers.
-        serial: Number of a single certificate, from edgegossip certs list; repeatable.
-        out: Folder of the authority, and for the list, revoked.pem.
+        serial: Serial number of a single certificate, from edgegossip certs list; repeatable.
+        out: Folder of the authority and for the list (revoked.pem).
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()

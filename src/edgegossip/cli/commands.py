@@ -1,23 +1,25 @@
-"""The commands for training and reports; importing this imports torch."""
+"""The commands for training and reports. Importing this module imports torch."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.cli.options import ManyRunsOptions, Options
+from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.cluster.ray_pool import RayPool
@@ -29,23 +31,25 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.study import STUDY
 from edgegossip.report import units
+from edgegossip.report.export import export
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 from edgegossip.report.study_page import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
+class RunOptions(Options, TrackOptions):
     """Options for running a recipe.
 
     Args:
         only: Algorithm of a comparison to `run`; by default its baseline.
-        batched: Train small dense models together: several times faster with many workers, but
-            the last bits of the result differ. "auto" does so from 64 workers on.
-        pool: Where training runs: on threads, or on the cores of a Ray cluster, of which
-            `--threads` says how many at most. No effect on results.
-        ray_address: HOST:PORT of a Ray cluster that this machine belongs to, or auto; by
-            default Ray is started on this machine alone, and ends with the run.
+        batched: Train small dense models together, which is several times faster with many
+            workers but changes the last bits of the result. "auto" does so with 64 workers or
+            more.
+        pool: Where training runs: on threads, or on the cores of a Ray cluster, at most
+            `--threads` of them. No effect on results.
+        ray_address: HOST:PORT of a Ray cluster to which this machine belongs, or auto; by
+            default Ray is started on this machine alone and ends with the run.
     """
 
     only: str | None = None
@@ -62,7 +66,7 @@ class RunOptions(Options):
 
     @property
     def open_pool(self) -> Callable[[], RayPool] | None:
-        """As given; None for threads."""
+        """The requested pool; None for threads."""
         if self.pool == "threads":
             return None
         return partial(RayPool, self.ray_address, self.threads)
@@ -81,7 +85,7 @@ class CompareOptions(RunOptions, ManyRunsOptions):
 
     @property
     def num_processes(self) -> int:
-        """As given, or one a core."""
+        """The given number, or one per core."""
         return 1 if self.pool == "ray" else super().num_processes
 
 
@@ -99,9 +103,10 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
         "command": repeatable(command, arguments),
         "num_threads": options.threads,
         "open_pool": options.open_pool,
+        "trackers": options.trackers,
     }
     try:
-        with LiveView() as view:
+        with LiveView() as view, how_to_resume(command, arguments, out):
             if is_comparison:
                 comparison = _require_comparison(name, chosen, options.only)
                 experiments = {
@@ -121,7 +126,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
             write_report(out)  # what there is so far is worth looking at
         raise
     print_table(results)
-    print(f"report: {write_report(out)}")
+    print_report(write_report(out))
     return 0
 
 
@@ -131,14 +136,39 @@ def default_folder(name: str) -> Path:
 
 
 def repeatable(command: str, arguments: list[str]) -> str:
-    """The command without passwords and without options that do not affect results.
+    """The command without passwords and options that do not affect results.
 
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
     """
-    kept = without(arguments, "out", "threads", "processes", "resume", "pool", "ray-address")
-    shown = (without_password(each) if "://" in each else each for each in kept)
-    return shlex.join(["edgegossip", command, *shown])
+    free = ("out", "threads", "processes", "resume", "pool", "ray-address", "track")
+    kept = without(arguments, *free)
+    return shlex.join(["edgegossip", command, *_without_passwords(kept)])
+
+
+def _without_passwords(arguments: list[str]) -> list[str]:
+    return [without_password(each) if "://" in each else each for each in arguments]
+
+
+@contextmanager
+def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[None]:
+    """Complete the message of an interruption with the command that goes on.
+
+    >>> with how_to_resume("run", ["quickstart", "--lr", "0.1"], Path("runs/a")):
+    ...     raise Interrupted("interrupted at 3 virtual seconds; ...")
+    Traceback (most recent call last):
+    edgegossip.core.errors.Interrupted: interrupted at 3 virtual seconds; runs/a holds \
+everything so far; to go on: edgegossip run quickstart --lr 0.1 --resume --out runs/a
+    """
+    try:
+        yield
+    except Interrupted as error:
+        given = _without_passwords(without(arguments, "out", "resume"))
+        again = shlex.join(["edgegossip", command, *given, "--resume", "--out", str(out)])
+        when = str(error).partition(";")[0]
+        raise Interrupted(
+            f"{when}; {out} holds everything so far; to go on: {again}"
+        ) from error
 
 
 def without(arguments: list[str], *options: str) -> list[str]:
@@ -150,8 +180,8 @@ def without(arguments: list[str], *options: str) -> list[str]:
     kept: list[str] = []
     is_kept = True
     for argument in arguments:
-        if argument.startswith("--"):
-            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+        if argument.startswith("--") or argument == "-n":
+            name = argument.partition("=")[0].lstrip("-").removeprefix("no-")
             is_kept = name.replace("_", "-") not in options
         if is_kept:
             kept.append(argument)
@@ -168,12 +198,35 @@ def report_command(arguments: list[str]) -> int:
 
 
 def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
-    """Draw figures and report.html of a run folder again.
+    """Redraw the figures and report.html of a run folder.
 
     Args:
         folder: Folder of a run, a comparison or a study.
     """
     return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Write a run as a folder for the Hugging Face hub: model, config and model card.
+
+    Args:
+        folder: Folder of a run or a comparison.
+        out: Folder to write; by default `export` in the folder of the run.
+        only: Run of a comparison to export.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    out: Path | None = None
+    only: str | None = None
+
+
+def export_command(arguments: list[str]) -> int:
+    """`edgegossip export`."""
+    log_to_console()
+    options = tyro.cli(ExportOptions, prog="edgegossip export", args=arguments)
+    print(f"exported: {export(options.folder, options.out, only=options.only)}")
+    return 0
 
 
 def _require_comparison(
@@ -186,8 +239,14 @@ def _require_comparison(
     return chosen
 
 
+def print_report(page: Path) -> None:
+    """Print where the report is, and the time that a person has waited for it."""
+    waited = time.time() - psutil.Process().create_time()
+    print(f"report: {page} ({units.seconds(waited)} from the command to here)")
+
+
 def print_table(results: dict[str, Results]) -> None:
-    """Print the result of each run in a line."""
+    """Print a line with the result of each run."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
     names = {result.metric.name for result in results.values()}
     metric = names.pop() if len(names) == 1 else "metric"

@@ -25,13 +25,13 @@ _LOCAL_REDIS = "redis://localhost:6379"
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Check this machine, and suggest remedies.
+    """Check this machine and suggest remedies.
 
     Args:
         connect: Endpoints of other workers to try, such as tls/host:7447.
         tls: Folder of this worker's certificate, from edgegossip certs.
-        rank: Rank of this worker, with --tls.
-        router: Check a router's machine, instead of a rank.
+        rank: Rank of this worker, required with --tls.
+        router: Check a router's machine instead of a worker's.
         redis: Server to try for telemetry, such as redis://host:6379.
     """
 
@@ -52,12 +52,12 @@ class Doctor:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table.
+    """One row of the table.
 
     Args:
         what: Checked item.
-        state: "ok", "none" (optional, and not here), "missing" or "failed".
-        detail: Result of the check, or the thing to do.
+        state: "ok", "none" (optional and absent), "missing" or "failed".
+        detail: Result of the check, or the remedy.
         was_asked_for: Whether a failure makes the command fail.
     """
 

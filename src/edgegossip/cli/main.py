@@ -1,4 +1,4 @@
-"""The command line: arguments in, exit codes out. Starts without importing torch."""
+"""The command line: arguments in, exit codes out. It starts without importing torch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip plan RECIPE --machines FILE.toml
                                     which algorithm and settings suit these machines
   edgegossip report DIR             draw the report of a folder (again)
+  edgegossip export DIR             a folder for the Hugging Face hub: model, model card
 
   edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
@@ -44,7 +45,7 @@ Results go to --out DIR, by default runs/NAME/STAMP; open report.html there.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0, 1 for failures, 2 for usage, 130 for Ctrl+C."""
+    """Run a command; return its exit code: 0, 1 for failures, 2 for usage, 130 for Ctrl+C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _dispatch(arguments)
@@ -77,9 +78,6 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(importlib.metadata.version("edgegossip"))
         return 0
-    if rest in (["-h"], ["--help"]) and command in _WITH_RECIPE:
-        print(USAGE, end="")
-        return 0
     if command not in _COMMANDS:
         raise UsageError(unknown_name("command", command, _COMMANDS))
     return _COMMANDS[command](rest)
@@ -88,6 +86,9 @@ def _dispatch(arguments: list[str]) -> int:
 def _list(arguments: list[str]) -> int:
     from edgegossip.recipes.registry import RECIPES, STUDIES
 
+    if arguments in (["-h"], ["--help"]):
+        print("usage: edgegossip list\n\nPrints the recipes and studies, a line each.")
+        return 0
     if arguments:
         raise UsageError(f"list takes no arguments, got {' '.join(arguments)}")
     entries = RECIPES | STUDIES
@@ -110,7 +111,7 @@ def _compare(arguments: list[str]) -> int:
 
 
 def _imported(module: str, function: str) -> Callable[[list[str]], int]:
-    """A command whose module, and with it torch, is imported on use."""
+    """A command whose module, and thus torch, is imported on use."""
 
     def command(arguments: list[str]) -> int:
         imported = importlib.import_module(module)
@@ -133,6 +134,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": _imported("edgegossip.cli.plan_command", "plan_command"),
     "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),
     "report": _imported("edgegossip.cli.commands", "report_command"),
+    "export": _imported("edgegossip.cli.commands", "export_command"),
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),
     "router": _imported("edgegossip.cli.router_command", "router_command"),
@@ -141,19 +143,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "profile": _imported("edgegossip.cli.profile_command", "profile_command"),
     "doctor": _imported("edgegossip.cli.doctor_command", "doctor_command"),
 }
-
-_WITH_RECIPE = (
-    "list",
-    "run",
-    "compare",
-    "study",
-    "sweep",
-    "plan",
-    "launch",
-    "worker",
-    "gather",
-    "profile",
-)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Common options of commands, combined with those of a recipe or a study."""
+"""Options common to commands, combined with those of a recipe or a study."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from edgegossip.cli.unknown_options import meanings, unknown_option
 from edgegossip.core.errors import UsageError
 from edgegossip.core.ranges import check_range
+from edgegossip.experiments.tracking import Tracker
 from edgegossip.machine.cores import num_cores
+from edgegossip.trackers.by_name import TrackerName, trackers
 
 AnyOptions = TypeVar("AnyOptions")
 
@@ -23,7 +26,8 @@ class Options:
 
     Args:
         out: Folder of the results; by default runs/NAME/STAMP.
-        resume: Resume the interrupted work in `out`, to the result of an uninterrupted one.
+        resume: Resume the interrupted work in `out`; the result is that of an uninterrupted
+            run.
         threads: Threads of the compute pool; by default one per core. No effect on results.
     """
 
@@ -41,12 +45,29 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackOptions:
+    """Options for trackers.
+
+    Args:
+        track: Show the numbers in other programs, too: tensorboard, wandb (offline), mlflow,
+            trackio.
+    """
+
+    track: tuple[TrackerName, ...] = ()
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        """The trackers of these names, with their default settings."""
+        return trackers(self.track)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ManyRunsOptions(Options):
     """Options for several runs.
 
     Args:
-        processes: Parallel runs, each with one thread in its own process; by default one per
-            core, or 1 with `--threads`. No effect on results.
+        processes: Number of parallel runs, each with one thread in its own process; by default
+            one per core, or 1 with `--threads`. No effect on results.
     """
 
     processes: int | None = None
@@ -62,7 +83,7 @@ class ManyRunsOptions(Options):
 
 
 def argument_names(make: Callable[..., Any]) -> list[str]:
-    """Names of a recipe's or a study's options, including those of its settings.
+    """The names of a recipe's or a study's options, including those of its settings.
 
     >>> from edgegossip.recipes.registry import load_recipe
     >>> "num_workers" in argument_names(load_recipe("quickstart"))
@@ -78,7 +99,7 @@ def argument_names(make: Callable[..., Any]) -> list[str]:
 def parse(
     prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
 ) -> tuple[AnyOptions, Any]:
-    """Parse the command's options, and call `make` with its own.
+    """Parse the command's options, and call `make` with those that are its own.
 
     Args:
         prog: Text before the options.
@@ -87,8 +108,9 @@ def parse(
         arguments: Words typed after `prog`.
 
     Raises:
-        UsageError: If a value is out of range, or an argument of `make` has the name of a
-            command's option. Unknown options end the process.
+        UsageError: If an option is unknown, a value is out of range, or an argument of `make`
+            has the same name as an option of the command. A value that cannot be read ends the
+            process.
     """
     ours = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     if taken := [name for name in argument_names(make) if name in ours]:
@@ -107,13 +129,44 @@ def parse(
     }
     # The arguments follow below, each beside its option.
     description = inspect.cleandoc(make.__doc__ or "").partition("\n\nArgs:")[0]
+    config = (tyro.conf.OmitArgPrefixes,)
+    known = dict.fromkeys([*ours, *argument_names(make)], "")
+    if message := unknown_option(arguments, known | _meanings(kind, make)):
+        raise UsageError(f"{message} - {prog} --help lists all")
     try:
         return tyro.cli(
-            parsed,
-            prog=prog,
-            description=description,
-            args=arguments,
-            config=(tyro.conf.OmitArgPrefixes,),
+            parsed, prog=prog, description=description, args=arguments, config=config
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def show_help(command: str, what: str, kind: type[Any]) -> None:
+    """Print the options that a command has with every recipe or study.
+
+    Args:
+        command: Name of the command.
+        what: What it needs, in capitals.
+        kind: Class of its options.
+    """
+    summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+    own, example = ("", "NAME") if what == "STUDY" else (", or FILE.py:NAME", "quickstart")
+    tyro.cli(
+        kind,
+        prog=f"edgegossip {command} {what}",
+        description=(
+            f"{summary}\n\n{what} is a name that `edgegossip list` prints{own}. It has options "
+            f"of its own: `edgegossip {command} {example} --help` lists all."
+        ),
+        args=["--help"],
+    )
+
+
+def _meanings(kind: type[Any], make: Callable[..., Any]) -> dict[str, str]:
+    """What the docstrings say of the options of a command, and of a recipe and its settings."""
+    defaults = (each.default for each in inspect.signature(make).parameters.values())
+    documented = [*kind.__mro__, *(type(each) for each in defaults if is_dataclass(each)), make]
+    found: dict[str, str] = {}
+    for each in documented:
+        found |= meanings(each.__doc__)
+    return found

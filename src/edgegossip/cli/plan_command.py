@@ -1,4 +1,4 @@
-"""The command that recommends an algorithm for real machines; importing this imports torch."""
+"""The command that recommends an algorithm for real machines. Importing it imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.cli.commands import repeatable
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label, split_values
@@ -38,11 +37,11 @@ from edgegossip.recipes.studies.server_tuning import without_test_data
 from edgegossip.report import units
 
 OWN = ("--machines", "--target", "--max-seconds", "--held-out")
-"""Options of the plan, which its candidates do not have."""
+"""Options of the plan that its candidates do not have."""
 MEASURED = "samples_per_second"
-"""Setting with the speed of this machine."""
+"""The setting that holds the speed of this machine."""
 SHOWN = 5
-"""Candidates that are printed; the report has all."""
+"""Number of candidates to print; the report has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class PlanOptions(SeveralSeeds):
             speed (relative to this machine) or samples_per_second, mbits, latency_ms, count.
         target: Value of the task's metric to reach; by default the best found less one point
             of a percentage, or one percent of other values.
-        max_seconds: Virtual seconds of each candidate; unlimited by default.
+        max_seconds: Virtual seconds for each candidate; unlimited by default.
     """
 
     machines: Path
@@ -71,13 +70,13 @@ class PlanOptions(SeveralSeeds):
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """An algorithm of a recipe with some settings.
+    """An algorithm of a recipe, with settings.
 
     Args:
         recipe: Name of the recipe.
         only: Name of the algorithm.
         words: The recipe's options as typed.
-        told: Settings that differ between candidates, in words.
+        told: Settings in which candidates differ, in words.
     """
 
     recipe: str
@@ -87,11 +86,11 @@ class Proposal:
 
     @property
     def label(self) -> str:
-        """Name in tables."""
+        """Name for tables."""
         return f"{self.only}, {self.told}" if self.told else self.only
 
     def command(self, start: str) -> str:
-        """Command that starts it for real."""
+        """Command that starts it on real machines."""
         return shlex.join(
             ["edgegossip", *start.split(), self.recipe, "--only", self.only, *self.words]
         )
@@ -100,19 +99,19 @@ class Proposal:
 def plan_command(arguments: list[str]) -> int:
     """`edgegossip plan`."""
     options, study, candidates = parse_plan(arguments)
-    rows = carry_out(study, options, repeatable("plan", arguments))
+    rows = carry_out(study, options, "plan", arguments)
     for line in advice(ranked(rows.values(), options.target), candidates):
         print(line)
     return 0
 
 
 def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, Proposal]]:
-    """Make a study of all algorithms of a recipe with all values of its options.
+    """Make a study of all algorithms of a recipe, with all given values of its options.
 
     Raises:
         UsageError: If the recipe, one of its settings, or a machine is invalid.
     """
-    name, words = recipe_name("plan", arguments)
+    name, words = recipe_name("plan", PlanOptions, arguments)
     values = split_values("plan", name, words)
     _, options, _ = parse_recipe("plan", PlanOptions, [name, *values.fixed])
     machines = read_machines(options.machines)
@@ -152,7 +151,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
 def _candidates(
     name: str, values: SweptValues, num_machines: int
 ) -> tuple[dict[str, Proposal], list[Experiment]]:
-    """All algorithms with all combinations of values, and their runs."""
+    """All algorithms with all combinations of values, and the runs of each."""
     found, runs = {}, list[Experiment]()
     for point in values.points:
         comparison, more = _made_for(num_machines, name, [*values.fixed, *point])
@@ -165,7 +164,7 @@ def _candidates(
 
 
 def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
-    """Make the recipe for the given number of machines, possibly including its server."""
+    """Make the recipe for the given number of machines, which may include its server."""
     for num_workers in (wanted, wanted - 1):
         more = ["--num-workers", str(num_workers)]
         _, _, chosen = parse_recipe("plan", PlanOptions, [name, *words, *more])
@@ -177,7 +176,7 @@ def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
 
 
 def _measured_before(options: PlanOptions) -> float | None:
-    """The measurement of an interrupted plan, which holds for all its candidates."""
+    """The speed that an interrupted plan has measured, which holds for all its candidates."""
     if not options.resume or options.out is None or not (options.out / STUDY).exists():
         return None
     found: float | None = read_json(options.out / STUDY)["settings"].get(MEASURED)
@@ -185,7 +184,7 @@ def _measured_before(options: PlanOptions) -> float | None:
 
 
 def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float:
-    """Measure the training samples per second of one core of this machine."""
+    """Measure how many training samples per second one core of this machine processes."""
     ranks = experiment.data_ranks
     workload = Workload(experiment.task, ranks, experiment.seed, experiment.algorithm.role)
     trainer, params = workload.make_trainer(ranks[0]), workload.initial_params(ranks[0])
@@ -238,15 +237,15 @@ def _run(
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Expected figures of a candidate: medians over the seeds.
+    """The expected figures of a candidate: medians over the seeds.
 
     Attributes:
         run: Label of the candidate.
-        times: Time to the target, for each seed; infinite if never reached.
+        times: Time to the target for each seed; infinite if never reached.
         value: Value of the metric at the end.
         metric: The metric.
         bytes_per_second: Bytes per second sent by each worker.
-        used: Share of the workers' capacity used for training.
+        used: Share of the workers' capacity that is used for training.
     """
 
     run: str
@@ -296,7 +295,7 @@ def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlo
 def advice(
     found: tuple[float, Sequence[Outlook]], candidates: Mapping[str, Proposal]
 ) -> Iterator[str]:
-    """Write the recommendation, its reason, and the commands."""
+    """Write the recommendation, its reason and the commands."""
     target, order = found
     best, *others = order
     goal = units.metric_value(target, best.metric)
@@ -323,7 +322,7 @@ def advice(
 
 
 def _why(best: Outlook, other: Outlook) -> str:
-    """Describe the weakness of the slower one."""
+    """Say why the runner-up is slower."""
     reasons = []
     if other.used < 0.95 * best.used:
         reasons.append(f"uses {other.used:.0%} of the machines, not {best.used:.0%}")

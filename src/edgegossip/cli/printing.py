@@ -1,4 +1,4 @@
-"""Safe output of the program, with escaped control characters."""
+"""Safe output, with escaped control characters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _escaped(line: str) -> str:
 
 
 class _OneLine(logging.Formatter):
-    """A line for each record, even with foreign names and reasons in it."""
+    """Formats each record as one line, even if it contains names and reasons from others."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return _escaped(super().formatMessage(record))
 
 
 def log_to_console(level: int = logging.WARNING, style: str = "%(message)s") -> None:
-    """Print log lines on standard error.
+    """Print log lines to standard error.
 
     Args:
         level: Minimum level.

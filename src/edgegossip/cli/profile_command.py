@@ -1,4 +1,4 @@
-"""The command that measures the slow-down by loads; importing this imports torch."""
+"""The command that measures the slow-down by loads. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class ProfileOptions:
 
     Args:
         minutes: Duration in minutes, at least 0.5.
-        out: The profile, a CSV file.
-        threads: Threads of one training step, as many as the worker will have.
-        only: Algorithm of a comparison with the task to train.
+        out: CSV file for the profile.
+        threads: Threads of one training step; use as many as the worker will have.
+        only: Algorithm of a comparison whose task is trained.
     """
 
     minutes: float = 4.0

@@ -1,10 +1,11 @@
-"""Common code of commands with a recipe: load it, and pick one of its runs."""
+"""Code common to commands with a recipe: load it, and pick one of its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from edgegossip.cli.options import AnyOptions, parse
+from edgegossip.cli.options import AnyOptions, parse, show_help
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.recipes.registry import RECIPES, load_recipe
@@ -13,7 +14,7 @@ from edgegossip.recipes.registry import RECIPES, load_recipe
 def parse_recipe(
     command: str, kind: type[AnyOptions], arguments: Sequence[str]
 ) -> tuple[str, AnyOptions, Experiment | Comparison]:
-    """Parse the name of a recipe, the command's options and the recipe's.
+    """Parse the name of a recipe, the command's options and the recipe's own.
 
     Args:
         command: Name of the command, for messages.
@@ -21,9 +22,9 @@ def parse_recipe(
         arguments: Words typed after the command.
 
     Raises:
-        UsageError: If the recipe is unknown, or has another result.
+        UsageError: If the recipe is unknown or returns something else.
     """
-    name, rest = recipe_name(command, arguments)
+    name, rest = recipe_name(command, kind, arguments)
     options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)
     if not isinstance(chosen, Experiment | Comparison):
         raise UsageError(
@@ -32,16 +33,21 @@ def parse_recipe(
     return name, options, chosen
 
 
-def recipe_name(command: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Split the recipe's name from the words after it.
+def recipe_name(
+    command: str, kind: type[Any], arguments: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Split the recipe's name from the words after it; print the help if asked for.
 
     Args:
         command: Name of the command, for messages.
+        kind: The command's options.
         arguments: Words typed after the command.
 
     Raises:
         UsageError: If there is no name.
     """
+    if arguments and arguments[0] in ("-h", "--help"):
+        show_help(command, "RECIPE", kind)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             f"{command} needs a recipe: {next(iter(RECIPES))}, another of `edgegossip list`, "
@@ -51,7 +57,7 @@ def recipe_name(command: str, arguments: Sequence[str]) -> tuple[str, list[str]]
 
 
 def pick(name: str, chosen: Experiment | Comparison, only: str | None) -> Experiment:
-    """The selected run: `only`, or a comparison's baseline.
+    """Return the selected run: `only`, or a comparison's baseline.
 
     Raises:
         UsageError: If there is no such run.

@@ -27,11 +27,11 @@ class RouterOptions:
         connect: Other routers, e.g. tls/server:7447.
         tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`. Replaced
             files, and revoked.pem, take effect at once.
-        ban: Serial number of a certificate to reject, like those in revoked.pem; repeatable.
+        ban: Serial number of a further certificate to reject; repeatable.
         run: Name of a run with its own certificates (certs issue --run); repeatable.
-        insecure: Allow plain links beyond this machine: anybody can read and join.
-        num_workers: Number of workers of the largest run.
-        lease: Lease of links in seconds, equal to that of the workers.
+        insecure: Allow plain links beyond this machine, so that anybody can read and join.
+        num_workers: Number of workers in the largest run.
+        lease: Lease of links in seconds; use that of the workers.
     """
 
     listen: tuple[str, ...]

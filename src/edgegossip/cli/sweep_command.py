@@ -1,4 +1,4 @@
-"""The command that runs a recipe with many settings and seeds; importing this imports torch."""
+"""The command that runs a recipe with many settings and seeds. Importing it imports torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from edgegossip.cli.commands import repeatable
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, Words, label, split_values
@@ -24,7 +23,7 @@ from edgegossip.report.units import capitalized
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(SeveralSeeds):
-    """Options for a sweep over settings; each option of the recipe may have several values.
+    """Options for a sweep; each option of the recipe may have several values.
 
     Args:
         only: Algorithm of a comparison to run; by default its baseline.
@@ -36,17 +35,17 @@ class SweepOptions(SeveralSeeds):
 def sweep_command(arguments: list[str]) -> int:
     """`edgegossip sweep`."""
     options, study = parse_sweep(arguments)
-    carry_out(study, options, repeatable("sweep", arguments))
+    carry_out(study, options, "sweep", arguments)
     return 0
 
 
 def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
-    """Make a study of all combinations of the options' values.
+    """Make a study of all combinations of option values.
 
     Raises:
-        UsageError: If the recipe, or one of its settings, is invalid.
+        UsageError: If the recipe or one of its settings is invalid.
     """
-    name, words = recipe_name("sweep", arguments)
+    name, words = recipe_name("sweep", SweepOptions, arguments)
     values = split_values("sweep", name, words)
     # All are made before the first is run: a wrong one would be found hours later.
     made = [_make(name, [*values.fixed, *point]) for point in values.points]

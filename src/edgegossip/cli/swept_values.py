@@ -1,4 +1,4 @@
-"""Swept values: options of a recipe with several values, their combinations, and seeds."""
+"""Swept values: a recipe's options with several values, their combinations, and seeds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from edgegossip.recipes.studies.study_settings import check_seeds
 
 Words: TypeAlias = list[str]
 _FREE = ("--out", "--threads", "--processes", "--resume", "--seeds")
-"""Options that change no run."""
+"""Options that do not affect runs."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralSeeds(ManyRunsOptions):
-    """Options for trials of settings.
+    """Options for trying settings.
 
     Args:
         seeds: Seeds for each setting, e.g. 0 1 2 or 0..4.
-        held_out: Share of the training samples to hold out for judging settings. 0 judges by
-            test samples, and such a choice is no result.
+        held_out: Share of the training samples to hold out for judging settings. With 0,
+            settings are judged on test samples, so their accuracy is not a valid result.
     """
 
     seeds: tuple[int, ...] = (0,)
@@ -54,14 +54,14 @@ class SweptValues:
 
     @property
     def points(self) -> list[Words]:
-        """All combinations of the swept values, as typed."""
+        """Return all combinations of the swept values, as typed."""
         return [
             [word for pair in zip(self.swept, values, strict=True) for word in pair]
             for values in itertools.product(*self.swept.values())
         ]
 
     def kept(self, *other: str) -> Words:
-        """Words of the fixed options that runs depend on.
+        """The words of those fixed options on which runs depend.
 
         Args:
             other: Further options to omit.
@@ -105,7 +105,7 @@ def label(point: Words) -> str:
 
 
 def _grouped(words: Sequence[str]) -> Iterator[tuple[str, Words]]:
-    """Each option with its values."""
+    """Group each option with its values."""
     option, values = "", Words()
     for word in words:
         if not word.startswith("--"):

@@ -1,4 +1,4 @@
-"""The learners that live in one actor, one core, of the cluster."""
+"""The learners that live in one actor, on one core of the cluster."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from edgegossip.experiments.describe import versions
 
 @dataclass(slots=True)
 class Order:
-    """A piece of work for the learner of this serial.
+    """A piece of work for the learner with this serial number.
 
-    `origin` and `state` are given where it is not there, or has another state; a `state` of
-    None is that of a new one.
+    `origin` and `state` are given if the learner is missing there or has a different state; a
+    `state` of None is that of a new learner.
     """
 
     serial: int
@@ -33,7 +33,7 @@ class Order:
 
 @dataclass(slots=True)
 class Reply:
-    """Result and state after a piece of work, or why there is none."""
+    """The result of a piece of work and the state after it, or the reason why there is none."""
 
     result: TrainingResult | None = None
     state: Mapping[str, Any] | None = None
@@ -44,10 +44,10 @@ class Reply:
 
 
 class LearnersDesk:
-    """Trains its learners one after the other.
+    """Trains its learners one after another.
 
     Args:
-        look_up: Finds the function that `Origin.maker` stands for.
+        look_up: Finds the function to which `Origin.maker` refers.
     """
 
     def __init__(self, look_up: Callable[[Any], Any]) -> None:
@@ -57,11 +57,11 @@ class LearnersDesk:
         self._made_by: dict[int, Any] = {}
 
     def versions(self) -> dict[str, str]:
-        """Give the versions of Python and packages here."""
+        """Return the versions of Python and packages here."""
         return versions()
 
     def work(self, forgotten: Sequence[int], orders: Sequence[Order]) -> list[Reply]:
-        """Forget learners that went elsewhere, and do what is ordered."""
+        """Forget learners that have moved, and carry out orders."""
         for serial in forgotten:
             self._trainers.pop(serial, None)
             self._made_by.pop(serial, None)

@@ -1,4 +1,4 @@
-"""Which piece of work is done where, by how fast the seats are."""
+"""Placement: where each piece of work is done, depending on the speed of the seats."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from edgegossip.core.protocol import Train
 from edgegossip.core.trainer import TrainingResult
 
 _PARCEL_SECONDS = 0.005
-"""Small pieces of work travel together, up to so much: a trip takes some 2 ms."""
+"""Seconds of work up to which small pieces travel together; a trip takes about 2 ms."""
 
 _AHEAD_SECONDS = 0.5
-"""With less than this under way, a seat is sent more, so that it need not wait for it."""
+"""A seat with less work than this under way is sent more, so that it never waits."""
 
 _NEWEST = 0.3
 """Weight of the newest measurement of a speed."""
 
 _WORTH_MOVING = 0.8
-"""A learner moves where its work is done after this share of the time at most."""
+"""A learner moves if its work would be done within this share of the time elsewhere."""
 
 
 Arrived: TypeAlias = tuple[TrainingResult, Sequence[tuple[str, type[Warning]]]]
-"""A result, and the warnings that it came with."""
+"""A result and the warnings that accompanied it."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A piece of work: training that somebody waits for.
+    """A piece of work: training whose result is awaited.
 
     Attributes:
-        number: Pieces are numbered in the order in which they were asked for.
-        num_losses: How many seats were lost with it under way.
+        number: Serial number, in the order of requests.
+        num_losses: Number of seats that were lost while they had this job.
     """
 
     twin: Twin
@@ -53,17 +53,17 @@ class Job:
 
 @dataclass(eq=False)
 class Seat:
-    """One core of the cluster, with the learners that live there.
+    """One core of the cluster and the learners that live there.
 
     Attributes:
-        name: For messages.
-        seconds_per_cost: How long work takes there, of what it costs; None if not known yet.
-        making_seconds: How long it takes to make a learner there.
-        line: Pieces of work for learners that live there.
-        num_under_way: How many jobs were sent.
+        name: Name for messages.
+        seconds_per_cost: Seconds that a unit of cost takes there; None if not known yet.
+        making_seconds: Seconds that making a learner takes there.
+        line: Waiting work for learners that live there.
+        num_under_way: Number of jobs sent but not finished.
         cost_under_way: Their cost.
-        forgotten: Learners that went elsewhere, and that the seat still has to forget.
-        is_lost: Its learners are gone.
+        forgotten: Learners that have moved away and that the seat must still forget.
+        is_lost: The seat and its learners are gone.
     """
 
     name: str
@@ -77,16 +77,16 @@ class Seat:
     is_lost: bool = False
 
     def seconds(self, cost: float) -> float:
-        """Seconds that work of this cost takes; infinite if that is not known yet."""
+        """Seconds that work of this cost takes; infinite if not known yet."""
         return math.inf if self.seconds_per_cost is None else self.seconds_per_cost * cost
 
 
 class Placement:
-    """Hands pieces of work out to seats, for one thread a seat.
+    """Hands out work to seats, each of which has a thread.
 
-    Work of a learner goes where it lives. A new learner lives where somebody is free first, so
-    fast seats get more of them; and a seat without work takes over a learner whose work
-    would be done later where it lives. No result depends on any of this.
+    Work goes to the seat where its learner lives. A new learner lives where a seat is free
+    first, so fast seats get more learners. A seat without work takes over a learner whose work
+    would otherwise be done later. Results do not depend on any of this.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Placement:
         return math.inf if rate is None else rate * twin.last_cost
 
     def put(self, twin: Twin, request: Train, progress: float) -> Future[Arrived]:
-        """Ask for a piece of work."""
+        """Add a job."""
         with self._lock:
             job = Job(twin, request, progress, twin.last_cost, next(self._numbers))
             if self._error is not None:
@@ -116,14 +116,14 @@ class Placement:
             return job.arrives
 
     def open(self, seat: Seat) -> None:
-        """Have a seat take part."""
+        """Add a seat."""
         with self._lock:
             self._seats.append(seat)
 
     def take(self, seat: Seat) -> list[Job]:
-        """Give work that this seat should do next; waits for some if nothing is under way.
+        """Take the work that this seat should do next; wait for some if it has none under way.
 
-        Empty if enough is under way, if there is none, and at the end.
+        The result is empty if enough is under way, if there is no work, and at the end.
         """
         with self._lock:
             while not self._is_closed:
@@ -137,7 +137,7 @@ class Placement:
             return []
 
     def finish(self, seat: Seat, jobs: Sequence[Job], replies: Sequence[Reply]) -> None:
-        """Note how long a seat took for pieces of work, and for making learners."""
+        """Record how long a seat took for jobs and for making learners."""
         cost = sum(job.cost for job in jobs)
         seconds = sum(reply.seconds for reply in replies)
         with self._lock:
@@ -153,7 +153,7 @@ class Placement:
                 self._wake(seat)
 
     def lose(self, seat: Seat, under_way: Sequence[Job]) -> None:
-        """Hand out anew what a lost seat had to do."""
+        """Hand out the work of a lost seat again."""
         with self._lock:
             seat.is_lost = True
             if seat in self._seats:
@@ -167,7 +167,7 @@ class Placement:
             self._wake_all()
 
     def fail(self, error: Exception) -> None:
-        """Let all work that nobody has begun fail, now and later."""
+        """Let all work that has not begun fail, now and later."""
         with self._lock:
             self._error = error
             for line in (self._homeless, *(seat.line for seat in self._seats)):
@@ -175,14 +175,14 @@ class Placement:
                     line.popleft().arrives.set_exception(error)
 
     def close(self) -> None:
-        """Let nobody wait for work any more."""
+        """Wake all threads that wait for work, for the last time."""
         with self._lock:
             self._is_closed = True
             self._wake_all()
 
     @property
     def seats(self) -> list[Seat]:
-        """The seats that take part."""
+        """The seats that have not been lost."""
         with self._lock:
             return [*self._seats]
 
@@ -207,7 +207,7 @@ class Placement:
         self._idle.pop(seat, None)
 
     def _wake(self, home: Seat | None) -> None:
-        """Have somebody look for work: who lives where there is some, or else anybody."""
+        """Wake a seat for new work: the one where its learner lives, or else any."""
         changed = self._idle.pop(home, None) if home is not None else None
         if changed is None and self._idle:
             changed = self._idle.pop(next(iter(self._idle)))
@@ -232,7 +232,7 @@ class Placement:
         return jobs
 
     def _oldest(self, seat: Seat) -> Job | None:
-        """Take the job that was asked for first, of a learner that lives here or nowhere."""
+        """Take the oldest job of a learner that lives here or nowhere."""
         if seat.line and not (
             self._homeless and self._homeless[0].number < seat.line[0].number
         ):
@@ -242,7 +242,9 @@ class Placement:
         return self._homeless.popleft() if self._homeless else None
 
     def _taken_over(self, seat: Seat) -> Job | None:
-        """Take the job that would wait longest elsewhere, if it is done sooner here."""
+        """Take the job that would wait longest elsewhere, if this seat would finish it
+        sooner.
+        """
         others = [each for each in self._seats if each.line and each is not seat]
         if not others or seat.num_under_way or seat.seconds_per_cost is None:
             return None
@@ -257,7 +259,7 @@ class Placement:
 
 
 def _seconds_of_all(seat: Seat) -> float:
-    """How long until a seat has done all that waits there."""
+    """Seconds until a seat has done all the work that waits there."""
     return seat.seconds(seat.cost_in_line + seat.cost_under_way)
 
 

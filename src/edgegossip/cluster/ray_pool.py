@@ -1,4 +1,4 @@
-"""The compute pool on Ray: learners live on the cores of a cluster, the event loop here."""
+"""The compute pool on Ray: learners live on the cores of a cluster, the event loop is here."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _MOST_LOSSES = 5
 class RayPool:
     """Trains on every core of a Ray cluster, to the same bits as a `ComputePool`.
 
-    A learner lives in one actor; its state comes back with each result, so that it can be made
-    again elsewhere. Work that takes less time than the way to an actor is done here.
+    A learner lives in one actor. Its state comes back with each result, so that it can be made
+    again elsewhere. Work that takes less time than a trip to an actor is done here.
 
     Args:
-        address: A running cluster that this machine belongs to, "HOST:PORT" or "auto"; None
+        address: Running cluster to which this machine belongs, "HOST:PORT" or "auto"; None
             starts Ray on this machine alone, until the pool is closed.
-        num_actors: Cores to use at most; None for all.
-        min_seconds: Work that takes less is not sent.
+        num_actors: Maximum number of cores to use; None for all.
+        min_seconds: Work that takes less time is done here.
         open_session: Connects to Ray.
 
     Raises:
@@ -72,20 +72,20 @@ class RayPool:
 
     @property
     def seats(self) -> list[Seat]:
-        """The cores in use, with how fast they are."""
+        """The cores in use and their speeds."""
         return self._placement.seats
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Have what `make_trainer` makes train on the cluster."""
+        """Make trainers that run on the cluster from those of `make_trainer`."""
         return twins(make_trainer, self._session.put(make_trainer))
 
     def train(
         self, trainer: Trainer, request: Train, progress: float
     ) -> Pending[TrainingResult]:
-        """Start training, as `Trainer.train` says.
+        """Start training; see `Trainer.train`.
 
         Args:
-            trainer: One made by `trainers`, or any other, which trains here.
+            trainer: Trainer made by `trainers`; any other one trains here.
             request: As in `Trainer.train`.
             progress: As in `Trainer.train`.
         """
@@ -96,7 +96,7 @@ class RayPool:
         return _Arriving(self._placement.put(trainer, request, progress))
 
     def close(self) -> None:
-        """Forget all work, and end what was started."""
+        """Drop all work, and end everything that was started."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
@@ -131,7 +131,7 @@ class RayPool:
         thread.start()
 
     def _failing(self, work: Callable[[], None]) -> None:
-        """Let the run fail, rather than wait for ever, where a thread does."""
+        """If this thread fails, let the run fail instead of waiting forever."""
         try:
             work()
         except LostError as error:
@@ -144,7 +144,7 @@ class RayPool:
             self._placement.fail(error)
 
     def _watch(self) -> None:
-        """Use each core of each node, also of those that come later or come back."""
+        """Use each core of each node, including nodes that come later or come back."""
         start, has_warned = time.monotonic(), False
         while not self._is_closing.is_set():
             for node in self._session.nodes():
@@ -166,7 +166,7 @@ class RayPool:
         self._run(partial(self._serve, node, core))
 
     def _serve(self, node: ClusterNode, core: int) -> None:
-        """Have an actor on this core, and another when it is lost, while the node is there."""
+        """Keep an actor on this core as long as the node is there, and replace a lost one."""
         num_failures = 0
         while not self._is_closing.is_set():
             desk = self._session.open_desk(node)
@@ -190,7 +190,7 @@ class RayPool:
                 desk.close()
 
     def _leave(self, node: ClusterNode, error: LostError) -> None:
-        """No actor can be had on this core."""
+        """Give up this core, on which no actor can be started."""
         if self._is_closing.is_set():
             return
         _log.warning("a core of %s is used no longer: %s", node.host, error)
@@ -208,7 +208,7 @@ class RayPool:
 
 @dataclass(slots=True)
 class _Arriving:
-    """A result on its way, with the warnings of where it is made."""
+    """A result in transit, with the warnings raised where it is made."""
 
     arrives: Future[Arrived]
 
@@ -221,7 +221,7 @@ class _Arriving:
 
 @dataclass(slots=True)
 class _Parcel:
-    """Pieces of work that were sent together."""
+    """Jobs that were sent together."""
 
     jobs: Sequence[Job]
     wait: Callable[[], Sequence[Reply]] | None = None
@@ -229,14 +229,14 @@ class _Parcel:
 
 @dataclass(slots=True)
 class _Service:
-    """One thread's work: send to an actor what is to be done there, take what comes back."""
+    """The work of one thread: send jobs to an actor and take the replies."""
 
     placement: Placement
     seat: Seat
     desk: RemoteDesk
 
     def serve(self) -> None:
-        """Work until the end, or until the actor is lost."""
+        """Serve until the end, or until the actor is lost."""
         sent: deque[_Parcel] = deque()
         self.placement.open(self.seat)
         try:
@@ -301,7 +301,7 @@ class _Service:
 
 
 def _arrived(job: Job, reply: Reply) -> Arrived:
-    """Have the twin follow, before anybody can ask it for its next cost or its state."""
+    """Update the twin before anybody can ask for its next cost or its state."""
     if reply.error is not None:
         raise reply.error
     assert reply.result is not None
@@ -321,7 +321,7 @@ def _train_here(twin: Twin, request: Train, progress: float) -> TrainingResult:
 
 
 def _require_versions(node: ClusterNode, found: dict[str, str]) -> None:
-    """Refuse a node whose numbers may differ in the last bit."""
+    """Reject a node whose results may differ in the last bit."""
     own = versions()
     for name, version in found.items():
         if version != own.get(name):

@@ -1,4 +1,4 @@
-"""All that is asked of Ray: to start or find a cluster, its actors, its object store."""
+"""Everything that Ray is used for: to start or find a cluster, its actors, its object store."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from edgegossip.machine.cores import num_cores
 
 _KNOCK_SECONDS = 5.0
 _ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
-"""Parameters up to 2 MiB go from process to process: by way of the object stores, each piece of
-work would cost 7 ms of a core (docs/performance.md)."""
+"""Parameters up to 2 MiB travel from process to process: through the object stores, each piece
+of work would cost 7 ms of a core (docs/performance.md)."""
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 """An empty frame; the fourth byte is its kind."""
 
 
 class LostError(Exception):
-    """An actor is gone, or its machine, or what was on the way from it."""
+    """An actor, its machine, or a result in transit from it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A machine of the cluster, or a part of one, that is there now."""
+    """A machine of the cluster, or a part of one, that is currently present."""
 
     name: str
     host: str
@@ -70,11 +70,11 @@ class RaySession:
             self._open = stack.pop_all()
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster, and end it if it was started here."""
         self._open.close()
 
     def nodes(self) -> list[ClusterNode]:
-        """Say which machines are there."""
+        """List the machines that are present."""
         with self._telling_of_losses():
             return [
                 ClusterNode(
@@ -87,7 +87,7 @@ class RaySession:
             ]
 
     def put(self, value: object) -> Any:  # noqa: ANN401
-        """Put a value where all actors find it; tensors in it lie once on each machine.
+        """Store a value for all actors; each machine stores its tensors once.
 
         Raises:
             TrainingError: If it cannot be pickled.
@@ -104,10 +104,10 @@ class RaySession:
             ) from error
 
     def open_desk(self, node: ClusterNode) -> RemoteDesk:
-        """Start an actor that takes one core of this machine; waits until there is one free.
+        """Start an actor that occupies one core of this node; wait until one is free.
 
         Raises:
-            LostError: If it cannot be had.
+            LostError: If it cannot be started.
         """
         strategies = self._ray.util.scheduling_strategies
         there = strategies.NodeAffinitySchedulingStrategy(node.name, soft=False)
@@ -121,16 +121,16 @@ class RaySession:
         return RemoteDesk(self, options.remote(_Settings.here()))
 
     def get(self, reference: Any) -> Any:  # noqa: ANN401
-        """Wait for what an actor returns.
+        """Wait for an actor's return value.
 
         Raises:
-            LostError: If that will never be.
+            LostError: If it will never arrive.
         """
         with self._telling_of_losses():
             return self._ray.get(reference)
 
     def kill(self, actor: Any) -> None:  # noqa: ANN401
-        """End an actor, whatever it is doing."""
+        """End an actor, even in the middle of its work."""
         self._ray.kill(actor)
 
     @contextmanager
@@ -163,7 +163,7 @@ class RaySession:
 
     @contextmanager
     def _joined(self, address: str) -> Iterator[None]:
-        """Connect to a cluster that runs."""
+        """Connect to a running cluster."""
         if address != "auto":
             _knock(address)
         with ExitStack() as stack:
@@ -199,7 +199,7 @@ class RemoteDesk:
         self._actor = actor
 
     def versions(self) -> dict[str, str]:
-        """As `LearnersDesk.versions`; waits for the actor.
+        """See `LearnersDesk.versions`; waits for the actor.
 
         Raises:
             LostError: If it cannot be started.
@@ -210,9 +210,9 @@ class RemoteDesk:
     def work(
         self, forgotten: Sequence[int], orders: Sequence[Order]
     ) -> Callable[[], list[Reply]]:
-        """As `LearnersDesk.work`, at once; call what it returns to wait for the replies.
+        """Start `LearnersDesk.work`; call the returned function to wait for the replies.
 
-        That raises `LostError` if the actor is lost.
+        That call raises `LostError` if the actor is lost.
         """
         reference = self._actor.work.remote(forgotten, orders)
         return lambda: self._session.get(reference)
@@ -224,7 +224,7 @@ class RemoteDesk:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings of PyTorch on which results depend, but for the number of threads."""
+    """PyTorch settings that affect results, except for the number of threads."""
 
     dtype: torch.dtype
     deterministic: int
@@ -238,7 +238,7 @@ class _ActorDesk(LearnersDesk):
     """A `LearnersDesk` in a process of its own.
 
     Args:
-        settings: PyTorch's where the run was started.
+        settings: PyTorch's settings where the run was started.
     """
 
     def __init__(self, settings: _Settings) -> None:
@@ -254,7 +254,7 @@ class _ActorDesk(LearnersDesk):
 
 
 def require_ray() -> Any:  # noqa: ANN401
-    """Import ray, which is optional.
+    """Import ray, an optional dependency.
 
     Raises:
         UsageError: If it is not installed.
@@ -271,7 +271,7 @@ def require_ray() -> Any:  # noqa: ANN401
 
 
 def _knock(address: str) -> None:
-    """Raise at once where there is no cluster, for which Ray takes minutes."""
+    """Raise at once if there is no cluster; Ray itself would take minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise NetworkError(
@@ -293,16 +293,16 @@ def _knock(address: str) -> None:
 
 
 def _answer(host: str, port: int) -> bytes:
-    """Greet as HTTP/2 does (RFC 9113, 3.4), which gRPC speaks: it answers with settings."""
+    """Send the HTTP/2 preface (RFC 9113, 3.4), which gRPC answers with its settings."""
     with socket.create_connection((host, port), _KNOCK_SECONDS) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
         return connection.recv(len(_SETTINGS))
 
 
 def _from_files() -> list[Any]:
-    """Find modules with another name than their file, such as a user's recipes.
+    """Find modules whose name differs from that of their file, such as a user's recipes.
 
-    No other process could import them, so what they define is sent along.
+    No other process could import them, so their definitions are sent along.
     """
     found = []
     for name, module in [*sys.modules.items()]:

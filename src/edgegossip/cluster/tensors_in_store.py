@@ -1,4 +1,4 @@
-"""Tensors in Ray's object store: raw bytes beside the pickle, which nobody copies twice."""
+"""Tensors in Ray's object store: raw bytes beside the pickle, which are not copied twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Taken: TypeAlias = tuple[Any, torch.dtype, tuple[int, ...], tuple[int, ...], bo
 
 
 class _Way(threading.local):
-    """How this thread sends tensors at the moment."""
+    """How this thread currently sends tensors."""
 
     is_sharing = False
 
@@ -24,9 +24,9 @@ _way = _Way()
 
 @contextmanager
 def tensors_as_bytes() -> Iterator[None]:
-    """Let tensors go through Ray as NumPy arrays; by its own means they would be pickled.
+    """Let tensors pass through Ray as NumPy arrays; by default they would be pickled.
 
-    Whoever gets one gets a copy to write to, unless it was put while `sharing`.
+    A receiver gets a writable copy, unless the tensor was put while `sharing`.
     """
     from ray.util import deregister_serializer, register_serializer
 
@@ -39,7 +39,7 @@ def tensors_as_bytes() -> Iterator[None]:
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let all readers of a machine share the tensors that this thread puts meanwhile."""
+    """Let all readers on a machine share the tensors that this thread puts in the meantime."""
     _way.is_sharing = True
     try:
         yield
@@ -48,7 +48,7 @@ def sharing() -> Iterator[None]:
 
 
 def take_apart(tensor: Tensor) -> _Taken:
-    """Give the bytes of a tensor, and how it lies in them.
+    """Return the bytes of a tensor and its layout in them.
 
     >>> rows = torch.arange(6).view(2, 3)
     >>> put_together(take_apart(rows.T)).stride()
@@ -63,7 +63,7 @@ def take_apart(tensor: Tensor) -> _Taken:
 
 
 def put_together(taken: _Taken) -> Tensor:
-    """Make the tensor that was taken apart, the same to the last bit and stride."""
+    """Rebuild the tensor that was taken apart, equal to the last bit and stride."""
     array, dtype, shape, stride, is_shared = taken
     if is_shared:
         flat = torch.from_numpy(array)  # cannot be written to

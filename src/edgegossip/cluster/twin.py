@@ -1,4 +1,4 @@
-"""The trainer on the event loop whose work is done elsewhere."""
+"""Twins: trainers on the event loop whose work is done elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SERIALS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How to make a trainer anywhere: by `maker`, which the seat that makes it looks up."""
+    """How to make a trainer anywhere: with `maker`, which the seat looks up."""
 
     maker: Any
     rank: Rank
@@ -25,21 +25,22 @@ class Origin:
 
 
 class Twin(Trainer):
-    """A trainer that is told the state of its remote twin after each piece of work.
+    """A trainer that receives its remote twin's state after each piece of work.
 
-    So costs are known without asking, a checkpoint needs nobody, and where the remote twin is
-    lost, this one's state makes another: what was under way is done again, to the same bits.
+    Costs are therefore known without asking, and a checkpoint involves nobody else. If the
+    remote twin is lost, another one is made from this one's state, and the interrupted work is
+    repeated, to the same bits.
 
     Args:
-        trainer: Answers for both; trains only where that is faster than sending the work.
-        origin: How its twin is made.
+        trainer: Answers for both; trains only if that is faster than sending the work.
+        origin: How its remote twin is made.
 
     Attributes:
-        serial: Name of its twin; never used for another.
-        seat: Where a twin is in the same state; None for nowhere.
-        is_new: Whether the state is the one that it was made with.
-        seconds_per_cost: How long its last work took, of what it cost; None before.
-        last_cost: Cost of the request that was asked for last.
+        serial: Unique number of its remote twin.
+        seat: Seat with a twin in the same state; None if there is none.
+        is_new: Whether the state has not changed since it was made.
+        seconds_per_cost: Seconds per unit of cost in its last work; None before that.
+        last_cost: Cost of the last request.
     """
 
     def __init__(self, trainer: Trainer, origin: Origin) -> None:
@@ -103,12 +104,12 @@ class Twin(Trainer):
         self.trainer.load_state_dict(state)
 
     def follow(self, state: Mapping[str, Any]) -> None:
-        """Come to the state that its twin has after its work."""
+        """Adopt the state that the remote twin has after its work."""
         self.is_new = False
         self.trainer.load_state_dict(state)
 
     def move(self, seat: Any) -> None:  # noqa: ANN401
-        """Have the twin at `seat` alone; at None there is none."""
+        """Let only `seat` have the remote twin; with None no seat does."""
         if self.seat not in (None, seat):
             self.seat.forgotten.append(self.serial)
         self.seat = seat
@@ -117,13 +118,13 @@ class Twin(Trainer):
         self.move(None)  # a crashed worker's trainer takes its twin along
 
     def _leave_twin(self) -> None:
-        """Go on alone: no twin is in this one's state from here on."""
+        """Continue alone: from now on no twin is in this one's state."""
         self.move(None)
         self.is_new = False
 
 
 def twins(make: Callable[[Rank, int], Trainer], maker: object) -> Callable[[Rank, int], Twin]:
-    """Make twins as `make` makes trainers; `maker` stands for it elsewhere."""
+    """Make twins of the trainers of `make`; `maker` refers to it elsewhere."""
     return lambda rank, incarnation: Twin(
         make(rank, incarnation), Origin(maker, rank, incarnation)
     )

@@ -24,12 +24,12 @@ class Traits:
 
     Attributes:
         topology: Permitted receivers of each worker; None without a graph.
-        num_rounds: The `WorkerState.round` with which a worker finishes; None if a run ends
-            otherwise, for instance at a time.
+        num_rounds: The `WorkerState.round` at which a worker finishes; None if something else
+            ends the run, such as a time limit.
         local_steps: SGD steps between two exchanges; None without a fixed number.
         is_synchronous: A late worker makes its neighbors wait.
         takes_repeats: A duplicate message does no harm. A worker that resumes from a checkpoint
-            may then send other messages than it had sent after that checkpoint.
+            may then send messages that differ from those it had sent after that checkpoint.
         is_balanced: Each worker trains on a share of its data that fits its speed.
         changes_roles: A rank may take over the role of another, as an elected server does.
     """
@@ -45,9 +45,9 @@ class Traits:
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
         """Return the completed share of the run, in [0, 1], so that workers agree on it.
 
-        Workers that wait for each other use rounds, so all have one value in one round at any
-        speed. Others use time if the run has a limit, and so do those with `UNTIL_CUT_OFF`
-        rounds; without a limit they use their own rounds. With neither, the value stays 0.
+        Workers that wait for each other use rounds, so in a given round all have the same value
+        at any speed. Other workers, and those with `UNTIL_CUT_OFF` rounds, use time if the run
+        has a limit, and otherwise their own rounds. With neither, the value stays 0.
 
         >>> Traits(num_rounds=8, is_synchronous=True).progress(round=2, now=99.0)
         0.25
@@ -57,7 +57,7 @@ class Traits:
         Args:
             round: Rounds that the worker has completed.
             now: Seconds since the beginning of the run.
-            max_seconds: Time at which the run is cut off; infinite for never.
+            max_seconds: Time at which the run is cut off; infinite if it never is.
         """
         goes_by_rounds = self.is_synchronous and 0 < (self.num_rounds or 0) < UNTIL_CUT_OFF
         if max_seconds < math.inf and not goes_by_rounds:
@@ -67,7 +67,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Facts about a run that an algorithm may warn of; see `Algorithm.warnings`.
+    """Facts about a run that an algorithm may warn about; see `Algorithm.warnings`.
 
     Attributes:
         momentum: The momentum of the workers' optimizer, in [0, 1).
@@ -87,7 +87,7 @@ class Algorithm(ABC, Generic[State]):
 
     @property
     def traits(self) -> Traits:
-        """Facts for drivers; none by default."""
+        """Facts for drivers; empty by default."""
         return Traits()
 
     @abstractmethod

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Write a file so that a reader, or a power cut, leaves either the complete old or new one.
+    """Write a file so that it is always complete, old or new, even after a power cut.
 
     Args:
         path: File to write.
@@ -17,7 +17,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o6
         mode: Permissions of the new file, less the umask.
 
     Raises:
-        OSError: If it cannot be written; the old file is then unchanged.
+        OSError: If the file cannot be written; the old one is then unchanged.
     """
     temporary = path.with_name(path.name + ".part")
     try:

@@ -1,10 +1,10 @@
-"""Messages as bytes: a small header and raw tensors, in the safetensors format. Never pickle.
+"""Messages as bytes: a small header and raw tensors, in the safetensors format, never pickle.
 
 Received bytes are only parsed into tensors; they cannot name code to run. No tensor is copied
 on the way out or in.
 
-The layout: the length of the header (8 bytes, little-endian), the header (JSON, filled up with
-spaces to a multiple of 8), the tensors without gaps, those with larger entries first. Every
+The layout is the length of the header (8 bytes, little-endian), the header (JSON, padded with
+spaces to a multiple of 8), and the tensors without gaps, those with larger entries first. Every
 tensor is therefore aligned. Kind, round and numbers are metadata of the header; numbers are
 written in Python's notation (``weight=0.125 session=3``), which loses no bit.
 """
@@ -80,9 +80,9 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(data: Buffer) -> Message:
-    """Read the joined bytes of `encode`.
+    """Read the joined bytes from `encode`.
 
-    The tensors are views of writable `data`, and otherwise of one copy.
+    The tensors are views of `data` if it is writable, and otherwise of one copy.
 
     Raises:
         ValueError: If `data` is anything else.
@@ -268,7 +268,7 @@ def _check_names(names: tuple[str, ...]) -> bool:
 
 
 _are_names = lru_cache(maxsize=256)(_check_names)
-"""The same with a cache for short headers."""
+"""`_check_names` with a cache."""
 
 
 def _number(text: str) -> float:

@@ -27,8 +27,7 @@ class Graph(Protocol):
 
 
 def require_connected(topology: Graph) -> None:
-    """Raise ValueError unless every worker can reach every other one, because separate parts
-    never agree.
+    """Raise ValueError unless every worker can reach every other; separate parts never agree.
 
     >>> from edgegossip.core.topology import ring
     >>> require_connected(ring(4))
@@ -45,7 +44,7 @@ def require_connected(topology: Graph) -> None:
 
 
 def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
-    """Worker 0 and all workers that it reaches over `neighbors`, directly or not."""
+    """Worker 0 and all workers that it reaches through `neighbors`, directly or not."""
     reached, frontier = {0}, [0]
     while frontier and len(reached) < topology.num_workers:
         rank = frontier.pop()
@@ -76,7 +75,7 @@ def longest_lead(topology: Graph) -> int:
 
 @lru_cache(maxsize=64)
 def flooding_time(topology: Graph) -> int:
-    """Rounds until all know everything, from any initial round; at least 1.
+    """Rounds until all workers know everything, from any initial round; at least 1.
 
     In each round every worker sends everything that it knows to its out-neighbors. The graph
     must be connected, see `require_connected`; otherwise this would never end.

@@ -1,4 +1,4 @@
-"""Errors with a remedy for the user. Arguments out of range raise plain `ValueError`s."""
+"""Errors that tell the user a remedy. Arguments out of range raise plain `ValueError`s."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlatformError(EdgeGossipError):
 
 
 class ServerLostError(EdgeGossipError):
-    """The parameter server is lost, and did not come back in time."""
+    """The parameter server is lost and did not come back in time."""
 
 
 class RunFolderError(EdgeGossipError):
@@ -82,7 +82,7 @@ def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
 
 
 def without_password(url: str) -> str:
-    """The address without user, password and options, which must not appear in messages.
+    """The address without user, password and options, which must not appear in output.
 
     >>> without_password("redis://me:secret@box:6379/0?password=secret")
     'redis://box:6379/0'

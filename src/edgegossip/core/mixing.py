@@ -1,8 +1,8 @@
 """Mixing: the weights that a worker gives to itself and to its neighbors.
 
 Convention: ``W[i, j]`` is the weight that worker i gives to the parameters of j, so a row
-belongs to a receiver. A rule computes one row at a time from the knowledge of the worker and
-its neighbors; only analysis builds the whole matrix.
+belongs to a receiver. A rule computes one row at a time, from what a worker and its neighbors
+know; only analysis builds the whole matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MixingRule(ABC):
     def weights(self, topology: Topology, rank: int, round: int) -> Mapping[int, float]:
         """Row `rank` of the mixing matrix in `round`: ranks, ascending, and their weights.
 
-        It has the in-neighbors of `rank` and `rank` itself. Rows are cached and read-only.
+        The row has the in-neighbors of `rank` and `rank` itself. Rows are cached and read-only.
 
         Raises:
             ValueError: If the rule does not fit the topology.
@@ -58,8 +58,8 @@ def _kept_row(
 class MetropolisHastings(MixingRule):
     """Weights for undirected topologies: ``W[i, j] = 1 / (1 + max(degree_i, degree_j))``.
 
-    A worker keeps the rest itself. W is symmetric and doubly stochastic, so mixing never
-    changes the workers' mean.
+    A worker keeps the remaining weight itself. W is symmetric and doubly stochastic, so mixing
+    never changes the workers' mean.
 
     References:
         Xiao, Boyd & Kim, "Distributed average consensus with least-mean-square deviation",
@@ -89,8 +89,9 @@ class MetropolisHastings(MixingRule):
 class Uniform(MixingRule):
     """Equal weights for a worker and its in-neighbors: ``W[i, j] = 1 / (1 + in_degree_i)``.
 
-    W is row stochastic: mixing does not change workers that agree. It is also doubly stochastic
-    if all degrees are equal; otherwise workers with many out-neighbors pull the mean.
+    W is row stochastic: mixing does not change workers that agree. If all degrees are equal, W
+    is also doubly stochastic; otherwise workers with many out-neighbors pull the mean towards
+    them.
 
     >>> from edgegossip.core.topology import star
     >>> dict(Uniform().weights(star(4), rank=3, round=0))
@@ -107,7 +108,7 @@ class ColumnStochastic(MixingRule):
     """A sender splits its mass evenly over its out-neighbors and itself: push-sum.
 
     ``W[i, j] = 1 / (1 + out_degree_j)``. W is column stochastic, so mixing keeps the sum over
-    all workers on any directed topology. Worker j keeps the same share that it sends to each
+    all workers on any directed topology. Worker j keeps the same share as it sends to each
     out-neighbor, ``weights(topology, j, round)[j]``.
 
     References:
@@ -128,7 +129,7 @@ class ColumnStochastic(MixingRule):
 
 
 def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tensor:
-    """The matrix W of `round`, [num_workers, num_workers], float64. For analysis and tests.
+    """The matrix W of `round`, [num_workers, num_workers], float64; for analysis and tests.
 
     >>> from edgegossip.core.topology import directed_ring
     >>> mixing_matrix(directed_ring(3), Uniform())
@@ -144,10 +145,11 @@ def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tenso
 
 
 def spectral_gap(*matrices: Tensor) -> float:
-    r"""Speed at which mixing makes workers agree, per round, in [0, 1]; 1 means at once.
+    r"""The speed at which mixing makes workers agree, per round, in [0, 1]; 1 means at once.
 
-    For one matrix this is :math:`1 - |\lambda_2|`, with the eigenvalue of second largest
-    modulus. For matrices used in turn, it is computed from their product over the period:
+    For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue of
+    second largest modulus. For matrices used in sequence, it is computed from their product
+    over the period:
     :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A worker alone has gap 1.
 
     Args:
@@ -171,7 +173,7 @@ def spectral_gap(*matrices: Tensor) -> float:
 
 
 def is_row_stochastic(matrix: Tensor) -> bool:
-    """Whether no entry is negative and each row sums to 1: agreement is kept.
+    """Whether no entry is negative and each row sums to 1, so agreement is kept.
 
     >>> is_row_stochastic(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
     True
@@ -181,7 +183,7 @@ def is_row_stochastic(matrix: Tensor) -> bool:
 
 
 def is_column_stochastic(matrix: Tensor) -> bool:
-    """Whether no entry is negative and each column sums to 1: the sum is kept.
+    """Whether no entry is negative and each column sums to 1, so the sum is kept.
 
     >>> is_column_stochastic(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
     False
@@ -190,7 +192,7 @@ def is_column_stochastic(matrix: Tensor) -> bool:
 
 
 def is_doubly_stochastic(matrix: Tensor) -> bool:
-    """Whether rows and columns both sum to 1, without a negative entry: the mean is kept.
+    """Whether no entry is negative and rows and columns sum to 1, so the mean is kept.
 
     >>> is_doubly_stochastic(torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
     True

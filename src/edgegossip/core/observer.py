@@ -1,4 +1,4 @@
-"""Interface for the observers of a run."""
+"""Interface for observers of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgegossip.core.protocol import Message, Note, Rank, Seconds, Trained
 
 
 class Observer(Protocol):
-    """Sees all events in order of time, and changes nothing.
+    """Sees all events in order of time and changes nothing.
 
     A subclass may omit methods that it does not need.
     """

@@ -20,9 +20,9 @@ from torch import Tensor
 Rank: TypeAlias = int
 Seconds: TypeAlias = float
 Span: TypeAlias = tuple[Seconds, Seconds]
-"""Beginning and end of an interval."""
+"""Start and end of an interval."""
 Payload: TypeAlias = Mapping[str, Tensor]
-"""Named tensors, as in a state dict. Never written to once sent."""
+"""Named tensors, as in a state dict; never written to once sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """SGD steps of one batch each; at the end of a pass over the data, another begins.
+    """SGD steps of one batch each; when a pass over the data ends, another begins.
 
     Attributes:
         num_steps: Number of steps, at least 1.
@@ -116,7 +116,8 @@ class Started:
     Attributes:
         has_rejoined: The worker was lost and has no other memory.
         num_samples: Training samples of the worker; 0 if its role has no data.
-        epoch_cost: Cost of a pass over them, choosing included; see `Trained.cost`.
+        epoch_cost: Cost of a pass over them, including the choice of samples; see
+            `Trained.cost`.
         layout: Layout of parameter vectors; None if all entries are trained.
     """
 
@@ -137,9 +138,10 @@ class Trained:
         num_steps: SGD steps taken; 0 if training was skipped.
         seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
-        outputs: Outputs of a split model's layers for other workers; empty for a whole model.
+        outputs: What layers of a split model produce for other workers; empty for a whole
+            model.
         cost: Cost in training samples: `num_samples`, and the cost of choosing them.
-        metrics: Other measurements of the trainer, by name.
+        metrics: The trainer's other measurements, by name.
         has_gone_back: The initial parameters were unsound, probably because of other workers'
             messages. Nothing was trained: `params` and `before` are the last sound ones. State
             derived from later ones (momentum, errors) should be dropped.
@@ -158,7 +160,7 @@ class Trained:
 
     @classmethod
     def skipped(cls, params: Tensor) -> Trained:
-        """Answer a skipped `Train` with unchanged `params`."""
+        """Answer a `Train` that was skipped, with unchanged `params`."""
         return cls(
             params=params, before=params, num_samples=0, num_steps=0, seconds=0.0, loss=0.0
         )
@@ -188,7 +190,7 @@ class Predicted:
 
     Attributes:
         throughput: Work per second, in training samples.
-        relative_error: Expected error: one standard deviation over `throughput`.
+        relative_error: Expected error: one standard deviation, divided by `throughput`.
     """
 
     throughput: float
@@ -220,7 +222,7 @@ class TimerFired:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """Worker `rank` is gone, or cannot be reached; it may come back.
+    """Worker `rank` is gone or cannot be reached; it may come back.
 
     If it `has_lied`, its unused messages must be dropped.
     """
@@ -231,7 +233,7 @@ class WorkerLost:
 
 @dataclass(slots=True)
 class WorkerJoined:
-    """Worker `rank` is back, or new; unless it `has_restarted`, only the path was cut."""
+    """Worker `rank` is back, or new; unless it `has_restarted`, only the path to it was cut."""
 
     rank: Rank
     has_restarted: bool = False
@@ -257,7 +259,7 @@ Event: TypeAlias = (
 class Train:
     """Train on local data from `params`; answered by `Trained`. One at a time.
 
-    `work` is the amount of training; the other fields set its data and method.
+    `work` is the amount of training; the other fields say on which data and how.
 
     Attributes:
         params: A snapshot, [num_params], which nobody writes to, even if the state changes
@@ -268,8 +270,8 @@ class Train:
             pass over all data.
         begins_pass: Whether `Epochs` begin a new pass or continue the current one. `Steps`
             always continue.
-        batch_ratio: Size of each batch over the trainer's own, above 0; rounded, and at least
-            one sample.
+        batch_ratio: Size of each batch relative to the trainer's own, above 0; the batch is
+            rounded and has at least one sample.
         rate_ratio: Learning rate relative to the trainer's schedule, above 0.
         momentum: Momentum of the trainer's optimizer for this work, in [0, 1); None keeps its
             own.
@@ -328,7 +330,7 @@ class Predict:
 class Assign:
     """Train on the data of the workers `ranks` from now on; answered by `Assigned`.
 
-    Without the worker's own rank among them, its own data is no longer used.
+    If the worker's own rank is not among them, its own data is no longer used.
     """
 
     ranks: tuple[Rank, ...]
@@ -361,9 +363,9 @@ class Finish:
 
 @dataclass(slots=True)
 class Note:
-    """Record numbers for the people who look at the run; nothing else reads them.
+    """Record numbers for people who look at the run; nothing else reads them.
 
-    A note takes no time and has no answer. A network keeps only some per second.
+    A note takes no time and has no answer. A network keeps only a few per second.
 
     Attributes:
         kind: Subject of the numbers, in the algorithm's own words ("window").
@@ -402,8 +404,9 @@ class Role:
         is_evaluated: Its parameters count in the reported averaged model, unless its state
             currently excludes them. Ranks of one role name are averaged; if roles hold parts of
             a model, the task joins them.
-        slice_index: Index from 0 of its estimate among the slices of the role's parameters.
-        num_slices: Number of contiguous slices of these; sizes differ by at most one entry.
+        slice_index: Index, from 0, of the rank's estimate among the slices of the role's
+            parameters.
+        num_slices: Number of these contiguous slices; their sizes differ by at most one entry.
     """
 
     name: str
@@ -432,7 +435,7 @@ WORKER = Role("worker")
 
 @dataclass(slots=True, kw_only=True)
 class WorkerState:
-    """State of a worker with the fields for every driver; algorithms add their own.
+    """State of a worker with the fields that every driver reads; algorithms add their own.
 
     Attributes:
         rank: Rank of the worker.

@@ -1,4 +1,4 @@
-"""One random stream for each (seed, rank, purpose), without a global generator."""
+"""A random stream for each (seed, rank, purpose), without a global generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of numbers: the check reads the same words that the error shows."""
+"""Ranges of numbers: the check parses the same words that the error shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_ranges(owner: object, **words: str) -> None:
     """Check attributes of `owner` against their ranges; see `check_range`.
 
     Raises:
-        ValueError: If one is out of its range.
+        ValueError: If one is out of range.
     """
     for name, allowed in words.items():
         check_range(name, getattr(owner, name), allowed)
@@ -60,7 +60,7 @@ def check_range(name: str, value: float | None, words: str) -> None:
 
 @cache
 def _limits(words: str) -> tuple[float, float]:
-    """The least and the largest allowed number."""
+    """The smallest and the largest allowed number."""
     match = _WORDS.match(words)
     assert match is not None, words
     bound, least, opening, low, high, closing = match.groups()

@@ -15,7 +15,7 @@ from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Payload, Rank
 
 Limits: TypeAlias = range | tuple[float, float]
-"""Allowed values of a number: one of a range, or any from the first to the second."""
+"""Allowed values of a number: a range of whole numbers, or a lower and an upper limit."""
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
@@ -29,11 +29,11 @@ class TensorSpec:
         max_numel: Maximum number of entries; required if, and only if, a length is None.
         minimum: Lower limit of all entries.
         maximum: Upper limit of all entries.
-        measure: Computes the largest absolute value in a tensor that a compressor has packed.
+        measure: Computes the largest absolute value in a tensor that a compressor has packed;
             None measures the entries.
 
     Raises:
-        ValueError: If `max_numel` is missing, or given beside a fixed shape.
+        ValueError: If `max_numel` is missing, or is given for a fixed shape.
 
     >>> spec = TensorSpec(torch.float32, (None, 2), max_numel=10)
     >>> spec.fits(torch.zeros(5, 2)), spec.fits(torch.zeros(6, 2)), spec.fits(torch.zeros(2))
@@ -91,7 +91,7 @@ class TensorSpec:
     def magnitude(self, tensor: Tensor) -> float | None:
         """The largest absolute value that an allowed `tensor` represents.
 
-        None if there is nothing to compare: the tensor has its own limits, or no floats.
+        None if there is nothing to compare, because the tensor has its own limits or no floats.
 
         >>> TensorSpec(torch.float32, (2,)).magnitude(torch.tensor([1.0, -3.0]))
         3.0
@@ -132,9 +132,9 @@ class MessageSpec:
         optional_numbers: Limits of the optional numbers, by name.
         max_ahead: Maximum number of rounds that the message may be ahead of its receiver; None
             for any. Rounds are never negative.
-        is_passed_on: Tensors are named ``RANK.name``. The worker RANK has written them in the
-            message's round, and others relay them unchanged. A network may add ``RANK.seal``,
-            which is relayed with the rest.
+        is_passed_on: Tensors are named ``RANK.name``. Worker RANK wrote them in the message's
+            round, and others relay them unchanged. A network may add ``RANK.seal``, which is
+            relayed with the rest.
 
     >>> spec = MessageSpec({"x": torch.zeros(2)}, numbers={"weight": (0, 1)})
     >>> spec.mismatch({"x": torch.zeros(3)}, {"weight": 0.5})
@@ -150,7 +150,7 @@ class MessageSpec:
     max_ahead: int | None = None
     is_passed_on: bool = False
     specs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
-    """Each allowed tensor, by name."""
+    """All allowed tensors, by name."""
     _limits: Mapping[str, Limits] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -219,7 +219,7 @@ def _is_within(number: float, limits: Limits) -> bool:
 
 
 def by_origin(payload: Payload) -> dict[Rank, Payload]:
-    """Split the payload of a relayed message by its authors, in the order of ranks.
+    """Split the payload of a relayed message by author, in the order of ranks.
 
     >>> by_origin({"10.x": torch.zeros(1), "2.x": torch.ones(1)})
     {2: {'x': tensor([1.])}, 10: {'x': tensor([0.])}}
@@ -232,7 +232,7 @@ def by_origin(payload: Payload) -> dict[Rank, Payload]:
 
 
 def lacks(algorithm: object, method: str) -> LocalProtocolError:
-    """The error of an algorithm without a schema."""
+    """The error for an algorithm without a schema."""
     return LocalProtocolError(
         f"{type(algorithm).__name__} does not say what its messages look like; give it a "
         f"`{method}` method (docs/contract.md) to run it on a network"

@@ -1,7 +1,7 @@
 """Snapshots: trees of dataclasses, containers, numbers and tensors as JSON plus tensors.
 
-Checkpoints use this instead of pickles: reading one can only build dataclasses of modules that
-are already imported.
+Checkpoints use this instead of pickle: reading a checkpoint can only build dataclasses of
+modules that are already imported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     """Split `tree` into plain JSON and the tensors in it.
 
-    A tensor or dataclass that occurs at several places is stored once, and shared again after
-    `assemble`. Keys of dicts are numbers, strings or tuples of them.
+    A tensor or dataclass that occurs in several places is stored once, and is shared again
+    after `assemble`. Keys of dicts are numbers, strings or tuples of them.
 
     Raises:
         TypeError: If an item is neither a dataclass, list, tuple, dict, str, number, bool, None
@@ -43,7 +43,8 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
 
     Raises:
         ValueError: If `plain` names a missing dataclass, one with other fields, or something
-            else, or a dict has keys other than numbers, strings and tuples of them.
+            that is not a dataclass, or if a dict has keys other than numbers, strings and
+            tuples of them.
         Exception: If `plain` is not from `dismantle`: `LookupError`, `TypeError`,
             `RecursionError`.
     """
@@ -121,7 +122,7 @@ class _Assembling:
         return plain
 
     def _give_key(self, plain: Json) -> Any:  # noqa: ANN401
-        """A key: a number, text or a tuple of them.
+        """A key: a number, a string, or a tuple of them.
 
         Dataclasses that contain each other would take forever to hash.
         """

@@ -1,8 +1,8 @@
 """Topologies: the workers that a worker sends to and receives from, in each round.
 
-Every topology is made by one of the functions below, such as `ring(8)`. Undirected and
-directed, static and varying graphs all have the same two methods, `out_neighbors(rank, round)`
-and `in_neighbors(rank, round)`. `edgegossip.core.mixing` has the weights of mixing.
+One of the functions below, such as `ring(8)`, makes each topology. Undirected and directed,
+static and varying graphs all have the same two methods, `out_neighbors(rank, round)` and
+`in_neighbors(rank, round)`. `edgegossip.core.mixing` has the weights of mixing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from edgegossip.core.randomness import generator
 from edgegossip.core.ranges import check_ranges
 
 Edge: TypeAlias = tuple[int, int]
-"""(i, j): from worker i to worker j; in an undirected topology also back."""
+"""(i, j): an edge from worker i to worker j; in an undirected topology also back."""
 
 NeighborLists: TypeAlias = tuple[tuple[int, ...], ...]
-"""For each rank its neighbors, ascending."""
+"""The neighbors of each rank, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Topology(ABC):
-    """A communication graph over workers ``0 .. num_workers - 1``, repeated each `period`.
+    """A communication graph over workers ``0 .. num_workers - 1``; it repeats after `period`
+    rounds.
 
     Attributes:
         name: The call that makes it, such as ``ring(8)``; equal names mean equal graphs. Only
             the name is compared and hashed, so a topology is a cheap dictionary key.
-        num_workers: Number of workers, at least 1. A worker alone has no neighbors.
+        num_workers: Number of workers, at least 1. A single worker has no neighbors.
         is_directed: Whether an edge may lack its reverse. An undirected topology has
             ``in_neighbors == out_neighbors`` in every round.
         period: Rounds after which the graph repeats; 1 if it never changes.
@@ -91,7 +92,7 @@ class ListedTopology(Topology):
 class CompleteTopology(Topology):
     """All ranks except one's own, computed on request.
 
-    Stored edges of 10,000 workers would take 800 MB.
+    Storing the edges of 10,000 workers would take 800 MB.
     """
 
     ranks: tuple[int, ...] = field(compare=False)
@@ -109,7 +110,7 @@ class CompleteTopology(Topology):
 def ring(num_workers: int) -> Topology:
     """Each worker exchanges with its predecessor and its successor.
 
-    Two workers share one edge; a worker alone has none.
+    Two workers share one edge; a single worker has none.
 
     >>> ring(5).out_neighbors(0, round=0)
     (1, 4)
@@ -137,7 +138,7 @@ def torus(rows: int, columns: int) -> Topology:
 
 
 def star(num_workers: int) -> Topology:
-    """Worker 0 exchanges with all others, and they only with it.
+    """Worker 0 exchanges with all others, which exchange only with it.
 
     >>> star(4).out_neighbors(0, round=0), star(4).out_neighbors(3, round=0)
     ((1, 2, 3), (0,))
@@ -212,7 +213,7 @@ def directed_ring(num_workers: int) -> Topology:
 
 
 def directed_exponential(num_workers: int) -> Topology:
-    """Each worker sends 1, 2, 4, ... ranks ahead: few edges and short paths.
+    """Each worker sends 1, 2, 4, ... ranks ahead, which gives few edges and short paths.
 
     References:
         Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep
@@ -242,7 +243,7 @@ def one_peer_exponential(num_workers: int) -> Topology:
 
 
 def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) -> Topology:
-    """Make the topology of these edges, each given once.
+    """Make the topology with these edges, each given once.
 
     Args:
         num_workers: Number of workers.
@@ -250,8 +251,8 @@ def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) 
         directed: Whether an edge leads from i to j only.
 
     Raises:
-        ValueError: If an edge leaves the graph, is a loop or a duplicate, or if not every
-            worker can reach every other one.
+        ValueError: If an edge leaves the graph, is a loop or a duplicate, or if some worker
+            cannot reach every other.
 
     >>> path = from_edges(3, [(0, 1), (1, 2)])
     >>> path.out_neighbors(1, round=0)
@@ -265,8 +266,8 @@ def from_edges_by_round(
 ) -> Topology:
     """Make the topology with edges ``edges_by_round[k % period]`` in round k.
 
-    Arguments and errors are those of `from_edges`; every worker must reach every other one
-    over the rounds of a period, not in each of them.
+    Arguments and errors are those of `from_edges`; every worker must reach every other over the
+    rounds of a period, not within each round.
 
     >>> pairs = from_edges_by_round(4, [[(0, 1), (2, 3)], [(1, 2), (0, 3)]])
     >>> pairs.out_neighbors(0, round=0), pairs.out_neighbors(0, round=1)
@@ -287,7 +288,7 @@ def from_edges_by_round(
 
 
 def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
-    """Join each pair both ways, without the duplicates and loops of small sizes."""
+    """Join each pair both ways, without the duplicates and loops of small graphs."""
     edges = {edge for i, j in pairs if i != j for edge in ((i, j), (j, i))}
     return _listed(name, num_workers, [edges], is_directed=False)
 

@@ -1,4 +1,4 @@
-"""Interface of the trainer of one worker's model, seen from a driver."""
+"""Interface of the trainer of one worker's model, as a driver sees it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgegossip.core.protocol import (
 
 
 class Trainer(Protocol):
-    """Trainer of one worker, as a driver needs it; `learning.Learner` trains PyTorch models.
+    """The trainer of one worker, as a driver sees it; `learning.Learner` trains PyTorch models.
 
     A subclass may omit methods that it does not need.
     """
@@ -71,7 +71,7 @@ class Trainer(Protocol):
         return None
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
-        """Request of at most `num_steps` steps, for timing this trainer.
+        """A request of at most `num_steps` steps, for timing this trainer.
 
         None if it cannot train without other workers' messages.
         """
@@ -82,7 +82,7 @@ class Trainer(Protocol):
         return
 
     def rest(self) -> None:
-        """Free what is not needed until the next `train`, which other trainers can use."""
+        """Free memory that other trainers can use until the next `train`."""
         return
 
     def cancel(self) -> None:
@@ -100,17 +100,17 @@ class Trainer(Protocol):
 
 
 class Prepared(Protocol):
-    """Training that is about to be done, and can be with that of other trainers.
+    """Training that is about to run, alone or together with that of other trainers.
 
-    Its result is the same with any others.
+    The result does not depend on the others.
     """
 
     @property
     def key(self) -> Hashable:
-        """Equal for what can be done together."""
+        """Equal for training that can run together."""
 
     def train_with(self, others: Sequence[Any]) -> list[Outcome]:
-        """Do this and other work of the same key; gives what came of each, this one's first."""
+        """Do this and other work of the same key; return all outcomes, this one's first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,4 +141,4 @@ class TrainingResult:
 
 
 Outcome: TypeAlias = TrainingResult | TrainingError
-"""What came of training of several at once: one may fail and the others not."""
+"""The outcomes of several trainings done together; some may fail while others succeed."""

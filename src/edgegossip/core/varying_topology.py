@@ -1,7 +1,7 @@
 """Varying graphs, drawn at random once.
 
-A draw repeats after its period, so every worker knows the graph of each round by itself. The
-constructor checks that all workers can reach each other.
+A drawn sequence repeats after its period, so every worker can compute the graph of each round
+by itself. All workers must be able to reach each other.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from edgegossip.core.topology import Edge, Topology, from_edges_by_round
 
 
 def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
-    """Every worker sends to one random other in each round, and receives from one.
+    """In each round every worker sends to one random other worker and receives from one.
 
     A round's edges are a permutation without fixed points; all are equally likely.
 
     Args:
-        num_workers: Number of workers; one alone has no neighbors.
+        num_workers: Number of workers; a single one has no neighbors.
         period: Rounds drawn, at least 1; with few rounds the graph may not be connected.
         seed: Equal seeds give equal graphs.
 
@@ -51,12 +51,12 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
 
 
 def intermittent(base: Topology, availability: float, period: int, seed: int) -> Topology:
-    """A graph with random links: each is present or absent in a round by chance.
+    """A graph with random links: chance decides in each round whether a link is present.
 
     Both directions of an undirected link appear together.
 
     Args:
-        base: Graph with all links; it may vary itself.
+        base: Graph with all links; it may itself vary.
         availability: Probability of each link in a round, in (0, 1].
         period: Rounds drawn, at least 1; a multiple of the base's own.
         seed: Equal seeds give equal graphs.
@@ -96,7 +96,7 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
 
 
 def _draw_receivers(num_workers: int, draws: torch.Generator) -> list[Edge]:
-    """Draw a permutation without fixed points; about every third random one has none."""
+    """Draw a permutation without fixed points; about a third of all permutations have none."""
     if num_workers == 1:
         return []
     ranks = torch.arange(num_workers)

@@ -1,4 +1,4 @@
-"""The log of a worker on a real machine; its failure does not end training."""
+"""The log of a worker on a real machine, whose failure does not end training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgegossip.core.protocol import Note, Rank, Seconds
 from edgegossip.experiments.event_log import EventLog, whole_lines
 
 NOTES_A_SECOND, NOTES_AT_ONCE = 10, 100
-"""Limits of stored notes: per second on average, and in addition."""
+"""Limits of stored notes: average per second, and a burst."""
 _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class Diary(EventLog):
-    """An `EventLog` that tolerates a full disk, which must not cost a model.
+    """An `EventLog` that tolerates a full disk, because that must not cost a model.
 
     Args:
         path: Path of the log; an existing log continues after its last complete line.
@@ -27,7 +27,7 @@ class Diary(EventLog):
         incarnation: Number of earlier starts of this worker.
 
     Raises:
-        RunFolderError: If the file cannot be written at all.
+        RunFolderError: If nothing can be written to the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class Diary(EventLog):
         self._try(super().show)
 
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
-        """Keep a note, unless the rate of notes is too high for the disk."""
+        """Keep a note unless there are too many for the disk."""
         if self._num_notes >= NOTES_AT_ONCE + NOTES_A_SECOND * now:
             if not self._has_dropped:
                 _LOG.warning("more than %d notes a second - most are dropped", NOTES_A_SECOND)
@@ -68,7 +68,7 @@ class Diary(EventLog):
 
 
 def _previous(path: Path) -> tuple[int, int]:
-    """Number of earlier starts of this worker, and end of the last complete line."""
+    """Number of earlier starts of this worker, and the end of the last complete line."""
     if not path.exists():
         return 0, 0
     incarnation = size = 0

@@ -1,4 +1,6 @@
-"""A final exchange after any algorithm: all end with the mean of the models that count."""
+"""A final exchange after any algorithm, so that all end with the mean of the evaluated
+models.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,11 @@ class FinalState(WorkerState):
 
     Attributes:
         inner: State of the inner algorithm.
-        is_ending: Whether the inner algorithm has finished, or its time is over.
+        is_ending: Whether the inner algorithm has finished or its time is over.
         models: The final models by rank, including this worker's.
         lost: Unreachable workers, as keys.
-        average: Mean of the models that count, once all have arrived.
-        num_params: Entries of a whole model.
+        average: Mean of the evaluated models, once all have arrived.
+        num_params: Number of entries of a whole model.
     """
 
     inner: Any
@@ -58,13 +60,13 @@ class FinalState(WorkerState):
 
     @property
     def estimate(self) -> Tensor:
-        """The average, or before it the inner algorithm's estimate."""
+        """The average or, before there is one, the inner algorithm's estimate."""
         inner: Tensor = self.inner.estimate
         return inner if self.average is None else self.average
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the estimate counts: the average does; before it, the inner algorithm
+        """Whether the estimate counts: the average does; before that, the inner algorithm
         decides.
         """
         return self.average is not None or bool(self.inner.is_evaluated)
@@ -83,13 +85,14 @@ class FinalAverage(Algorithm[FinalState]):
     """Run an algorithm to its end, then average the workers' models.
 
     Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All wait
-    for these, except for lost workers. All present workers end with the same parameters, to the
-    last bit: with a server, its own. A worker that nothing reaches keeps its own.
+    for these models, except for those of lost workers. All present workers end with the same
+    parameters, to the last bit; with a server, these are the server's. A worker that no message
+    reaches keeps its own.
 
     Args:
         inner: The algorithm.
         num_workers: Size of the run.
-        ends_at: Latest end of the inner algorithm.
+        ends_at: Time at which the inner algorithm ends at the latest.
     """
 
     inner: Algorithm[Any]
@@ -146,14 +149,14 @@ class FinalAverage(Algorithm[FinalState]):
         return [*effects, *self._end(state)] if state.is_ending else effects
 
     def _pass_on(self, state: FinalState, event: Event, now: Seconds) -> list[Effect]:
-        """Let the inner algorithm handle the event, without finishing yet."""
+        """Let the inner algorithm handle the event, but do not finish yet."""
         effects = self.inner.handle(state.inner, event, now)
         state.is_ending |= any(isinstance(effect, Finish) for effect in effects)
         dropped = Train | Finish if state.is_ending else Finish
         return [effect for effect in effects if not isinstance(effect, dropped)]
 
     def _end(self, state: FinalState) -> list[Effect]:
-        """Send this worker's model once; take the mean once when all models have arrived."""
+        """Send this worker's model once, and average once all models have arrived."""
         effects: list[Effect] = []
         if state.rank not in state.models:
             state.models[state.rank] = state.inner.estimate.clone()
@@ -190,5 +193,5 @@ class FinalAverage(Algorithm[FinalState]):
 
 
 def _fields(traits: Traits) -> dict[str, Any]:
-    """Fields of `traits` as they are."""
+    """The fields of `traits`, unchanged."""
     return {name: getattr(traits, name) for name in Traits.__dataclass_fields__}

@@ -28,14 +28,15 @@ _SIMULATED = (
     "versions",
     "recipe",
 )
-"""Fields in which workers of one real run may differ: they describe simulated machines."""
+"""Fields in which workers of one real run may differ, because they describe simulated
+machines."""
 _NUM_SAMPLES = 64
 _NUM_VALUES = 2**20
 _FREQUENCIES = (0.7390851332, 1.2020569032, 1.7724538509, 2.6651441427)
 
 
 def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
-    """The run's name in the network, which identifies its workers.
+    """The run's name in the network, by which its workers find each other.
 
     >>> from edgegossip.recipes.quickstart import quickstart
     >>> run_key(quickstart().experiments["gosgd"], "my.py:cancer", "second try")
@@ -48,12 +49,12 @@ def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
 
 
 def run_id(key: str) -> bytes:
-    """The 8 bytes of a run's name in every message."""
+    """The 8 bytes that stand for a run's name in every message."""
     return hashlib.sha256(key.encode()).digest()[:8]
 
 
 def shared_settings(described: Mapping[str, object]) -> dict[str, Setting]:
-    """The common settings of all workers of a run, by name, from a `header`."""
+    """The settings that all workers of a run must share, by name, from a `header`."""
     return flatten({k: v for k, v in described.items() if k not in _SIMULATED})
 
 
@@ -65,7 +66,7 @@ def introduce(
     Args:
         experiment: Experiment of the worker.
         workload: Workload of `experiment`.
-        max_seconds: Time limit of the worker.
+        max_seconds: The worker's time limit.
     """
     first_of_role = {
         experiment.algorithm.role(rank).name: rank
@@ -86,9 +87,9 @@ def introduce(
 
 
 def sketch(vector: Tensor) -> list[float]:
-    """Norm of a vector and its projections on fixed waves, which identify it.
+    """The norm of a vector and its projections on fixed waves, which identify it.
 
-    Unlike a hash, it hardly changes if values differ by rounding, as between kinds of
+    Unlike a hash, they hardly change if values differ by rounding, as they do between kinds of
     processors.
 
     >>> sketch(torch.tensor([3.0, 4.0]))[0]
@@ -103,9 +104,7 @@ def sketch(vector: Tensor) -> list[float]:
 
 
 def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
-    """Sketch labels and some samples; samples that are read individually may have random
-    transforms.
-    """
+    """Sketch labels and some samples, but not samples that may be transformed at random."""
     train = dataset.train
     indices = torch.linspace(0, len(train) - 1, min(len(train), _NUM_SAMPLES)).long()
     if isinstance(train, NestedSplit):

@@ -1,4 +1,4 @@
-"""Join a run over Zenoh with a monitor, as `edgegossip worker` does."""
+"""Joining a run over Zenoh, with a monitor, as `edgegossip worker` does."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from edgegossip.net.zenoh_transport import ZenohTransport
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """Connection of a worker to the others.
+    """A worker's connection to the others.
 
     Args:
         address: Endpoints of this worker and of the others.
-        tls: Folder with ca.pem and this rank's certificate and key; None for none.
+        tls: Folder with ca.pem and this rank's certificate and key; None for plain links.
         ban: Serial numbers, in hex, of certificates to reject.
         insecure: Allow plain links beyond this machine.
-        lease: See `ZenohTransport`; slow links need a longer one.
+        lease: See `ZenohTransport`; slow links need a longer lease.
 
     Raises:
         ValueError: If `lease` is out of range, or a serial number in `ban` is malformed.
@@ -72,21 +72,21 @@ def join(
     Args:
         experiment: The workers' common experiment, equal on all machines.
         rank: Rank of this worker.
-        out: Folder of this worker; restarting with the same folder resumes.
+        out: Folder of this worker; a restart with the same folder resumes.
         connection: Connection to the others.
         settings: Settings of this worker.
         profile: Profile of this machine from `edgegossip profile`; None to learn its speed
             during the run.
-        telemetry: Store for a sample of the machine's load each minute: a .jsonl file, a
+        telemetry: Where to store a sample of the machine's load each minute: a .jsonl file, a
             redis:// URL, or "memory".
         recipe: Name of the recipe, for the record.
         command: Command of this worker, for the record.
 
     Returns:
-        Reason for the end: "finished", "time limit" or "interrupted".
+        The reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, or must not without TLS.
+        NetworkError: If this machine cannot take part, or may not do so without TLS.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
     """
@@ -127,11 +127,11 @@ def join(
 def seconds_per_sample(
     experiment: Experiment, rank: Rank, seconds: Seconds = 1.0, threads: int = 1
 ) -> Seconds | None:
-    """Train for about this time without effect, and return the time per sample.
+    """Train for about this time, without effect, and return the time per sample.
 
-    None for a worker without data, or one that cannot train alone. The first forecast uses it
-    and later ones use measurements. A spare, which has no data until another worker of its role
-    fails, trains on the other's.
+    Returns None for a worker that has no data or cannot train alone. The first forecast uses
+    this time; later ones use measurements. A spare, which has no data until another worker of
+    its role fails, trains on that worker's data.
     """
     role = experiment.algorithm.role
     alike = [r for r in experiment.data_ranks if role(r).name == role(rank).name]

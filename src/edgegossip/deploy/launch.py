@@ -1,4 +1,4 @@
-"""Launch: all workers of a run as processes of this machine."""
+"""Launching all workers of a run as processes of this machine."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.roles import who_is_who, with_article
 from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.tracking import Follower, TrackedRun, Tracker, followed
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
-"""Maximum share of a core's time for evaluations."""
+"""Maximum share of a core's time that evaluations may take."""
 # Workers run side by side; several intra-op threads each would get in their way.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequence[str]]
-"""``(rank, its endpoint, the others' endpoints, its folder, who has ended)`` -> the command
-of a worker."""
+"""Makes a worker's command from its rank, its endpoint, the others' endpoints, its folder, and
+the workers that have finished."""
 
 
 def launch(
@@ -44,11 +45,12 @@ def launch(
     recipe: str | None = None,
     command: str | None = None,
     progress: Progress | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Results:
     """Start a process for each worker, watch them, and gather their folders in `out`.
 
-    The death of a worker ends neither the run nor this function. A worker whose folder shows
-    that it has finished is not started again.
+    If a worker dies, neither the run nor this function ends. A worker whose folder shows that
+    it has finished is not started again.
 
     Args:
         experiment: The workers' experiment.
@@ -56,7 +58,8 @@ def launch(
         out: Run folder, made if missing.
         recipe: Name of the recipe, for the record.
         command: Command that repeats the run, for the record.
-        progress: A live view.
+        progress: Live view, if any.
+        trackers: Followers of the averaged model's numbers.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
@@ -72,15 +75,31 @@ def launch(
         described = header(experiment, recipe)
         ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
         gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
-        failures = _run_workers(
-            experiment, gathering, make_command, ended, progress or Silent()
-        )
-        if failures is None:
-            raise Interrupted(
-                f"interrupted; {out} holds the workers' checkpoints, and the same command with "
-                "--resume and this --out goes on"
-            )
-        return _gather(gathering, out, failures)
+        tracked = TrackedRun(name=experiment.run_name, folder=out, header=described)
+        with followed(trackers, tracked) as follower:
+            shown = _Followed(progress or Silent(), gathering, follower)
+            failures = _run_workers(experiment, gathering, make_command, ended, shown)
+            if failures is None:
+                raise Interrupted(
+                    f"interrupted; {out} holds the workers' checkpoints, and the same command "
+                    "with --resume and this --out goes on"
+                )
+            results = _gather(gathering, out, failures)
+            follower.tell(results.history)
+            return results
+
+
+class _Followed:
+    """A live view that also tells trackers what has been measured."""
+
+    def __init__(self, progress: Progress, gathering: Gathering, follower: Follower) -> None:
+        self._progress = progress
+        self._gathering = gathering
+        self._follower = follower
+
+    def update(self, status: Status) -> None:
+        self._progress.update(status)
+        self._follower.tell(self._gathering.history)
 
 
 def _run_workers(
@@ -90,7 +109,7 @@ def _run_workers(
     ended: Sequence[Rank],
     progress: Progress,
 ) -> list[Rank] | None:
-    """Run all unfinished workers; return the failed ones, or None if stopped."""
+    """Run all unfinished workers; return those that failed, or None if stopped."""
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     asked: list[int] = []
@@ -118,7 +137,7 @@ def _run_workers(
 
 
 def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Results:
-    """Make one run from the workers' folders, and report the failed workers."""
+    """Make one run folder from the workers' folders, and report failed workers."""
     if len(failures) == len(gathering.workers):
         # One that was killed said nothing of why.
         lines = [_last_line(out, rank) for rank in failures]

@@ -1,4 +1,4 @@
-"""Snapshots of a worker's model at common times of all workers, for later evaluation."""
+"""Snapshots of a worker's model, at times common to all workers, for later evaluation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edgegossip.net.runtime import BackgroundThread
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
 MAX_BYTES = 2**30
-"""Size limit of one worker's snapshots; large models get fewer."""
+"""Limit of the bytes of one worker's snapshots; large models get fewer snapshots."""
 
 
 def schedule() -> Iterator[Seconds]:
-    """Times of snapshots: every half second at first, then at the resolution of a plot.
+    """The times of snapshots: at first every half second, then at the resolution of a plot.
 
     >>> times = schedule()
     >>> [next(times) for _ in range(3)]
@@ -36,12 +36,12 @@ def schedule() -> Iterator[Seconds]:
 
 
 class Snapshots:
-    """Writes snapshots during training; `due` is a chore of the host.
+    """Writes snapshots during training; `due` is a chore for the host.
 
     Args:
         folder: Folder, made if missing.
-        estimate: Returns the current parameters to evaluate, [num_params]; [0] if this worker's
-            currently do not count.
+        estimate: Returns the current parameters to evaluate, [num_params], or an empty tensor
+            if this worker's do not count at present.
     """
 
     def __init__(self, folder: Path, estimate: Callable[[], Tensor]) -> None:
@@ -54,7 +54,7 @@ class Snapshots:
         folder.mkdir(parents=True, exist_ok=True)
 
     def due(self, now: Seconds) -> Seconds:
-        """Take the snapshot of this time; return the time of the next."""
+        """Take the snapshot that is due; return the time of the next one."""
         index = self._next[0]
         while self._next[1] <= now:
             index = self._next[0]
@@ -66,7 +66,7 @@ class Snapshots:
         return self._next[1]
 
     def close(self) -> None:
-        """Wait until all are written."""
+        """Wait until all snapshots are written."""
         self._writer.close(60.0)
 
     def _write(self, index: int, params: Tensor) -> None:
@@ -96,7 +96,7 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
         num_params: Required number of parameters; None for any.
 
     Raises:
-        RunFolderError: If the file is missing, damaged, or of another model.
+        RunFolderError: If the file is missing, damaged, or belongs to another model.
     """
     try:
         params = safetensors.torch.load_file(path)["params"]

@@ -42,43 +42,43 @@ class TrainingLoop:
     Call `step` after each optimizer step. When the algorithm's current piece of work is done,
     the model is exchanged: a synchronous algorithm makes `step` wait for the others, and an
     asynchronous one sends in the background. Afterwards the model has the parameters for
-    further training; the optimizer keeps its state. Once `is_over` is true they are the final
-    ones, and must not be trained. Start all workers from equal models for the best results.
+    further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
+    final and must not be trained. For the best results, start all workers from equal models.
 
-    The final parameters are those of this worker in the algorithm. After synchronous algorithms
-    that average with everybody, all workers have the same; after others, such as GoSGD, each
-    has its own. `final_average` gives all workers the mean of their models, or the server's
-    model.
+    The final parameters are those with which the algorithm leaves this worker. After
+    synchronous algorithms that average with everybody, all workers have the same parameters;
+    after others, such as GoSGD, each has its own. `final_average` gives all workers the mean of
+    their models, or the server's model.
 
-    A rank whose role has no data, such as a server, does not train: it stays in the entrance of
-    the `with` block until the run is over.
+    A rank whose role has no data, such as a server, does not train: entering the `with` block
+    takes until the run is over.
 
     Missing, lost and returned workers are logged (``edgegossip.net``), and so is the end
-    (``edgegossip.deploy``, level INFO). An exception in the `with` block, including Ctrl+C,
-    leaves the run, informs the others, and propagates.
+    (``edgegossip.deploy``, level INFO). After an exception in the `with` block, including
+    Ctrl+C, the worker leaves the run and tells the others, and the exception propagates.
 
     Args:
-        model: Model that the caller trains; its parameters are put into one vector, in place.
-        algorithm: Algorithm with equal settings on all workers; a worker with other settings is
-            rejected, and ends with an error that names the setting.
+        model: Model that the caller trains; its parameters are moved into one vector, in place.
+        algorithm: Algorithm, with equal settings on all workers; a worker with other settings
+            is rejected and ends with an error that names the setting.
         rank: Rank of this worker.
         num_workers: Number of all workers.
         transport: Transport of the messages.
-        num_samples: Number of samples of this worker, for the count of epochs; 0 for a rank
-            whose role has none.
+        num_samples: Number of this worker's samples, from which epochs are counted; 0 for a
+            rank whose role has no data.
         name: Name of the run, equal for all workers.
         forecaster: A `Monitor` of this machine, for `EdgeGossip`.
         meet_seconds: Seconds to wait for all workers before beginning without some.
         min_workers: Minimum number of workers, including this one, to begin and to continue;
-            with fewer, `step` raises `NetworkError`. None needs one other worker to begin, and
-            none to continue.
+            with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
+            begin and may continue without any.
         max_seconds: Time limit, counted from the beginning.
-        final_average: Average the models of all evaluated workers at the end; each sends its
-            own to all others once.
+        final_average: At the end, average the models of all evaluated workers; each sends its
+            own once to all others.
         evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
             or a pair of it and metrics by name (or an accuracy). It is called on another
             thread, with a copy of `model` in evaluation mode.
-        has_buffers: Exchange floating-point buffers (running means) too.
+        has_buffers: Also exchange floating-point buffers (running means).
         torch_device: Device of the model.
 
     >>> import edgegossip as eg
@@ -163,7 +163,7 @@ class TrainingLoop:
     def progress(self) -> float:
         """Completed share of the run, in [0, 1], for the learning rate.
 
-        All workers of a synchronous algorithm have one value in one round.
+        In a given round, all workers of a synchronous algorithm have the same value.
         """
         return self._work.progress
 
@@ -171,13 +171,13 @@ class TrainingLoop:
     def batch_ratio(self) -> float:
         """Size of the next batch relative to the usual one; `BatchTune` sets it by speed.
 
-        A loop may ignore it and keep its batches.
+        A loop may ignore this and keep its batches.
         """
         return self._work.request.batch_ratio
 
     @property
     def rate_ratio(self) -> float:
-        """Learning rate of the next step relative to the usual one; 1 by default."""
+        """Learning rate of the next step relative to the usual one, by default 1."""
         return self._work.request.rate_ratio
 
     @property
@@ -188,17 +188,17 @@ class TrainingLoop:
     def step(self, loss: float, num_samples: int) -> None:
         """Account for an optimizer step; exchange the model if it is due.
 
-        If another worker's message makes the loss not finite, the model goes back to the last
-        sound parameters. Call ``optimizer.state.clear()`` in that case, because momentum is not
-        finite either.
+        If another worker's message makes the loss infinite or NaN, the model goes back to the
+        last sound parameters. In that case call ``optimizer.state.clear()``, because momentum
+        is not finite either.
 
         Args:
             loss: Loss of the batch.
             num_samples: Samples in the batch.
 
         Raises:
-            TrainingError: If the loss is not finite and no other worker can be blamed, or the
-                run has failed.
+            TrainingError: If the loss is not finite and no other worker can be blamed, or if
+                the run has failed.
         """
         if self.is_over:
             return
@@ -324,7 +324,7 @@ class _Piece:
 
 
 class _OwnWork(Trainer):
-    """A `Trainer` that leaves training to the caller's loop, on another thread."""
+    """A `Trainer` that leaves training to the caller's loop, which runs in another thread."""
 
     def __init__(self, num_samples: int, layout: Layout) -> None:
         self.progress = 0.0
@@ -374,7 +374,7 @@ class _OwnWork(Trainer):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """No effect, because optimizer and data are the caller's."""
+        """Has no effect, because optimizer and data belong to the caller."""
 
 
 class _LoopLeftError(Exception):

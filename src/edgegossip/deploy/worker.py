@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import safetensors.torch
 import torch
 
@@ -22,8 +21,10 @@ from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.introducing import introduce, run_id, run_key, shared_settings
+from edgegossip.deploy.parent_process import is_running
 from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.deploy.worker_folder import read_summary, require_numbers
+from edgegossip.deploy.worker_tracking import WorkerTracking
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
@@ -38,6 +39,7 @@ from edgegossip.experiments.roles import role_words, who_is_who
 from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import intra_op_threads
+from edgegossip.experiments.tracking import Tracker
 from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
@@ -46,7 +48,7 @@ from edgegossip.net.transport import Transport
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
 _ENDS = ("finished", "time limit")
-"""Reasons for a worker's final end."""
+"""Reasons with which a worker ends for good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +56,21 @@ class WorkerSettings:
     """Settings of one worker.
 
     Args:
-        name: Name of the run, for several simultaneous runs of the same experiment.
+        name: Name of the run, which keeps simultaneous runs of the same experiment apart.
         meet_seconds: See `HostSettings`.
-        min_workers: Minimum number of workers, including this one, to begin and to continue;
-            None needs one other worker to begin, and none to continue.
+        min_workers: Minimum number of workers, including this one, to begin and to continue.
+            With None, a run needs one other worker to begin and may continue without any.
         ended: See `HostSettings`.
         max_seconds: Time limit, counted from the beginning; None for the experiment's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots for measuring accuracy over time afterwards.
+        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         parent: Number of a process whose end stops this worker; None for none.
         threads: Number of threads of one training step, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
+        trackers: Followers of this worker's own numbers, such as `TensorBoard()`.
 
     Raises:
-        ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1, or no whole
+        ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1 or not a whole
             number.
     """
 
@@ -81,6 +84,7 @@ class WorkerSettings:
     parent: int | None = None
     threads: int = 1
     max_waiting_bytes: int | None = None
+    trackers: tuple[Tracker, ...] = ()
 
     def __post_init__(self) -> None:
         check_counts(self, "threads", "min_workers", "max_waiting_bytes")
@@ -106,7 +110,7 @@ def take_part(
     """Run worker `rank` of `experiment`, until the end of the run.
 
     A restart with the same `out` resumes from the checkpoint if all others do so too, and
-    otherwise from a neighbor's parameters.
+    otherwise takes a neighbor's parameters.
 
     Args:
         experiment: The workers' common experiment; its platforms, links and faults describe
@@ -114,7 +118,7 @@ def take_part(
         rank: Rank of this worker, in 0..num_workers - 1.
         transport: Transport of the messages.
         out: Folder of this worker, made if missing.
-        settings: How.
+        settings: Settings of this worker.
         forecaster: Forecasts the speed of this machine, for `EdgeGossip`.
         recipe: Name of the recipe, for the record.
         command: Command of this worker, for the record.
@@ -123,7 +127,7 @@ def take_part(
         Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, too few others do, or they have another
+        NetworkError: If this machine cannot take part, too few others do, or they run another
             experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
@@ -136,7 +140,7 @@ def take_part(
 
 
 class _Worker:
-    """Training, checkpoints, snapshots and the log of one worker."""
+    """Training, checkpoints, snapshots and log of one worker."""
 
     def __init__(
         self,
@@ -158,6 +162,7 @@ class _Worker:
             raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
         _make(out, self._header)
         self._diary = Diary(out / "events.jsonl")
+        self._tracking = WorkerTracking(settings.trackers, self._header, rank, out, self._diary)
         self._diary.write(
             "worker",
             **self._header,
@@ -172,7 +177,7 @@ class _Worker:
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
-        """Take part, and leave a complete folder in any case."""
+        """Take part, and in any case leave a complete folder."""
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:
@@ -206,6 +211,7 @@ class _Worker:
             lambda: host.state.estimate if host.state.is_evaluated else nothing,
         )
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
+        chores = [self._show, *self._tracking.chores]
         trainer = workload.make_trainer(self._rank, self._incarnation)
         initial = workload.initial_params(self._rank)
         self._is_untried = checkpoint is not None  # until the next one is kept
@@ -221,7 +227,7 @@ class _Worker:
                 forecaster=forecaster,
                 evaluate=validator.evaluate if validator else None,
                 observer=self._diary,
-                chores=(self._show, *([self._snapshots.due] if is_watched else [])),
+                chores=(*chores, *([self._snapshots.due] if is_watched else [])),
                 save=self._save,
                 checkpoint=checkpoint,
             )
@@ -245,7 +251,7 @@ class _Worker:
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
-        """Raise an error if the loaded checkpoint does not work."""
+        """Turn an error that the loaded checkpoint causes into one that blames it."""
         try:
             yield
         except LOADING_ERRORS as error:
@@ -259,7 +265,7 @@ class _Worker:
     def _show(self, now: Seconds) -> Seconds:
         self._diary.show()
         parent = self._settings.parent
-        if parent is not None and not _is_running(parent):
+        if parent is not None and not is_running(parent):
             self._host.stop()
         return now + _SHOW
 
@@ -273,7 +279,7 @@ class _Worker:
         return True
 
     def _end(self, host: Host[Any], reason: str) -> None:
-        """Write the results; a finished worker needs no checkpoint."""
+        """Write the results, and delete the checkpoint of a finished worker."""
         wall_seconds = time.monotonic() - self._started
         self._diary.write("ended", time=host.now, reason=reason, wall_seconds=wall_seconds)
         self._diary.close()
@@ -297,6 +303,7 @@ class _Worker:
                 "refused": host.post.refusals,
             },
         )
+        self._tracking.end(host.now)
         if reason in _ENDS:
             try:
                 self._checkpoint.unlink(missing_ok=True)
@@ -312,19 +319,11 @@ class _Worker:
         return {f"validation_{metric.key}": values[metric.name] for metric in metrics}
 
 
-def _is_running(process: int) -> bool:
-    """Whether a process exists; its parent does not matter, so a command may be repeated."""
-    try:
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def require_worker_of(experiment: Experiment, out: Path) -> None:
-    """Check that the worker of folder `out`, if any, was in this experiment.
+    """Check that the worker whose folder is `out`, if any, took part in this experiment.
 
     Raises:
-        RunFolderError: If it was in another one.
+        RunFolderError: If it took part in another one.
     """
     path = out / "experiment.json"
     if path.exists():
@@ -339,14 +338,14 @@ def require_worker_of(experiment: Experiment, out: Path) -> None:
 
 
 def has_ended(out: Path, header: dict[str, Any]) -> bool:
-    """Whether the worker of folder `out` has finished for good.
+    """Whether the worker whose folder is `out` has finished for good.
 
     Args:
         out: Folder, which may be missing.
-        header: Header of the worker's expected experiment.
+        header: Header of the experiment that the worker must belong to.
 
     Raises:
-        RunFolderError: If the worker is of another experiment.
+        RunFolderError: If the worker belongs to another experiment.
     """
     path, summary = out / "experiment.json", out / "summary.json"
     if not path.exists():
@@ -367,7 +366,7 @@ def _difference(kept: object, now: object) -> str:
 
 
 def goes_on_at(out: Path) -> Seconds:
-    """Time in the run at which the worker of folder `out` continues, or ended."""
+    """Time in the run at which the worker whose folder is `out` continues, or has ended."""
     path = out / "summary.json"
     if path.exists() and (summary := read_summary(path))["reason"] in _ENDS:
         return float(summary["seconds"])
@@ -403,10 +402,9 @@ def _require_like(state: WorkerState, fresh: WorkerState) -> None:
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Write the header of the folder; an earlier end in an existing one no longer counts."""
+    """Write the folder's header; if the folder exists, its earlier end no longer counts."""
     path = out / "experiment.json"
     for end in ("summary.json", "params.safetensors"):
         (out / end).unlink(missing_ok=True)
-    if path.exists():
-        return
-    write_json(path, header)
+    if not path.exists():
+        write_json(path, header)

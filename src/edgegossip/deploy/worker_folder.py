@@ -21,24 +21,24 @@ from edgegossip.experiments.event_log import SkippedLines, parse_event, to_line,
 from edgegossip.experiments.run_folder import read_json
 
 _BLOCK = 2**18
-"""Bytes of a log to read at once for sorting."""
+"""Bytes of a log that are read at once for sorting."""
 _NUMBERS = {
     "worker": (),
     "ended": (),
     "trained": ("time", "start", "num_samples", "cost"),
     "sent": ("time", "num_bytes", "round"),
 }
-"""Fields to read from an event, by type; other types only provide the time."""
+"""Fields to read from an event, by type; of other types only the time counts."""
 _COUNTS = ("num_samples", "cost", "num_bytes", "round")
 _LARGEST = 2.0**63
 REASONS = ("finished", "time limit", "interrupted", "failed")
-"""Reasons for a worker's end, the best first."""
+"""Reasons for a worker's end, from the best to the worst."""
 _SUMMARY = ("seconds", "wall_seconds", "mean_staleness")
 _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class RunningTotal:
-    """A sum over time with its value at any snapshot.
+    """A sum that grows over time, with its value at each snapshot.
 
     Attributes:
         total: The sum so far.
@@ -72,17 +72,17 @@ class RunningTotal:
 
 @dataclass(slots=True)
 class WorkerFolder:
-    """Reads the growing files of a worker, and keeps only totals.
+    """Reads a worker's growing files and keeps only totals.
 
-    Damaged contents raise nothing: they are skipped with one warning.
+    Damaged contents raise no error: they are skipped with one warning.
 
     Attributes:
         path: Path of the folder.
         rank: Rank of the worker.
         samples: Samples that the worker has trained on.
         bytes_sent: Bytes that the worker has sent.
-        num_rounds: Rounds with sent parameters.
-        num_commits: Commits to a server.
+        num_rounds: Number of rounds in which parameters were sent.
+        num_commits: Number of commits to a server.
         time: Time of the worker's last event.
         has_ended: Whether no more events will follow.
     """
@@ -114,7 +114,7 @@ class WorkerFolder:
 
     @property
     def snapshots(self) -> list[int]:
-        """Indices of the existing snapshots, without damaged ones."""
+        """Indices of the existing snapshots, except damaged ones."""
         found = indices(self.path / "snapshots")
         return [index for index in found if index not in self._unreadable]
 
@@ -147,7 +147,7 @@ class WorkerFolder:
         """Samples per second during training; 0 without training.
 
         The first training of a process includes its preparation, so it counts only if there is
-        no more.
+        no other.
         """
         cost, seconds = (
             (self._cost, self._training) if self._training else self._first or (0, 0)
@@ -171,10 +171,11 @@ class WorkerFolder:
             self._complain(error)
 
     def timeline(self) -> Iterator[tuple[Seconds, bytes]]:
-        """Time and line of each event, in order of time, with ties in the order of the log.
+        """Time and line of each event, in order of time; ties keep the order of the log.
 
-        A "crashed" event is added before "recovered". A message is logged when it has left,
-        with the time of its handover, so events that may still get a predecessor are held.
+        A "crashed" event is added before each "recovered". A message is logged when it has
+        left, with the time of its handover, so events that may still get a predecessor are held
+        back.
         """
         starts = [start for start, _ in self._blocks]
         earliest = [time for _, time in self._blocks]
@@ -224,7 +225,7 @@ class WorkerFolder:
         self._note(line["time"])
 
     def _note(self, time: Seconds) -> None:
-        """Record that the current line has an event of this time."""
+        """Record that the current line has an event at this time."""
         self.time = time
         self._latest = max(self._latest, time)
         if not self._blocks or self._offset - self._blocks[-1][0] >= _BLOCK:
@@ -263,10 +264,10 @@ class WorkerFolder:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """Parse the event of a line, with all used numbers.
+    """Parse the event in a line, including all numbers that are used.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If the line is not an event.
     """
     event = parse_event(line)
     names = _NUMBERS.get(event["type"], ("time",))
@@ -279,7 +280,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def require_numbers(content: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Check that `content` has finite numbers of these names.
+    """Check that `content` has finite numbers under these names.
 
     Raises:
         ValueError: If one is missing.

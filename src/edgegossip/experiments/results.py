@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from edgegossip.core.extras import require_extra
 from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.inline import framed, table
 
 ENDS = ("finished", "time limit", "target")
 """Reasons for a run's own end."""
@@ -126,6 +128,33 @@ class Results:
     def best_accuracy(self) -> float:
         """Best accuracy of the averaged model; see `Evaluation.accuracy`."""
         return max(evaluation.accuracy for evaluation in self.history)
+
+    def frame(self) -> Any:  # noqa: ANN401 - pandas is an extra
+        """The history as a `pandas.DataFrame`, with a row for each evaluation.
+
+        Columns are `time`, `epochs`, each metric by its key, `loss`, `consensus_distance`,
+        `bytes_sent` and `samples_processed`, as in `events.jsonl`.
+
+        Raises:
+            UsageError: If pandas is missing.
+        """
+        require_extra("Results.frame", "pandas")
+        import pandas
+
+        return pandas.DataFrame([evaluation.line() for evaluation in self.history])
+
+    def _repr_html_(self) -> str:
+        """The report, if it has been drawn, or else the numbers, for notebooks."""
+        if self.folder is not None and (page := framed(self.folder / "report.html")):
+            return page
+        rows = {
+            name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+            for name, value in self.history[-1].line().items()
+        }
+        hint = f"edgegossip.Report({str(self.folder)!r}) draws the report."
+        return table(
+            f"{self.name}, {self.reason}", rows, hint if self.folder is not None else ""
+        )
 
     def time_to(self, target: float) -> Seconds | None:
         """Virtual seconds until the averaged model first reached `target`; None if never."""

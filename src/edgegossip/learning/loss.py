@@ -44,6 +44,26 @@ def forward_pair(model: nn.Module, batch: Nested) -> tuple[Any, Any]:
     return model(x), y
 
 
+def next_token(model: nn.Module, batch: Nested) -> tuple[Any, Tensor]:
+    """Run the model on all tokens but the last; targets are all but the first.
+
+    A batch is one tensor of whole numbers, [batch, length + 1]. Targets are int64 [batch,
+    length].
+
+    Raises:
+        DataError: If a batch is something else.
+    """
+    if not isinstance(batch, Tensor) or batch.is_floating_point() or batch.ndim != 2:
+        found = type(batch).__name__
+        if isinstance(batch, Tensor):
+            found = f"{batch.dtype} tensor of shape {list(batch.shape)}"
+        raise DataError(
+            f"a batch is a {found}; next_token takes one of whole numbers, [batch, length + 1]"
+        )
+    tokens = batch.long()
+    return model(tokens[:, :-1]), tokens[:, 1:]
+
+
 def model_and_batch(model: nn.Module, batch: Nested) -> tuple[nn.Module, Nested]:
     """Hand model and batch on as they are, to a ``loss(model, batch)`` and such metrics."""
     return model, batch

@@ -14,15 +14,15 @@ def keep_freed_memory(
 ) -> None:
     """Let malloc keep freed blocks up to `block_bytes`, `total_bytes` in total.
 
-    A training step frees and allocates megabytes of activations, and an exchange its messages.
-    By default glibc maps and unmaps every large block, and the page faults take up to a quarter
-    of the time (benchmarks/results/simulator.md). This has no effect without glibc.
+    A training step allocates and frees megabytes of activations, and an exchange does so with
+    messages. By default glibc maps and unmaps every large block, and the page faults take up to
+    a quarter of the time (benchmarks/results/simulator.md). Without glibc this has no effect.
 
     Args:
-        block_bytes: Limit of a block; larger blocks are returned at once.
-        total_bytes: Maximum number of kept bytes.
-        is_shared: Whether threads share freed memory, at the price of waiting for each other.
-            It applies to threads that start later.
+        block_bytes: Largest block to keep; larger ones are returned at once.
+        total_bytes: Maximum number of bytes to keep.
+        is_shared: Whether threads share freed memory, which makes them wait for each other. It
+            applies to threads that start later.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Load on a machine from everything but training: the predictor's U, measured by a monitor."""
+"""The load on a machine from everything but training: the U that a monitor measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Number of usable processor cores."""
+"""The number of usable processor cores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def num_cores() -> int:
-    """Number of cores that this process may use; outside Linux, the number of all cores."""
+    """The number of cores that this process may use; outside Linux, of all cores."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

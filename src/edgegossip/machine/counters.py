@@ -1,4 +1,4 @@
-"""System counters: total use of this machine, and our own share of it."""
+"""System counters: the total use of this machine, and our own share of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.machine.quota import find_quota
 
 _READINGS_PER_LOOK = 10
-"""Seconds between two searches for our descendants, which take milliseconds."""
+"""Seconds between two searches for our descendants; each search takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Reading:
     Attributes:
         machine: Total use, on the cores that we may use.
         own: Our own use.
-        group: Core-seconds used by all processes under our quota; None without one.
+        group: Core-seconds used by all processes under our quota; None without a quota.
     """
 
     machine: Usage
@@ -47,12 +47,12 @@ class Reading:
 
 
 class Counters(Protocol):
-    """Counters for a monitor; `SystemCounters` are this machine's.
+    """Counters for a monitor; `SystemCounters` reads this machine's.
 
     Attributes:
         num_cores: Cores that we may use.
-        quota: Core-seconds per second allowed under our quota, at most `num_cores`; `num_cores`
-            without a quota.
+        quota: Core-seconds per second that our quota allows, at most `num_cores`; without a
+            quota, `num_cores`.
     """
 
     num_cores: int
@@ -69,14 +69,14 @@ def _nothing() -> float:
 class SystemCounters:
     """The counters of this machine and of our own process tree, from psutil.
 
-    Only cores that this process may run on count. Time that a hypervisor gave to other machines
-    counts as used. Traffic within the machine (loopback) is excluded, because it takes
-    processor time, which is counted, and no link.
+    Only cores that this process may use count. Time that a hypervisor gave to other machines
+    counts as used. Traffic within the machine (loopback) is excluded: it occupies no link, and
+    its processor time is counted already.
 
     Args:
         own_network_bytes: Returns the bytes that we have sent and received, without loopback.
-            Systems do not count traffic by process, so the sending and receiving code must
-            report it.
+            Operating systems do not count traffic by process, so the code that sends and
+            receives must report it.
     """
 
     def __init__(self, own_network_bytes: Callable[[], float] = _nothing) -> None:

@@ -1,4 +1,4 @@
-"""Recent use of this machine by others."""
+"""The recent use of this machine by others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edgegossip.machine.counters import Counters, Reading
 from edgegossip.machine.watch import MEMORY
 
 _HALF_LIFE: Seconds = 10.0
-"""Half-life of our use that the machine has not counted yet."""
+"""Half-life of our own use that the machine has not counted yet."""
 
 
 @dataclass(slots=True)
 class _Others:
-    """Use by others, computed from the counts of total and own use.
+    """Use by others, computed from total and own use.
 
     The two counts never agree exactly: a file reaches the disk long after we wrote it, and
-    processor time comes in ticks. Our use that is missing in the total is subtracted later, and
-    forgotten slowly in case it never appears.
+    processor time comes in ticks. Use of ours that the total lacks is subtracted later, and
+    slowly forgotten in case it never appears.
     """
 
     all: float
@@ -88,23 +88,23 @@ class History:
             del self.times[:kept], self._totals[:kept]
 
     def _share(self, outside: float, inside: float) -> float:
-        """The share of our allowed use that is not left to us.
+        """The share of our allowance that is not left to us.
 
-        Others under our quota use part of it. Others outside do so only if they leave less of
-        the cores than the quota allows.
+        Others under our quota use part of it. Others outside it do so only if they leave fewer
+        cores than the quota allows.
         """
         quota = self._counters.quota
         left = min(quota, self._counters.num_cores - outside) - inside
         return min(1.0, max(0.0, 1 - left / quota))
 
     def readings(self, after: Seconds, until: Seconds) -> list[Seconds]:
-        """Times of the readings after `after`, up to `until`."""
+        """Times of the readings later than `after`, up to `until`."""
         return self.times[bisect_right(self.times, after) : bisect_right(self.times, until)]
 
     def mean_contention(self, *spans: Span) -> Contention:
-        """The mean over the stored parts of `spans`, each (start, end).
+        """The mean over those parts of `spans`, each (start, end), that are stored.
 
-        Without such parts, the mean between the last two readings.
+        If there are none, the mean between the last two readings.
         """
         clipped = np.clip(spans, self.times[0], self.times[-1])
         lengths = np.diff(clipped).clip(0.0).ravel()

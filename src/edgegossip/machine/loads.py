@@ -1,8 +1,9 @@
-"""Load generators: processes that count the words of files, and sort them.
+"""Load generators: processes that count the words of files, or sort them.
 
-The paper runs the same two beside training, WordCount and Sort. The jobs are outside our
-process tree, so monitors count them as others. They end with the process that started them,
-even if it is killed, because the pipe between them closes. This file is also their program.
+The paper runs the same two, WordCount and Sort, beside training. The jobs are outside our
+process tree, so monitors count them as use by others. They end with the process that started
+them, even if it is killed, because the pipe between them closes. This file is also the program
+that they run.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
 
 MB = 1_000_000
 SIZES = tuple(MB * n for n in (1, 2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 1500, 2000))
-"""File sizes in bytes, as many as in the paper's Fig. 9, whose largest is 10 GB."""
+"""File sizes in bytes; as many as in the paper's Fig. 9, where the largest is 10 GB."""
 KINDS = ("wordcount", "sort")
 
 _BLOCK = MB
-"""Bytes of distinct text, which a file repeats."""
+"""Bytes of distinct text; a file repeats it."""
 _RUN = 8 * MB
-"""Memory of a sort in bytes."""
+"""Memory that a sort uses, in bytes."""
 _WORDS = 10
 """Words in a line."""
 _LINES = 10_000
 """Lines between two readings of the clock."""
 _START: Seconds = 120.0
-"""Timeout of a start: long enough to write 2 GB to a slow disk."""
+"""Timeout for a start, long enough to write 2 GB to a slow disk."""
 _END: Seconds = 5.0
 _GRACE: Seconds = 1.0
 _ATTEMPTS = 100
@@ -55,7 +56,7 @@ _ATTEMPTS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """A job that repeats on the same file.
+    """A job that is repeated on the same file.
 
     Args:
         kind: "wordcount" or "sort".
@@ -81,12 +82,12 @@ class Load:
 
     @property
     def disk_bytes(self) -> int:
-        """Disk space of the files: the text and, for each sort, the text in sorted runs."""
+        """Disk space for the files: the text and, for each sort, the text in sorted runs."""
         return self.num_bytes * (1 + (self.kind == "sort") * self.num_processes)
 
     @contextmanager
     def running(self, parent: Path | None = None) -> Iterator[None]:
-        """Keep the machine busy during the context, without leaving files behind.
+        """Keep the machine busy during the context, and leave no files behind.
 
         Args:
             parent: Folder for a temporary folder; by default the system's.
@@ -178,7 +179,7 @@ def _start(num_processes: int, arguments: list[str]) -> None:
 
 
 def _work(number: int, kind: str, num_bytes: int, share: float, folder: Path) -> None:
-    """Do the job until the pipe closes, or the work fails."""
+    """Do the job until the pipe closes or the work fails."""
 
     def job() -> None:
         text = folder / "text"
@@ -215,7 +216,7 @@ def _work(number: int, kind: str, num_bytes: int, share: float, folder: Path) ->
 
 
 class Pauses:
-    """Limits its caller to a share of the processor time."""
+    """Limits its caller to a share of processor time."""
 
     def __init__(self, share: float) -> None:
         self._rest = 1 / share - 1
@@ -228,7 +229,7 @@ class Pauses:
 
 
 def write_text(path: Path, num_bytes: int) -> None:
-    """Write lines of random words, a few of them frequent and most of them rare."""
+    """Write lines of random words, of which a few are frequent and most are rare."""
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 10))) for _ in range(5000)]
@@ -256,7 +257,7 @@ def count_words(text: Path, pause: Callable[[], object]) -> Counter[bytes]:
 
 
 def sort_lines(text: Path, runs: Path, pause: Callable[[], object]) -> None:
-    """Sort the lines of the file `text`, with `runs` for data beyond memory."""
+    """Sort the lines of the file `text`, with sorted `runs` on disk for data beyond memory."""
     runs.mkdir(exist_ok=True)
     paths = []
     with text.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Monitor of this machine, with forecasts of its training speed."""
+"""A monitor of this machine, which forecasts its training speed."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from edgegossip.machine.telemetry import Journal, Sample
 from edgegossip.machine.watch import SHORTEST, Watch
 
 _INTERVAL: Seconds = 1.0
-"""Time between two readings of the counters."""
+"""Seconds between two readings of the counters."""
 _PIECE: Seconds = 0.25
-"""Length of training after which the counters are read in addition."""
+"""Length of training after which the counters are read additionally."""
 _PAUSE: Seconds = 10.0
-"""Length of a pause after which the load during the last training is stale."""
+"""Length of a pause after which the load of the last training is stale."""
 _SAMPLE: Seconds = 60.0
-"""Time over which a sample of telemetry is the mean."""
+"""Time over which a telemetry sample is averaged."""
 
 _log = logging.getLogger("edgegossip.machine")
 
 
 class Monitor:
-    """Watches this machine, and forecasts its throughput.
+    """Watches this machine and forecasts its throughput.
 
     A separate thread reads the counters once a second: the use of cores, network and disk by
     everything except our own process tree. Each forecast also reads them. Once a minute the
     means go to `journal`. Reading and storing never raise.
 
     Args:
-        predictor: Learns from observations and makes forecasts.
+        predictor: Learns from observations and makes the forecasts.
         counters: Counters to read; None for this machine's.
-        journal: Stores the means; None to store none.
+        journal: Stores the means; with None they are not stored.
         clock: Monotonic clock in seconds, also for the times of `trained` and `forecast`.
         wall_clock: Seconds since 1970, for telemetry.
     """
@@ -75,10 +75,10 @@ class Monitor:
     # Called by the code that trains.
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
-        """Record training from `start` to `end` with work of `cost` samples.
+        """Record training from `start` to `end` that did work of `cost` samples.
 
-        Call it often, because a long stretch does not show when training was slow. A stretch
-        without length or work is ignored.
+        Call this often, because a long stretch does not show when training was slow. A stretch
+        without duration or work is ignored.
         """
         if end > start and cost > 0:
             with self._lock:
@@ -88,11 +88,11 @@ class Monitor:
                     self._read()  # what others use next is not what they used meanwhile
 
     def forecast(self, now: Seconds) -> Predicted:
-        """Forecast the throughput of the work that begins at `now`.
+        """Forecast the throughput of work that begins at `now`.
 
         Raises:
-            ValueError: If the predictor has no data yet: no profile, no `seconds_alone` and no
-                training.
+            ValueError: If the predictor has no data yet: neither a profile nor `seconds_alone`
+                nor training.
         """
         with self._lock:
             if now - self._history.times[-1] >= SHORTEST:
@@ -109,7 +109,7 @@ class Monitor:
     # Reading.
 
     def read(self) -> None:
-        """Read the counters, and store the means if a minute is over; the thread calls it."""
+        """Read the counters, and store the means if a minute is over; called by the thread."""
         with self._lock:
             self._read()
         now = self._history.times[-1]
@@ -151,7 +151,7 @@ class Monitor:
         return self
 
     def close(self) -> None:
-        """Stop, and store the means since the last full minute; no effect if it has stopped."""
+        """Stop, and store the means since the last full minute; no effect if stopped."""
         if self._has_closed.is_set():
             return
         self._has_closed.set()
@@ -182,7 +182,7 @@ class Monitor:
 
 
 class _ThisMachine:
-    """The machine as one executor, because a process trains one model."""
+    """The machine as a single executor, because a process trains one model."""
 
     executors = 1
 
@@ -194,8 +194,8 @@ class _ThisMachine:
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
         """Use by others while training ran.
 
-        When training pauses, for instance to wait for neighbors, others also use its capacity.
-        An increase in a pause is therefore ignored unless it lasts.
+        While training pauses, for instance to wait for neighbors, others also use the capacity
+        that it leaves. An increase during a pause is therefore ignored unless it lasts.
         """
         if spans := self._progress.spans(start, end):
             return self._history.mean_contention(*spans)

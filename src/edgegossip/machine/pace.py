@@ -13,17 +13,17 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.history import History
 
 _PIECE: Seconds = 0.25
-"""Training in short steps is noted in pieces of at least this length."""
+"""Minimum length of a recorded piece of training; shorter steps are combined."""
 _PAUSE: Seconds = 0.02
-"""Shorter pauses between two steps belong to the training."""
+"""Pauses between two steps that are shorter than this count as training."""
 _MAX_PIECES = 256
 
 
 class WorkHistory:
-    """Spans of training, and work over time in samples.
+    """Spans of training, and work over time, in samples.
 
-    The work of a stretch of training is reported at its end. During a long stretch with
-    changing loads, more work was done at times of low load. The work is spread over time with a
+    Work is reported at the end of a stretch of training. During a long stretch with changing
+    loads, more of it was done at times of low load. It is therefore spread over time with a
     constant :math:`t_0` that fits the duration of the stretch.
     """
 
@@ -34,7 +34,7 @@ class WorkHistory:
         self._totals = [0.0]
 
     def add(self, start: Seconds, end: Seconds, cost: float) -> None:
-        """Record training from `start` to `end` with work of `cost` samples."""
+        """Record training from `start` to `end` that did work of `cost` samples."""
         if self._num_new:
             first, last, done = self._pieces[-1]
             if last - first < _PIECE and 0 <= start - last < _PAUSE:
@@ -44,9 +44,10 @@ class WorkHistory:
         self._num_new = min(self._num_new + 1, _MAX_PIECES)
 
     def take(self, history: History, slow_down: Callable[[Contention], float]) -> list[Span]:
-        """Spans of training since the last call; `work` covers these times from now on.
+        """Return the spans of training since the last call; from now on `work` covers these
+        times.
 
-        It still covers some earlier times: the last 256 ends of pieces and readings.
+        It also still covers the last 256 earlier ends of pieces and readings.
         """
         # Some of the spans taken before may not have been asked for.
         del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]
@@ -74,5 +75,5 @@ class WorkHistory:
         return [span for span in overlaps if span[0] < span[1]]
 
     def last(self) -> Span | None:
-        """The piece of training that ended last."""
+        """The most recent piece of training."""
         return self._pieces[-1][:2] if self._pieces else None

@@ -1,4 +1,4 @@
-"""Prediction of a platform's speed: a profiled slow-down times an online base time."""
+"""Predicting a platform's speed: a profiled slow-down times a base time, measured online."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ UNKNOWN_ERROR = 0.1
 """Assumed relative error of forecasts without a profile or measurements."""
 
 _MEMORY = 8
-"""Observations over which the base time is averaged."""
+"""Number of observations over which the base time is averaged."""
 _PATIENCE = 8
-"""Consecutive deviating observations that restart the average."""
+"""Number of consecutive deviating observations that restart the average."""
 _FADING = 32
-"""Forecasts over which their errors are averaged."""
+"""Number of forecasts over which errors are averaged."""
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Places between the forecast from the usual load (0) and that from the present one (1)."""
+"""Blends between the forecast from the usual load (0) and that from the present load (1)."""
 _MIN_JUMP = 0.02
-"""Deviations below this share are never a jump, because averaging follows them fast enough."""
+"""Smallest deviation that can be a jump; averaging follows smaller ones fast enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Forecast:
 
     Attributes:
         throughput: Training samples per second.
-        relative_error: Expected error: one standard deviation over `throughput`.
+        relative_error: Expected error: one standard deviation, divided by `throughput`.
     """
 
     throughput: float
@@ -56,15 +56,15 @@ class Forecast:
 
 @dataclass(slots=True)
 class BaseTime:
-    """One executor's t0: an average over the last observations that restarts at a jump.
+    """One executor's t0: an average over the last observations, restarted after a jump.
 
     Attributes:
         average: Seconds per sample, without the effect of contention.
         last: The last observation.
-        num_averaged: Observations in `average`; 0 for an assumed value.
+        num_averaged: Number of observations in `average`; 0 if it is assumed.
         variance: Variance of the relative noise of an observation.
-        num_beyond: Consecutive recent observations with too large a deviation; negative for
-            below.
+        num_beyond: Number of consecutive recent observations that deviate too far; negative if
+            they are below the average.
     """
 
     average: Seconds
@@ -75,10 +75,10 @@ class BaseTime:
 
     @property
     def seconds(self) -> Seconds:
-        """The best estimate: the last observation if it deviates too far from the average.
+        """The best estimate: the average, or the last observation if that deviates too far.
 
-        In that case a change is not visible in U, or not yet. The average is kept until the
-        change lasts, because U may show it at the next observation.
+        In that case something has changed that U does not show, or does not show yet. The
+        average is kept unless the change lasts, because U may show it at the next observation.
         """
         return self.last if self.num_beyond else self.average
 
@@ -108,23 +108,23 @@ class BaseTime:
 
 @dataclass(slots=True)
 class Record:
-    """Errors of a platform's past forecasts, which adjust the next one.
+    """The errors of a platform's past forecasts, which adjust the next one.
 
-    A forecast is a blend of the one from the present load and base time and the one from their
-    usual values. Among five blends, it uses the one with the smallest recent error. It thus
-    adapts to the rate of change, to the time ahead, and to the noise of base times. (Mean
-    absolute errors decide. Squared ones favor the usual load, which is never far off, and did
-    worse within 5 s.)
+    A forecast is a blend of one from the present load and base time and one from their usual
+    values. Among five blends, the one with the smallest recent error is used. Forecasts thus
+    adapt to the rate of change, to the time ahead, and to the noise of base times. Errors are
+    mean absolute ones: squared errors favor the usual load, which is never far off, and did
+    worse within 5 s.
 
     Attributes:
         speeds: Sums of measured throughputs since the last forecast, for each executor.
         counts: Number of throughputs in each sum.
         variance: Variance of the relative errors so far.
-        present: The last forecast from the present load and base time, samples/s; 0 after its
-            evaluation.
-        usual: The last forecast from the usual load and the average base time, samples/s.
+        present: The last forecast from the present load and base time, in samples/s; 0 once it
+            has been evaluated.
+        usual: The last forecast from the usual load and the average base time, in samples/s.
         errors: Mean relative error of each blend.
-        num_judged: Evaluated forecasts.
+        num_judged: Number of evaluated forecasts.
     """
 
     speeds: list[float]
@@ -162,12 +162,12 @@ class Record:
 
 
 class PerformancePredictor:
-    r"""Forecasts a platform's throughput from its monitors' data.
+    r"""Forecasts a platform's throughput from its monitor's data.
 
     Each executor needs :math:`t = t_0\, RG(U)` seconds per sample. :math:`RG \ge 1` is learned
-    from a profile, and :math:`t_0` follows observations, so the next observation covers a
-    slow-down that U does not show (heat, a slower clock). The platform processes :math:`p =
-    \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`.
+    from a profile, and :math:`t_0` follows observations, so a slow-down that U does not show
+    (heat, a slower clock) is covered from the next observation on. The platform processes
+    :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`.
 
     Args:
         num_executors: Number of executors of the platform.
@@ -211,7 +211,7 @@ class PerformancePredictor:
         self._record = Record([0.0] * n, [0] * n, error**2)
 
     def fit(self, profile: Profile) -> PerformancePredictor:
-        """Learn RG and t0 from `profile`, and forget observations. Returns itself."""
+        """Learn RG and t0 from `profile`, forget observations, and return this predictor."""
         # It needs scikit-learn, which takes more than a second to import.
         from edgegossip.machine.slow_down import SlowDown
 
@@ -224,7 +224,7 @@ class PerformancePredictor:
     ) -> None:
         """Record the time per sample of `executor` under `contention`.
 
-        Observations should have about equal length: a batch, or a second.
+        Observations should have about equal lengths, such as a batch or a second.
 
         Raises:
             ValueError: If the executor is unknown, or the time is not above 0.
@@ -240,13 +240,13 @@ class PerformancePredictor:
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
     ) -> Forecast:
-        """Forecast the throughput of the next work, from the contention on each executor.
+        """Forecast the throughput of the next work from the contention on each executor.
 
         The first call after an observation also evaluates the last forecast.
 
         Args:
             present: Present use by others, one entry for each executor.
-            usual: Mean use by others over about a minute; None for the same as `present`.
+            usual: Mean use by others over about a minute; None if it equals `present`.
 
         Raises:
             ValueError: If there is not one entry for each executor, or there is no data yet.
@@ -279,7 +279,7 @@ class PerformancePredictor:
         )
 
     def slow_down(self, contention: Contention) -> float:
-        """RG: time under `contention` over time without it, at least 1."""
+        """RG: the time under `contention` divided by the time without it, at least 1."""
         return 1.0 if self._slow_down is None else self._slow_down.of(contention)
 
     # Keeping.
@@ -292,14 +292,12 @@ class PerformancePredictor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of an equal predictor."""
+        """Restore the `state_dict` of an equal predictor."""
         self._base_times = [BaseTime(**values) for values in state["base_times"]]
         self._record = Record(**state["record"])
 
     def save(self, path: Path | str) -> None:
-        """Write profile and state, without pickle and without the regressor, which is fitted
-        again.
-        """
+        """Write profile and state, without pickle; the regressor is not stored but refitted."""
         path, profile = Path(path), self._profile
         tensors = {}
         if profile is not None:
@@ -313,7 +311,7 @@ class PerformancePredictor:
     def load(
         cls, path: Path | str, regressor: RegressorMixin | None = None
     ) -> PerformancePredictor:
-        """Read a file of `save`, and fit the same kind of `regressor` again.
+        """Read a file that `save` has written, and refit the same kind of `regressor`.
 
         Raises:
             DataError: If the file is missing or has another format.

@@ -16,9 +16,9 @@ from edgegossip.machine.contention import Contention
 COLUMNS = ("cores", "network", "disk", "seconds")
 _MAX_BYTES = 2**26
 _MAX_ROWS = 10**6
-"""Maximum rows of a profile; a session makes some hundreds."""
+"""Maximum rows of a profile; a session yields several hundred."""
 MIN_ROWS = 10
-"""Minimum rows of a profile, for a function of three variables."""
+"""Minimum rows of a profile, which must determine a function of three variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Profile:
 
     Args:
         contentions: Use of the machine by others, at least 10 entries.
-        seconds: Seconds per training sample under each, above 0.
+        seconds: Seconds per training sample under each contention, above 0.
 
     Raises:
-        ValueError: If there are too few, or a number is out of range.
+        ValueError: If there are too few rows, or a number is out of range.
     """
 
     contentions: Sequence[Contention]
@@ -57,11 +57,11 @@ class Profile:
     def read(cls, path: Path | str) -> Profile:
         """Read a CSV or Parquet file with the columns cores, network, disk and seconds.
 
-        Units are those of `Contention`, and seconds per sample; further columns are ignored.
-        Parquet (ending .parquet) needs pyarrow: ``pip install 'edgegossip[parquet]'``.
+        Units are those of `Contention`, and seconds per sample; other columns are ignored.
+        Parquet files (suffix .parquet) need pyarrow: ``pip install 'edgegossip[parquet]'``.
 
         Raises:
-            DataError: If the file is missing, has another format, or has a number out of range.
+            DataError: If the file is missing or has another format or a number out of range.
         """
         path = Path(path)
         is_parquet = path.suffix.lower() == ".parquet"

@@ -1,4 +1,4 @@
-"""Profiling: training alone and under loads on this machine."""
+"""Profiling: training on this machine, alone and under loads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from edgegossip.machine.profile import Profile
 _TURN: Seconds = 0.1
 """Approximate length of training between two readings of the clock."""
 _ROW: Seconds = 1.0
-"""Time over which a row is the mean: the interval between two readings of a monitor."""
+"""Seconds over which a row is averaged: the interval between two readings of a monitor."""
 _SETTLING: Seconds = 1.0
-"""Time after the start or end of a load without measurement."""
+"""Seconds after the start or end of a load during which nothing is measured."""
 ROWS_PER_LOAD = 8
-"""Rows per load by default."""
+"""Default number of rows per load."""
 _LOAD: Seconds = _SETTLING + ROWS_PER_LOAD * _ROW + 0.5
-"""Total time of a load; the half second is for starting its processes."""
+"""Total seconds per load; the half second is for starting its processes."""
 _MAX_SIZE = 100_000_000
-"""Largest file of a load in bytes; larger ones take long to write without another effect."""
+"""Largest file of a load, in bytes; larger files only take longer to write."""
 _MOST = 1.25
-"""Maximum processor time requested by loads, relative to the cores."""
+"""Maximum processor time that loads request, relative to the cores."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -51,7 +51,7 @@ class Row:
     """Measurement of one second of training.
 
     Attributes:
-        load: Load during the second; None for none.
+        load: Load during the second; None without a load.
         contention: Contention measured by the monitor.
         seconds: Seconds per training sample.
     """
@@ -79,7 +79,7 @@ class TimedTraining:
         self._num_steps = 1
 
     def run(self, seconds: Seconds) -> tuple[Seconds, Seconds, float]:
-        """Train for `seconds` or a little longer; return beginning, end and cost."""
+        """Train for `seconds` or a little longer; return the start, the end and the cost."""
         start = now = self._clock()
         cost = 0.0
         while now < start + seconds:
@@ -104,12 +104,12 @@ def measure(
     rows_per_load: int = ROWS_PER_LOAD,
     run: Callable[[Load], AbstractContextManager[None]] = Load.running,
 ) -> Iterator[Row]:
-    """Train under one load after the other, and measure each second.
+    """Train under one load after another, and measure each second.
 
     Args:
         training: Training to measure.
-        watching: Measures the use by the loads.
-        loads: None for training alone.
+        watching: Measures how much the loads use.
+        loads: Loads; None stands for training alone.
         rows_per_load: Measured seconds per load.
         run: Runs a load during a context.
     """
@@ -127,7 +127,7 @@ def measure(
 def choose_loads(seconds: Seconds, num_cores: int) -> list[Load | None]:
     """The loads of a profile of `seconds`; every fourth, including the first, is empty.
 
-    They cover the range from nothing to a quarter more than the number of cores.
+    They cover the range from no load to a quarter more than the number of cores.
 
     >>> [load and load.num_processes for load in choose_loads(60, num_cores=2)]
     [None, 2, 1, 3, None, 1]
@@ -150,7 +150,7 @@ def choose_loads(seconds: Seconds, num_cores: int) -> list[Load | None]:
 
 
 def profile_of(rows: Sequence[Row]) -> Profile:
-    """Profile of these rows for a predictor.
+    """Make a predictor's profile from these rows.
 
     Raises:
         ValueError: If there are fewer than 10 rows.

@@ -1,4 +1,4 @@
-"""Quotas of Linux control groups, and their use."""
+"""Quotas of Linux control groups and how much of them is used."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Quota:
 
     Attributes:
         cores: Core-seconds per second that the group may use, above 0.
-        usage: File with the used processor time of the group; None without one.
+        usage: File with the processor time that the group has used; None if there is none.
     """
 
     cores: float
     usage: Path | None
 
     def used(self) -> Seconds | None:
-        """Used core-seconds of the group; None if unknown."""
+        """Core-seconds that the group has used; None if unknown."""
         if self.usage is None:
             return None
         with suppress(OSError, ValueError, LookupError):
@@ -35,10 +35,10 @@ class Quota:
 
 
 def find_quota(root: Path = Path("/")) -> Quota | None:
-    """The quota of this process; None without one, or outside Linux.
+    """The quota of this process; None without a quota, and outside Linux.
 
     Args:
-        root: Root folder of /proc and /sys.
+        root: Folder that contains /proc and /sys.
     """
     quotas = [*_quotas_v1(root), *_quotas_v2(root)]
     return min(quotas, key=lambda quota: quota.cores, default=None)

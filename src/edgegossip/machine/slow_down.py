@@ -1,4 +1,4 @@
-"""RG of EdgeGossip's performance predictor: the slow-down by contention."""
+"""The RG of EdgeGossip's performance predictor: the slow-down by contention."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 
 _MAX_ROWS = 300
-"""Maximum rows for the default regressor, whose fit takes cubic time: here 0.7 s."""
+"""Maximum rows for the default regressor, whose fit takes cubic time: 0.7 s for these."""
 
 
 class SlowDown:
-    r"""The paper's :math:`RG`: time under contention over time without it, fitted to a profile.
+    r"""The paper's :math:`RG`: the slow-down by contention, fitted to a profile.
 
     The logarithm of the time is regressed on U, so relative errors count equally for all loads.
     Each part of U is divided by its maximum in the profile. Loads beyond the profile are
-    clipped to its range, because few regressors extrapolate well. In a profile without an idle
-    machine, the smallest load counts as none.
+    clipped to its range, because few regressors extrapolate well. If a profile has no row of an
+    idle machine, its smallest load counts as idle.
 
     Attributes:
         seconds_alone: Seconds per sample without contention.
-        relative_error: Root mean square error on every fifth row, fitted to the others.
+        relative_error: Root mean square error on every fifth row after a fit to the others.
     """
 
     def __init__(self, profile: Profile, regressor: RegressorMixin | None) -> None:
@@ -66,9 +66,10 @@ class SlowDown:
 def gaussian_process() -> RegressorMixin:
     """A Gaussian process, which had the smallest error on held-out loads.
 
-    With 100 profiled loads and 2 % noise its mean error is 0.7 %, against 1.0 % for polynomials
-    of degree 3 or 4, 1.4 % for splines, 1.8 % for support vectors and 3.3 % for boosted trees;
-    and it is among the fastest to evaluate (0.1 ms). `benchmarks/predictor.py` measures them.
+    With 100 profiled loads and 2 % noise, its mean error is 0.7 %, compared with 1.0 % for
+    polynomials of degree 3 or 4, 1.4 % for splines, 1.8 % for support vectors and 3.3 % for
+    boosted trees. It is also among the fastest to evaluate (0.1 ms). `benchmarks/predictor.py`
+    measures this.
     """
     smooth = ConstantKernel(1.0, (1e-3, 1e3)) * RBF([0.5] * 3, (0.05, 50.0))
     kernel = smooth + WhiteKernel(1e-3, (1e-8, 1.0))

@@ -1,4 +1,4 @@
-"""Stores for the means of monitors: memory, a file of lines, or Redis."""
+"""Stores for monitors' means: memory, a file of lines, or Redis."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from redis import Redis
 
 MAX_SAMPLES = 7 * 24 * 60
-"""Samples of each worker that memory and Redis keep: a week."""
+"""Samples that memory and Redis keep of each worker: one week."""
 PASSWORD = "EDGEGOSSIP_REDIS_PASSWORD"
 """Name of the environment variable that may hold the password of Redis."""
 _MAX_UNSTORED = 24 * 60
-"""Samples that wait for a failed store: a day."""
+"""Samples that wait for a failed store: one day."""
 _PATIENCE: Seconds = 1.0
-"""Timeout of each answer of Redis."""
+"""Timeout for each answer of Redis."""
 
 _log = logging.getLogger("edgegossip.machine")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Means of about a minute.
+    """Means over about a minute.
 
     Attributes:
         at: End of the interval, in seconds since 1970.
         seconds: Length of the interval.
         cores: Share of the cores that others used, in [0, 1].
-        network: Bytes per second of others.
-        disk: Bytes per second of others.
+        network: Bytes per second that others exchanged.
+        disk: Bytes per second that others read and wrote.
         throughput: Work per second, in training samples.
     """
 
@@ -54,7 +54,7 @@ class Sample:
 
     @staticmethod
     def from_json(text: str | bytes) -> Sample:
-        """Read a line of `to_json`.
+        """Read a line that `to_json` has written.
 
         Raises:
             ValueError: If it is anything else.
@@ -73,16 +73,16 @@ class TelemetryStore(Protocol):
         """Keep `sample`.
 
         Raises:
-            OSError: If that is currently impossible.
-            NetworkError: If that is currently impossible.
+            OSError: If this is currently impossible.
+            NetworkError: If this is currently impossible.
         """
 
     def read(self, rank: Rank) -> list[Sample]:
-        """The samples of `rank`, the oldest first.
+        """Return the samples of `rank`, oldest first.
 
         Raises:
-            OSError: If that is currently impossible.
-            NetworkError: If that is currently impossible.
+            OSError: If this is currently impossible.
+            NetworkError: If this is currently impossible.
         """
 
     def close(self) -> None:
@@ -90,10 +90,10 @@ class TelemetryStore(Protocol):
 
 
 class Journal:
-    """Stores the samples of one worker, and never raises.
+    """Stores the samples of one worker and never raises.
 
-    Rejected samples are kept for a day and retried with the next sample; then the oldest are
-    dropped. Such a failure is logged once, until the store works again.
+    Samples that the store rejects are retried with the next one, for up to a day; then the
+    oldest are dropped. A failure is logged once until the store works again.
 
     Args:
         store: Store for the samples.
@@ -107,7 +107,7 @@ class Journal:
         self._is_failing = False
 
     def append(self, sample: Sample) -> None:
-        """Store `sample` and earlier failed ones."""
+        """Store `sample` and earlier ones that failed."""
         self._unstored.append(sample)
         try:
             while self._unstored:
@@ -124,7 +124,7 @@ class Journal:
 
 
 class MemoryTelemetry:
-    """Keeps the samples of a week in memory.
+    """Keeps a week of samples in memory.
 
     >>> store = MemoryTelemetry()
     >>> store.append(0, Sample(60.0, 60.0, cores=0.5, network=0.0, disk=0.0, throughput=90.0))
@@ -147,10 +147,10 @@ class MemoryTelemetry:
 
 
 class JsonLinesTelemetry:
-    """Appends a line for each sample to a file; several workers may share it.
+    """Appends a line per sample to a file, which several workers may share.
 
-    Each line is written by one system call, so lines of different processes never mix. Reading
-    skips a line that a full disk or a power cut has truncated.
+    Each line is written by one system call, so lines of different processes never mix. Lines
+    that a full disk or a power cut has truncated are skipped.
 
     Args:
         path: File, made if missing.
@@ -204,17 +204,17 @@ def _ends_within_a_line(path: Path) -> bool:
 
 
 class RedisTelemetry:
-    """Keeps the samples of a week in Redis, as the paper's monitor does.
+    """Keeps a week of samples in Redis, as the paper's monitor does.
 
-    The samples of a rank are a sorted set by time. Storing one again changes nothing, so a lost
-    answer causes no duplicates.
+    The samples of a rank form a set that is sorted by time. Storing one again changes nothing,
+    so a lost answer causes no duplicates.
 
     Args:
         url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS. Without a
             password in the URL, the environment variable EDGEGOSSIP_REDIS_PASSWORD may provide
             one: other users of a machine can see the command line, but not the environment.
-        run: Name that separates runs on one server.
-        max_samples: Samples kept of each rank.
+        run: Name that keeps runs on one server apart.
+        max_samples: Number of samples to keep of each rank.
 
     Raises:
         NetworkError: If the package redis is missing, or the URL is malformed.
@@ -282,8 +282,8 @@ def open_telemetry(where: str, run: str) -> TelemetryStore:
     """Open a store from its description.
 
     Args:
-        where: "memory", the URL of a Redis (``redis://host:6379/0``), or a file's path.
-        run: Name that separates runs on one Redis server.
+        where: "memory", a Redis URL (``redis://host:6379/0``), or the path of a file.
+        run: Name that keeps runs on one Redis server apart.
 
     Raises:
         NetworkError: If the package redis is missing, or the URL is malformed.

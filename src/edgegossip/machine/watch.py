@@ -1,4 +1,4 @@
-"""Observations for a predictor, from times of training and the use by others."""
+"""Observations for a predictor, from training times and the use by others."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import Forecast
 
 MEMORY: Seconds = 60.0
-"""Time span of a monitor's memory."""
+"""Seconds that a monitor remembers."""
 SHORTEST: Seconds = 0.1
-"""Minimum time between two readings; the system itself counts in hundredths of a second."""
+"""Minimum seconds between two readings; the system counts in hundredths of a second."""
 _STRETCH: Seconds = 0.25
-"""Longest stretch of training: a few batches, over which their differences average out."""
+"""Longest stretch of training: a few batches, so that their differences average out."""
 _MAX_SPANS = 256
-"""Spans of training to remember, with pauses between them."""
+"""Number of spans of training, with pauses between them, to remember."""
 
 
 class Predictor(Protocol):
-    """Predictor of a monitor; `PerformancePredictor` is one."""
+    """The predictor of a monitor; `PerformancePredictor` is one."""
 
     def observe(
         self, executor: int, contention: Contention, seconds_per_sample: Seconds
@@ -32,17 +32,17 @@ class Predictor(Protocol):
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
     ) -> Forecast:
-        """Forecast the throughput from the present and the mean contention of each executor."""
+        """Forecast the throughput from each executor's present and mean contention."""
 
     def state_dict(self) -> dict[str, Any]:
         """All mutable state, as plain numbers."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict`."""
+        """Restore a `state_dict`."""
 
 
 class Watched(Protocol):
-    """A machine as its monitor sees it: a platform of the simulator, or this one."""
+    """A machine as its monitor sees it: a simulated platform, or this machine."""
 
     @property
     def executors(self) -> int:
@@ -56,21 +56,21 @@ class Watched(Protocol):
 
 
 Readings = Callable[[Seconds, Seconds], Iterable[Seconds]]
-"""``readings(after, until)``: when counters were read, later than the one, up to the other."""
+"""``readings(after, until)``: times at which counters were read, in (`after`, `until`]."""
 
 
 class Watch:
-    """Watches one machine, and forecasts its throughput.
+    """Watches one machine and forecasts its throughput.
 
-    Counters are read once a second, and for each forecast, which gives the mean use by others
-    between two readings. For the training task it knows the duration of each stretch of an
-    eighth to a quarter of a second, without pauses. The present use by others is that of the
-    last reading, and the usual use is the mean of a minute.
+    Counters are read once a second and for each forecast; two readings give the mean use by
+    others between them. The watch knows the duration of each stretch of an eighth to a quarter
+    of a second of training, without pauses. The present use by others is that of the last
+    reading, and the usual use is the mean over a minute.
 
     Args:
         watched: The machine.
         readings: Returns the times of the readings of the counters.
-        make_predictor: Called for the first forecast.
+        make_predictor: Makes the predictor at the first forecast.
         start: Start time.
     """
 
@@ -126,14 +126,14 @@ class Watch:
         return Predicted(forecast.throughput, forecast.relative_error)
 
     def _readings_since(self, moment: Seconds, now: Seconds) -> list[Seconds]:
-        """Times of the readings since `moment`, with the one before them."""
+        """Times of the readings since `moment`, and of the one before them."""
         first = max(self._start, now - MEMORY, min(moment, now - SHORTEST))
         return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
 
     def _observe(self, predictor: Predictor, now: Seconds) -> None:
         """Report the training since the last call to `predictor`, stretch by stretch.
 
-        Short training is kept until there is more of it, because a round in blocks may end with
+        Short training is held back until there is more, because a round in blocks may end with
         a single step.
         """
         readings = self._readings_since(self._observed_until, now)
@@ -152,7 +152,9 @@ class Watch:
         self._spans.clear()
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
-        """The `readings` with at least a stretch between them, and the first and the last."""
+        """Those `readings` with at least a stretch of training between them, and the first and
+        last.
+        """
         kept = readings[:1]
         for reading in readings[1:]:
             if _length(self._trained_within(kept[-1], reading)) > 0.5 * _STRETCH:
@@ -166,7 +168,7 @@ class Watch:
         return [(start, stop) for start, stop in overlaps if start < stop]
 
     def state_dict(self) -> dict[str, Any]:
-        """All state of later forecasts."""
+        """All state that later forecasts depend on."""
         return {
             "start": self._start,
             "last_reading": self._last_reading,
@@ -177,7 +179,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of an equal monitor."""
+        """Restore the `state_dict` of an equal monitor."""
         self._start, self._last_reading = state["start"], state["last_reading"]
         self._observed_until = state["observed_until"]
         self._has_observed = state["has_observed"]
@@ -191,8 +193,8 @@ class Watch:
 def _equal_stretches(spans: list[Span]) -> Iterator[list[Span]]:
     """Cut `spans`, without the pauses between them, into stretches of equal length.
 
-    A span may be as short as one step. The scheduling of the system can halve or double its
-    duration, so it is not observed alone if there are others.
+    A span may be as short as one step. Scheduling can halve or double its duration, so it is
+    not observed alone if there are others.
     """
     total = _length(spans)
     length = total / max(1, math.ceil(total / _STRETCH))

@@ -1,1 +1,1 @@
-"""Real machines: transport, validation of input, membership, security, host."""
+"""Real machines: transport, validation of input, membership, security and host."""

@@ -1,4 +1,4 @@
-"""Access control on each link: only messages of the rank in the certificate pass."""
+"""Access control on each link: only messages of the rank named in the certificate pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Keys(NamedTuple):
 
 
 def bound_name(run: str) -> str:
-    """The name, in a run's keys, that certificates can be bound to.
+    """The part of a run's name that certificates can be bound to.
 
     >>> bound_name("night:0123456789abcdef"), bound_name("mine")
     ('night', 'mine')
@@ -36,7 +36,7 @@ def bound_name(run: str) -> str:
 
 
 def known_holders(num_workers: int, run_names: Sequence[str]) -> dict[str, Rank | None]:
-    """Common names of the permitted certificates, with their ranks; None is a router.
+    """Common names of the permitted certificates, with their ranks; None stands for a router.
 
     Args:
         num_workers: Number of workers in the run.
@@ -56,16 +56,16 @@ def zenoh_security(
     num_workers: int,
     run_names: Sequence[str] | None = None,
 ) -> dict[str, object]:
-    """Settings of a zenoh session that let a worker speak only for its own rank.
+    """Zenoh settings that let a worker speak only for its own rank.
 
     Both ends of every link check this, by the common name in the other's certificate: worker R
     can send messages from R, see the inbox of R, receive messages to R, and be alive as R.
     Everything else is dropped. A router relays messages, so it may speak for all workers, but
-    it applies the same rules to each of them.
+    it holds each of them to the same rules.
 
-    Host names are therefore not compared; otherwise certificates would have to list them with
-    all addresses that discovery may find. An impostor with another worker's certificate gets
-    only the messages for that worker, wherever it is.
+    Host names are therefore not compared; otherwise certificates would have to list all names
+    and addresses that discovery may find. An impostor with another worker's certificate gets
+    only that worker's messages, wherever it is.
 
     A certificate that is bound to a run has another common name, which is unknown in all other
     runs. Files are passed by content, so that the validated contents are used even if a file is
@@ -73,14 +73,15 @@ def zenoh_security(
 
     Args:
         credentials: Credentials of this worker or router.
-        run: Name of the run in the keys, or "*" for all of a router: messages go to
-            `edgegossip/RUN/data/RECEIVER/SENDER`, tokens are `edgegossip/RUN/alive/RANK/N`.
+        run: Name of the run in the keys, or "*" for a router, which serves all runs. Messages
+            go to `edgegossip/RUN/data/RECEIVER/SENDER`; tokens are
+            `edgegossip/RUN/alive/RANK/N`.
         num_workers: Number of workers in the run.
-        run_names: Names of runs whose bound certificates are valid, for a router. A worker has
-            one run only.
+        run_names: Names of runs whose bound certificates are valid; only routers may have
+            several.
 
     Returns:
-        Values to insert into zenoh's configuration, by key.
+        Values for zenoh's configuration, by key.
     """
     identity = credentials.identity
     certificate, key = _base64(identity.certificate), _base64(identity.key)

@@ -1,4 +1,4 @@
-"""Addresses: where a worker listens, and which peers it calls."""
+"""Addresses: where a worker listens, and which peers it connects to."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ENDPOINT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Endpoints at which a worker listens, and that it calls.
+    """Endpoints at which a worker listens, and to which it connects.
 
     Each worker must be reachable from one that others reach; workers tell each other about the
     rest. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
 
     Args:
-        listen: Endpoints of this machine to listen at. Port 0 takes a free port, for workers
-            that nobody has to call.
+        listen: Endpoints of this machine to listen at. Port 0 chooses a free port, which suits
+            workers that nobody has to call.
         connect: Endpoints of other workers, or routers, to call until they answer.
-        multicast: Whether to look for workers in the local network as well.
+        multicast: Whether to look for workers in the local network, too.
 
     Raises:
         ValueError: If an endpoint is malformed, or there is none and no multicast.
@@ -54,7 +54,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether no endpoint leads beyond this machine, regardless of `multicast`."""
+        """Whether all endpoints are within this machine, regardless of `multicast`."""
         return all(is_loopback(endpoint) for endpoint in (*self.listen, *self.connect))
 
 
@@ -62,7 +62,7 @@ def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int
     """Split an endpoint into protocol, host and port; `name` is its setting, for errors.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is malformed.
 
     >>> parse("connect", "tls/[::1]:7447")
     ('tls', '::1', 7447)

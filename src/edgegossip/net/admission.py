@@ -37,8 +37,8 @@ _Sizes: TypeAlias = Mapping[str, float | None]
 class Admission:
     """Admits only messages of this run's workers that match the algorithm's schema.
 
-    Everything else is dropped and counted, and logged once for each worker and reason. Nothing
-    is raised. Not for use by several threads at once.
+    Everything else is dropped, counted, and logged once for each worker and reason, without an
+    error. Not thread-safe.
 
     Args:
         run: 8 bytes that identify this run.
@@ -46,16 +46,16 @@ class Admission:
         num_workers: Number of workers in the run.
         schema: Description of the messages, by kind.
         max_bytes: Limit of a frame; None for the size of the schema's largest message.
-        plausibility: Finds values that are too large; None allows any.
+        plausibility: Finds values that are too large; None allows all.
         seals: Verifies relayed parts; None if nothing is sealed.
         life_of: Returns the known life of a worker; 0 if unknown.
 
     Attributes:
         max_bytes: The limit of a frame, for the transport.
-        offenders: Senders of messages that no honest worker sends, once each time; the owner
+        offenders: Senders of messages that no honest worker sends, once per offense; the owner
             empties it.
         dropped: Number of dropped or missing messages, by sender and reason; a dropped message
-            later also counts as missing. The sender is None for input from outside this run.
+            later also counts as missing. Input from outside this run has the sender None.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Admission:
     def admit(
         self, sender: Rank, frame: Buffer, own_round: int
     ) -> tuple[Envelope, Message] | None:
-        """Read a frame of the transport from `sender`; None if it is dropped.
+        """Read a frame that the transport received from `sender`; None if it is dropped.
 
         The tensors are views of `frame`, which nobody may write to afterwards.
         """
@@ -107,7 +107,7 @@ class Admission:
             rank: Apparent sender, if any.
             reason: One of a few fixed texts.
             detail: For the log only.
-            number: How often.
+            number: Number of messages.
         """
         key = (rank if rank in self._others else None, reason)
         if key not in self.dropped and len(self.dropped) >= _MAX_REASONS:
@@ -153,7 +153,7 @@ class Admission:
         return sizes
 
     def _check_values(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Compare values with the usual ones; return the message for the algorithm."""
+        """Compare the values with the usual ones; return the message for the algorithm."""
         if self._schema[message.kind].is_passed_on:
             return self._check_parts(sender, message, sizes)
         if excess := self._excess(sender, message.kind, sizes):
@@ -161,7 +161,7 @@ class Admission:
         return message
 
     def _check_parts(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Do the same for a message of several authors, each judged by its own part.
+        """Do the same for a message by several authors, each judged by its own part.
 
         A worker that relays a part without a valid seal has forged it, because honest workers
         do not accept such a part. Any other flaw of a part is blamed on its origin.
@@ -187,8 +187,8 @@ class Admission:
     def _counts(self, message: Message, origin: Rank, part: Payload) -> bool:
         """Whether `origin` has written a part in its current life, with a valid certificate.
 
-        A part with an expired or revoked certificate is nobody's lie: the relaying worker may
-        have accepted it earlier, or may not know of the revocation yet.
+        Nobody is blamed for a part with an expired or revoked certificate: the relaying worker
+        may have accepted it earlier, or may not know about the revocation yet.
         """
         if self._seals is None:
             return True
@@ -207,4 +207,4 @@ class Admission:
 
 
 class _AdmissionError(Exception):
-    """A reason, and a detail for the log; caught within this module."""
+    """A reason and a detail for the log; caught within this module."""

@@ -10,7 +10,7 @@ from edgegossip.net.host_settings import Chore
 
 
 class Chores:
-    """Periodic chores; each runs at once for the first time.
+    """Periodic chores; each first runs at once.
 
     >>> chores = Chores([lambda now: now + 5.0])
     >>> chores.do_due(2.0)
@@ -19,7 +19,7 @@ class Chores:
     """
 
     next_at: Seconds
-    """When the first is due; infinity for never."""
+    """Time at which the next one is due; infinity if none is."""
 
     def __init__(self, chores: Iterable[Chore]) -> None:
         self._due = [(0.0, chore) for chore in chores]
@@ -43,7 +43,7 @@ class Alarms:
     """
 
     next_at: Seconds
-    """When the first is due; infinity for never."""
+    """Time at which the next one is due; infinity if none is."""
 
     def __init__(self) -> None:
         self._times: dict[str, Seconds] = {}

@@ -1,4 +1,4 @@
-"""The project's own certificates: an authority, one per worker with its rank, and routers."""
+"""The project's own certificates: one for the authority, one per rank, and one for routers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Lifetime: TypeAlias = tuple[datetime, datetime]
 
 
 def holder_name(rank: Rank | None, run_name: str | None = None) -> str:
-    """Common name of a worker's or a router's certificate, which access control uses.
+    """The common name of a worker's or a router's certificate, which access control uses.
 
     >>> holder_name(3), holder_name(None)
     ('worker-3', 'edgegossip-router')
@@ -61,9 +61,9 @@ def holder_name(rank: Rank | None, run_name: str | None = None) -> str:
 
 
 def serial_name(serial: int) -> str:
-    """The DNS name that is unique among the certificates of an authority.
+    """A DNS name that is unique among the certificates of an authority.
 
-    TLS compares it with the names that are excluded for the authority; see `revocation`.
+    TLS compares it with the authority's excluded names; see `revocation`.
 
     >>> serial_name(0xBEEF)
     'beef.edgegossip'
@@ -72,7 +72,7 @@ def serial_name(serial: int) -> str:
 
 
 def parse_serial(text: str) -> int:
-    """Read a serial number in hex, as `edgegossip certs list` and openssl write it.
+    """Parse a serial number in hex, as `edgegossip certs list` and openssl write it.
 
     >>> parse_serial("BE:EF")
     48879
@@ -95,7 +95,7 @@ def authority_paths(folder: Path) -> tuple[Path, Path]:
 
 
 def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
-    """Paths in `folder` of the certificate of worker `rank`, or of routers, and of its key."""
+    """Paths in `folder` of the certificate of worker `rank` (or of routers) and of its key."""
     name = "router" if rank is None else holder_name(rank)
     return folder / f"{name}.pem", folder / f"{name}-key.pem"
 
@@ -106,15 +106,15 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     The holder of its key can impersonate any worker, so the key should not leave the machine.
 
     Args:
-        folder: Folder for certificate and key; made if missing.
+        folder: Folder for certificate and key, made if missing.
         days: Validity in days, at least 1.
         begin: Start of the validity; by default now.
 
     Returns:
-        The path of its certificate.
+        Path of its certificate.
 
     Raises:
-        NetworkError: If `folder` already has an authority, or cannot be written to.
+        NetworkError: If `folder` already has an authority or cannot be written to.
     """
     lifetime = _lifetime(days, begin)
     paths = authority_paths(folder)
@@ -143,25 +143,25 @@ def issue(
     days: int = 365,
     begin: datetime | None = None,
 ) -> list[Path]:
-    """Make a key and a certificate for each of some workers, or for routers.
+    """Make a key and a certificate for each of these workers, or for routers.
 
     Args:
         folder: Folder of the authority; the new files go there too.
-        ranks: The workers, at least one; None for routers, which can speak for any worker.
-        hosts: Names and addresses of their machine, for programs that compare them; workers
+        ranks: At least one worker; None for routers, which can speak for any worker.
+        hosts: Names and addresses of their machines, for programs that compare these; workers
             compare ranks.
-        run_name: Name of the runs in which they are valid; None for all runs.
+        run_name: Name of the runs in which the certificates are valid; None for all runs.
         replace: Replace earlier files; the old certificates stay valid until they expire or are
             revoked.
         days: Validity of a certificate in days, at least 1; limited by the authority's.
         begin: Start of the validity; by default now.
 
     Returns:
-        The paths of the certificates.
+        Paths of the certificates.
 
     Raises:
         NetworkError: If `folder` has no authority, already has one of the files without
-            `replace`, or cannot be written to. All files are checked before the first is made.
+            `replace`, or cannot be written to. All files are checked before any is made.
         ValueError: If an argument is out of range.
     """
     if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
@@ -214,7 +214,7 @@ def _remember(folder: Path, certificate: x509.Certificate) -> None:
 
 
 def load_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate in PEM, the first in the file; see `load_certificates`."""
+    """Read the first certificate in a PEM file; see `load_certificates`."""
     return load_certificates(path)[0]
 
 
@@ -222,7 +222,7 @@ def load_certificates(path: Path) -> list[x509.Certificate]:
     """Read the certificates in a PEM file, at least one.
 
     Raises:
-        NetworkError: If the file is missing or has none.
+        NetworkError: If the file is missing or has no certificate.
     """
     return parse_certificates(read_file(path), path)
 
@@ -231,7 +231,7 @@ def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
     """Read the certificates in the PEM `content` of the file `path`, at least one.
 
     Raises:
-        NetworkError: If it has none.
+        NetworkError: If it has no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(content)
@@ -249,7 +249,7 @@ def load_key(path: Path) -> PrivateKeyTypes:
     """Read a private key in PEM.
 
     Raises:
-        NetworkError: If the file is missing, is no key, or needs a password.
+        NetworkError: If the file is missing, is not a key, or needs a password.
     """
     return parse_key(read_file(path), path)
 
@@ -258,7 +258,7 @@ def parse_key(content: bytes, path: Path) -> PrivateKeyTypes:
     """Read the private key in the PEM `content` of the file `path`.
 
     Raises:
-        NetworkError: If it is no key, or needs a password.
+        NetworkError: If it is not a key or needs a password.
     """
     try:
         return load_pem_private_key(content, password=None)
@@ -278,10 +278,10 @@ def is_pair(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
 
 
 def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Read certificate and key of the authority in `folder`.
+    """Read the certificate and the key of the authority in `folder`.
 
     Raises:
-        NetworkError: If `folder` has none, or an expired one.
+        NetworkError: If `folder` has no authority, or an expired one.
     """
     certificate_path, key_path = authority_paths(folder)
     if not (certificate_path.exists() and key_path.exists()):
@@ -383,7 +383,7 @@ def write_file(path: Path, content: bytes, *, mode: int) -> None:
     """Write `path` atomically.
 
     Raises:
-        NetworkError: If that cannot be done.
+        NetworkError: If it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

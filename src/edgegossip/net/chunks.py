@@ -1,4 +1,4 @@
-"""Large frames travel in pieces, and are reassembled completely or not at all."""
+"""Pieces of large frames, which are reassembled completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from edgegossip.core.codec import Buffer
 
 CHUNK_BYTES = 256 * 1024
-"""Smaller pieces cost more calls, and larger ones exceed the caches (`benchmarks/exchange.py`).
+"""Smaller pieces cost more calls, larger ones exceed the caches (`benchmarks/exchange.py`).
 """
 
 # Serial number of the frame, its size, and where in it the piece belongs.
@@ -21,7 +21,7 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
     """Cut a frame, given in parts, into pieces of at most `CHUNK_BYTES` plus a header.
 
     Args:
-        serial: Differs from that of the frame before.
+        serial: Serial number, different from that of the previous frame.
         frame: Contiguous buffers.
 
     >>> [len(piece) for piece in split(0, [bytes(300_000)])]
@@ -47,8 +47,8 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
 class Assembler:
     r"""Reassembles the frames of one sender; not thread-safe.
 
-    At most one frame is incomplete at a time. A piece that does not continue it discards it,
-    and random pieces have no further effect.
+    At most one frame is incomplete at a time. A piece that does not continue it discards it;
+    random pieces have no other effect.
 
     Args:
         max_bytes: Limit of a frame; larger ones are rejected at their first piece.

@@ -1,4 +1,4 @@
-"""Dead links: they lead to a closed session, stay up, and never carry a message."""
+"""Dead links, which lead to a closed session, stay up, and never carry a message."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class DeadLinks:
     A zenoh session that closes during an incoming call may admit that link after it has closed
     all others. The link then lives as long as the process. The caller believes that it has
     reached the worker, and never calls the worker's next session. Only the caller can end this,
-    with a new session that calls again.
+    by opening a new session.
 
-    A malicious worker could link without a sign of life to cause such renewals, so the wait
+    A malicious worker could cause such renewals by linking without a sign of life, so the wait
     doubles each time.
 
     Args:
-        patience: Seconds that a link may be without a sign of life. A leaving worker withdraws
-            its token, and then waits for a lease at most.
+        patience: Seconds for which a link may lack a sign of life. A leaving worker withdraws
+            its token and then stays for at most a lease.
     """
 
     def __init__(self, patience: Seconds) -> None:
@@ -48,12 +48,12 @@ class DeadLinks:
         self._mute_since: dict[Rank, Seconds] = {}
 
     def follow(self, session: zenoh.Session) -> None:
-        """Follow `session` until it is closed, or another one is followed."""
+        """Follow `session` until it is closed or another one is followed."""
         self._mute_since = {}
         self._links.follow(session)
 
     def find(self, absent: Collection[Rank]) -> Rank | None:
-        """Look for a worker that has been linked for too long without a sign of life."""
+        """Look for a worker whose link has lacked a sign of life for too long."""
         mute, now = {*self._links.known.values()}.intersection(absent), time.monotonic()
         self._mute_since = {rank: self._mute_since.get(rank, now) for rank in mute}
         patience = self._patience * 2 ** min(self._num_found, _MAX_DOUBLINGS)
@@ -65,6 +65,6 @@ class DeadLinks:
 
 
 def _rank(link: zenoh.Link) -> Rank | None:
-    """Read the rank from the id of the other end's session; None if it is no worker's."""
+    """Read the rank from the other end's session id; None if that end is not a worker."""
     zid = str(link.zid)
     return int(zid[:_NUM_DIGITS], 16) - _FIRST if len(zid) == len(new_session_id(0)) else None

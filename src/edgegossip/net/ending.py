@@ -1,4 +1,4 @@
-"""End of a run: when a finished worker may leave."""
+"""The end of a run: when a finished worker may leave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.post import Post
 
 _PATIENCE = 10.0
-"""Time for which a finished worker answers the others, relative to the run so far."""
+"""Time for which a finished worker stays to answer, relative to the run so far."""
 
 
 class Ending:
@@ -17,8 +17,8 @@ class Ending:
 
     A finished worker stays until all have finished and all messages have arrived, because
     others may need its answers. It leaves earlier only if at least half of all present workers,
-    including itself, have finished, and the rest takes ten times as long. A single worker's
-    claims must not hold the others forever, even in a run of two.
+    including itself, have finished and the others take ten times as long. A single worker's
+    claims must not hold up the others forever, even in a run of two.
 
     Args:
         settings: Durations of waits.
@@ -33,21 +33,21 @@ class Ending:
         self._changed_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
-        """Account for an event of the algorithm; its own pending requests hold nobody."""
+        """Account for an event of the algorithm; its own pending requests hold up nobody."""
         if not isinstance(event, TimerFired | Evaluated | Predicted):
             self._changed_at = now
 
     def finish(self, now: Seconds) -> None:
-        """The worker has no work of its own left."""
+        """Record that the worker has no work of its own left."""
         self.has_finished, self._finished_at = True, now
 
     @property
     def tell_at(self) -> Seconds:
-        """Time of the next report of counts, if nothing happens before."""
+        """Time of the next report of counts, unless something happens before."""
         return self._changed_at + self._settings.quiet_seconds
 
     def is_over(self, now: Seconds) -> bool:
-        """Whether no other worker needs this one any more."""
+        """Whether no other worker needs this one any longer."""
         if not self.has_finished:
             return False
         quiet, settings = now - self._changed_at, self._settings

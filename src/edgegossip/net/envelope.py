@@ -1,4 +1,4 @@
-"""Envelope of a message on a network: sender, receiver, run and a checksum."""
+"""The envelope of a message on a network: sender, receiver, run and checksum."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Envelope:
     Attributes:
         run: 8 bytes that identify this run.
         sender: Author of the message.
-        sender_life: Life of the sender in which it wrote the message.
-        receiver_life: Intended life of the receiver; 0 for any.
+        sender_life: The sender's life in which it wrote the message.
+        receiver_life: The receiver's life that it is meant for; 0 for any.
         number: Number of the message.
 
     Raises:
@@ -77,11 +77,11 @@ def pack(envelope: Envelope, message: Message) -> list[Buffer]:
 
 
 def unpack(frame: Buffer) -> tuple[Envelope, Message]:
-    """Read a joined frame of `pack`; the tensors are views of `frame`, as in `codec.decode`.
+    """Read a joined frame from `pack`; the tensors are views of `frame`, as in `codec.decode`.
 
     Raises:
-        ValueError: If `frame` is anything else. Damage goes unnoticed once in 2**64 times. The
-            checksum is no signature and does not authenticate the sender.
+        ValueError: If `frame` is anything else. Damage goes unnoticed with probability 2**-64.
+            The checksum is not a signature and does not authenticate the sender.
     """
     view = memoryview(frame)
     if len(view) < NUM_BYTES:

@@ -1,4 +1,4 @@
-"""Fair queue for the host: a worker that sends much delays only itself."""
+"""A fair queue for the host: a worker that sends a lot delays only itself."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _Lane: TypeAlias = Rank | None
 RATE = 2000.0
 """Sustained rate of messages per second from one sender."""
 BURST = 100_000
-"""Burst of messages. It exceeds any resending: a checkpoint holds 64 MiB, with at least 1 KiB
-per message.
+"""Burst of messages. It exceeds what is ever resent: a checkpoint holds 64 MiB, with at least 1
+KiB per message.
 """
 REFUSED_COST = 100
-"""Cost of a rejected frame, in messages; honest workers send none."""
+"""Cost of a rejected frame, in messages; honest workers cause none."""
 STATUS_COST = 20
-"""Cost of a worker's status, in messages; at most 20 per second are due."""
+"""Cost of a worker's status, in messages; at most 20 per second are sent."""
 
 
 class Sink(Protocol):
     """Any queue from which a host takes items."""
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401
-        """Add `item`; from any thread."""
+        """Add `item`; thread-safe."""
 
 
 class FairQueue:
-    """A queue with one consumer that serves senders in turns.
+    """A queue with one consumer that serves senders in turn.
 
     Items of one sender (their `sender` or `rank`) stay in order. Items without a sender also
-    do, and have a turn of their own.
+    stay in order and have a turn of their own.
 
     >>> from edgegossip.core.protocol import WorkerJoined, WorkerLost
     >>> waiting = FairQueue()
@@ -50,13 +50,13 @@ class FairQueue:
         self._turns: deque[_Lane] = deque()
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401
-        """Add `item`; from any thread."""
+        """Add `item`; thread-safe."""
         self._arrived.put(item)
 
     def get(self, timeout: Seconds | None = None) -> Any:  # noqa: ANN401
         """Take the next item, waiting for at most `timeout`; None if there is none.
 
-        For one thread only.
+        Only one thread may call this.
         """
         while not self._arrived.empty():
             self._sort(self._arrived.get())
@@ -72,7 +72,7 @@ class FairQueue:
         return item
 
     def empty(self) -> bool:
-        """Nothing waits."""
+        """No item waits."""
         return self._arrived.empty() and not self._turns
 
     def qsize(self) -> int:
@@ -87,7 +87,7 @@ class FairQueue:
 
 
 class TokenBucket:
-    """Token bucket: `rate` tokens per second, and `burst` at once after a pause; thread-safe.
+    """A token bucket: `rate` tokens per second, and `burst` at once after a pause; thread-safe.
 
     An item that costs more than one token is charged afterwards.
 
@@ -123,7 +123,7 @@ class TokenBucket:
             return True
 
     def refill(self, now: Seconds) -> None:
-        """Reset the bucket to full, at most once in the time that filling takes.
+        """Fill the bucket, at most once in the time that it would take to fill by itself.
 
         Otherwise a sender that restarts repeatedly could send without limit.
         """
@@ -133,6 +133,6 @@ class TokenBucket:
                 self._left, self._refilled_at = float(self._burst), now
 
     def charge(self, number: int) -> None:
-        """Charge more for an item that has passed; the debt is limited to a burst."""
+        """Charge more for an item that has already passed; the debt is limited to a burst."""
         with self._lock:
             self._left = max(-self._burst, self._left - number)

@@ -1,4 +1,4 @@
-"""The last sound parameters, so that messages of others cannot end this worker."""
+"""The last sound parameters, so that other workers' messages cannot end this worker."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _LOG = logging.getLogger("edgegossip.net")
 _MEMORY = 10
 _CREDIT = 6
 _SLACK = 0.1
-"""Always allowed difference of losses near 0, as a share of the first loss."""
+"""Difference of losses that is always allowed, as a share of the first loss."""
 
 
 class Footing:
-    """Keeps the last sound parameters, to go back to them.
+    """Keeps the last sound parameters, to which a worker can go back.
 
     Training fails if a loss or parameters are not finite. If a sender can be blamed, the worker
     continues from the last parameters for which the mean of the last ten losses was at most
     twice the lowest such mean. The very last parameters would not do, because bad values act
-    for a while before they are fatal. One sender is blamed and muted. The next five failures
-    blame nobody, because the same values may come from other workers that they have reached. A
-    worker whose own learning rate or data is the cause therefore fails as it would alone, only
-    later.
+    for a while before they are fatal. One sender is blamed and muted. For the next five
+    failures nobody is blamed, because the same values may come from other workers that they
+    have reached. A worker that fails because of its own learning rate or data therefore still
+    fails, only later.
 
     Args:
-        params: [num_params] initial parameters.
+        params: Initial parameters, [num_params].
         blame: Finds a sender to blame, mutes it, and returns whether there was one.
         went_well: Called after sound training.
     """
@@ -52,7 +52,7 @@ class Footing:
         self._credit = 0
 
     def whole(self, estimate: Tensor) -> Tensor:
-        """Return `estimate`, or if that is a slice the last sound parameters, [num_params]."""
+        """Return `estimate`, or the last sound parameters if that is a slice, [num_params]."""
         return estimate if estimate.shape == self.params.shape else self.params
 
     def check(self, event: Trained) -> None:
@@ -75,7 +75,7 @@ class Footing:
             self._went_well()
 
     def go_back(self, request: Train, seconds: Seconds, error: TrainingError) -> Trained:
-        """Answer a failed `Train` with the last sound parameters.
+        """Answer a `Train` that failed with the last sound parameters.
 
         Raises:
             TrainingError: The failure itself, if nobody can be blamed.

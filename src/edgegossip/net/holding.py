@@ -1,4 +1,4 @@
-"""Memory limit of arrived messages, until they are no longer needed."""
+"""A memory limit for arrived messages until they are no longer needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROOM = 4096  # for the headers around the payload
 
 
 class _Held(weakref.ref["np.ndarray"]):
-    """Reports when a frame is freed, and its size; lighter than `weakref.finalize`."""
+    """Reports that a frame was freed, and its size; lighter than `weakref.finalize`."""
 
     __slots__ = ("num_bytes", "sender")
     sender: Rank
@@ -26,17 +26,17 @@ class _Held(weakref.ref["np.ndarray"]):
 
 
 class Holding:
-    """Counts frames from their arrival until the last tensor made of them is freed.
+    """Counts frames from their arrival until the last tensor made from them is freed.
 
-    Three of the largest messages are always accepted from each sender: the current round's, the
-    next one's, and one more. Otherwise a worker could reject the very message that all held
-    ones wait for.
+    Each sender may always have three of the largest messages here: the current round's, the
+    next round's, and one more. Otherwise a worker could reject the very message that all others
+    wait for.
 
     `take` is thread-safe.
 
     Args:
-        max_bytes: Limit of all frames; None for an eighth of the machine's memory, but at least
-            eight of the largest messages, and otherwise at most 1 GiB.
+        max_bytes: Limit of all frames together. None for an eighth of the machine's memory or 1
+            GiB, whichever is less, but at least eight of the largest messages.
         largest: Bytes of the largest message.
 
     Attributes:
@@ -55,7 +55,7 @@ class Holding:
         self._alive: dict[int, _Held] = {}  # by id, as arrays cannot be compared
 
     def take(self, sender: Rank, frame: memoryview) -> memoryview | None:
-        """Count `frame`; return the frame to use instead, or None if the limit is exceeded."""
+        """Count `frame`; return the frame to use instead, or None beyond the limit."""
         num_bytes = len(frame) + _OVERHEAD
         with self._lock:
             self._settle()

@@ -1,4 +1,4 @@
-"""Drive one worker of a run on a real machine: events in, effects out, on a real clock."""
+"""Drive one worker of a run on a real machine, with a real clock: events in, effects out."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class Host(Generic[State]):
     The caller's thread handles events and carries out effects; training, evaluation and sending
     run in other threads. Messages are validated before the algorithm sees them.
 
-    A run begins when all workers have met, or the wait for the missing is over. A worker that
-    arrives after the beginning rejoins. The run ends when all present workers have finished and
-    nothing is in flight, at `settings.max_seconds`, or after `stop`.
+    A run begins when all workers have met or the wait for the missing ones is over. A worker
+    that arrives later rejoins. The run ends when all present workers have finished and nothing
+    is in flight, at `settings.max_seconds`, or after `stop`.
 
     Args:
         algorithm: The workers' algorithm.
         rank: Rank of this worker.
         num_workers: Number of all workers.
         initial_params: Parameters that every worker starts from, [num_params].
-        trainer: This worker's.
+        trainer: This worker's trainer.
         transport: Carries messages; opened and closed here.
         settings: Settings of this host.
-        forecaster: Answers `Predict`, and learns the duration of training; None if unused.
+        forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate` with loss and metrics.
         observer: Observes this worker.
         chores: Periodic chores between two events.
@@ -128,7 +128,7 @@ class Host(Generic[State]):
         return self._runtime.clock() - self._zero
 
     def stop(self) -> None:
-        """Keep a checkpoint after the current work, and leave; from any thread."""
+        """Keep a checkpoint after the current work, and leave; thread-safe."""
         self._should_stop = True
         self._items.put(None)
 
@@ -138,13 +138,13 @@ class Host(Generic[State]):
         Raises:
             LocalProtocolError: If the algorithm breaks the contract.
             NetworkError: If the transport cannot be opened, too few workers come, or most of
-                them have other settings.
-            Exception: Any error of training.
+                them have different settings.
+            Exception: If training fails.
         """
         return drive(self.course(), self._items, self._runtime.clock)
 
     def course(self) -> Course[str]:
-        """Do everything in `run` except waiting, which the driver does; see `Course`."""
+        """Do everything that `run` does except wait, which the driver does; see `Course`."""
         try:
             has_stopped = lambda: self._should_stop  # noqa: E731
             yield from self.meeting.meet(self._take_next, lambda: self.now, has_stopped)
@@ -340,7 +340,7 @@ class Host(Generic[State]):
         self._patience.watch(is_waiting, self.now)
 
     def _lose_patience(self) -> None:
-        """Give up workers that have been silent for longer than the deadline."""
+        """Give up workers that have been silent past the deadline."""
         now, patience = self.now, self._patience
         patience.look_again(now)
         self.post.tell_all(again=True)

@@ -1,4 +1,4 @@
-"""Settings of a host, apart from the algorithm."""
+"""Settings of a host, which do not depend on the algorithm."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Forecaster(Protocol):
 
 
 Chore: TypeAlias = Callable[[Seconds], Seconds]
-"""A chore between two events, from the beginning of the run: it gets the time and returns its
-next due time.
+"""A chore that runs between two events: it gets the time and returns when it is next due.
 """
 
 
@@ -37,22 +36,23 @@ class HostSettings:
 
     Args:
         run: 8 bytes that identify this run; messages of other runs are rejected.
-        introduction: This worker's introduction; the others' must have equal settings.
-        meet_seconds: Seconds to wait for all workers before beginning without some; also, with
-            fewer than `min_workers` left, for more to come back.
+        introduction: This worker's introduction; those of the others must have equal settings.
+        meet_seconds: Seconds to wait for missing workers before beginning without them, and for
+            more to come back if fewer than `min_workers` are left.
         min_to_begin: Number of workers, including this one, that a run needs to begin. Workers
             in `ended` count.
         min_workers: Number of workers that a run needs to continue.
         ended: Workers that had already finished; nobody waits for them.
         max_seconds: Time limit, counted from the beginning of the run.
         checkpoint_seconds: Seconds between checkpoints.
-        quiet_seconds: Seconds between two reports of counts at the end, and half of the time
-            without a change that ends the run.
+        quiet_seconds: Seconds between two reports of counts at the end; the run ends after
+            twice this time without a change.
         settle_seconds: Seconds for which counts may disagree before a worker leaves anyway.
         max_waiting_bytes: Limit of messages that wait for one receiver, and of arrived messages
-            that the algorithm still needs. Three of the largest messages always have room. None
-            for a default: see `Holding`.
-        max_log_bytes: Limit of messages kept for each worker, for resending in a resumed run.
+            that the algorithm still needs. There is always room for three of the largest
+            messages. For None see `Holding`.
+        max_log_bytes: Limit, in bytes, of messages kept for each worker for resending in a
+            resumed run.
         runtime: Clock, inbox and threads.
 
     Raises:

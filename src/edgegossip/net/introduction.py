@@ -21,7 +21,7 @@ from edgegossip.net.transport import Incarnation
 _LOG = logging.getLogger("edgegossip.net")
 INTRODUCTION = "net/introduction"
 PROTOCOL = 2
-"""Version of the protocol, which increases when the meaning of a message changes."""
+"""Version of the protocol; it increases when the meaning of a message changes."""
 MAX_BYTES = 2**16
 _MAX_TEXT = 60
 _MAX_NAMED = 3
@@ -65,9 +65,9 @@ class Introduction:
 class Introductions:
     """Compares the others' introductions with this worker's.
 
-    A worker with other settings is always ignored. A worker in the minority cannot begin; if
-    two workers differ, neither can. After the beginning, no introduction of others ends a
-    worker's run.
+    A worker with different settings is always ignored. A worker in the minority cannot begin;
+    if two workers differ, neither can. Once a run has begun, no introduction can end a worker's
+    run.
 
     Args:
         num_workers: Size of the run.
@@ -88,7 +88,7 @@ class Introductions:
             self._differences.pop(rank, None)
 
     def take(self, rank: Rank, message: Message) -> None:
-        """Compare the introduction of `rank`; warn of other versions."""
+        """Compare the introduction of `rank`; warn about different versions."""
         try:
             settings, versions = _parse(message)
         except (ValueError, RecursionError):
@@ -104,14 +104,14 @@ class Introductions:
         self._differences[rank] = differences
 
     def difference(self, rank: Rank) -> str:
-        """Difference of the settings of `rank`, by its introduction; empty if there is none."""
+        """How the settings of `rank` differ, by its introduction; empty if they do not."""
         return _list(self._differences.get(rank, []))
 
     def require_majority(self, *, is_waiting: bool) -> None:
         """Check before the beginning that most workers have this worker's settings.
 
         Args:
-            is_waiting: Workers without an introduction may still agree.
+            is_waiting: Whether workers without an introduction may still agree.
 
         Raises:
             NetworkError: If they do not, or no longer can.

@@ -35,7 +35,7 @@ class Disappeared:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The transport rejected input, once or more often."""
+    """The transport rejected input, once or several times."""
 
     rank: Rank | None
     reason: str
@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(slots=True, eq=False)
 class Left:
-    """A message was handed to the transport, or is kept until it can be."""
+    """A message was handed to the transport, or is kept until that is possible."""
 
     receiver: Rank
     message: Message

@@ -1,4 +1,4 @@
-"""The links of a session, with a fact about each."""
+"""The links of a session, with a known fact about each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class KnownLinks(Generic[T]):
     """Follows the links of a session.
 
     Args:
-        know: Returns the fact about a link; None leaves the link out.
+        know: Returns the fact about a link; None omits the link.
 
     Attributes:
         known: Facts by the ends of each link. The dict is replaced and never changed, because
@@ -28,7 +28,7 @@ class KnownLinks(Generic[T]):
         self.known: dict[Ends, T] = {}
 
     def follow(self, session: zenoh.Session) -> None:
-        """Follow `session` until it is closed, or another one is followed."""
+        """Follow `session` until it is closed or another one is followed."""
         self.known = {}
         # At once, without a thread of its own: a link must be known before its messages arrive.
         linked = zenoh.handlers.Callback(self._linked, indirect=False)

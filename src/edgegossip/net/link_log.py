@@ -12,7 +12,7 @@ from edgegossip.net.transport import Incarnation
 
 _LOG = logging.getLogger("edgegossip.net")
 _QUIET: Seconds = 10.0
-"""Minimum seconds between two lines about losses of one link."""
+"""Minimum seconds between two lines about the loss of one link."""
 _WHY = {
     Phase.WAITING: "while it waited to begin",
     Phase.RUNNING: "it has failed, or the way to it is cut",

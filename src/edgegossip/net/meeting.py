@@ -1,4 +1,4 @@
-"""Meeting: when a worker begins without others, and when too few are left."""
+"""Meeting: when a worker begins without the others, and when too few are left."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LATER: Seconds = 30.0
 _AGAIN: Seconds = 1.0
 """Seconds between two introductions during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
-"""Seconds to wait for the others after a worker has begun."""
+"""Seconds to wait for the others once a worker has begun."""
 
 
 class Meeting:
-    """Watches the number of present workers, before and during the run.
+    """Watches the number of present workers before and during the run.
 
     Args:
-        peers: The others.
+        peers: The other workers.
         post: Post with the others' introductions.
-        settings: Required number of workers, and duration of waits.
+        settings: Required number of workers and length of waits.
     """
 
     def __init__(self, peers: Peers, post: Post, settings: HostSettings) -> None:
@@ -50,16 +50,16 @@ class Meeting:
         now: Callable[[], Seconds],
         has_stopped: Callable[[], bool],
     ) -> Course[None]:
-        """Wait until all are here, or until waiting is pointless.
+        """Wait until all workers are here, or until waiting is pointless.
 
         Args:
-            take_next: Waits until the given time at most, and takes an item.
+            take_next: Waits until the given time at most and takes an item.
             now: Returns the host's time.
             has_stopped: Returns whether the host was stopped.
 
         Raises:
             NetworkError: If the transport cannot be opened, too few workers come, or most of
-                them have other settings.
+                them have different settings.
         """
         peers, deadline = self._peers, now() + self._settings.meet_seconds
         try:
@@ -110,7 +110,7 @@ class Meeting:
 
     @property
     def ends_at(self) -> Seconds:
-        """Time at which a shortage of workers ends the run; infinity for never."""
+        """Time at which a shortage of workers ends the run; infinity without a shortage."""
         return self._few_since + self._settings.meet_seconds
 
     def has_too_few(self, now: Seconds) -> bool:

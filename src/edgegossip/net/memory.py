@@ -17,7 +17,7 @@ from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 
 class MemoryNetwork:
-    """Connects the transports it makes; for tests, and for threads that train together.
+    """Connects the transports that it makes; for tests and for threads that train together.
 
     A link is never congested; frames wait in memory.
 
@@ -39,31 +39,31 @@ class MemoryNetwork:
     ) -> MemoryTransport:
         """Make an end of the network; `incarnation` is drawn by default.
 
-        Links need no `security`; relayed parts do. The files are read once.
+        Relayed parts need `security`, links do not. The files are read once.
 
         Raises:
-            NetworkError: If they are invalid, see `TLS.check`.
+            NetworkError: If the files are invalid; see `TLS.check`.
         """
         return MemoryTransport(
             self, rank, secrets.randbits(63) if incarnation is None else incarnation, security
         )
 
     def cut(self, a: Rank, b: Rank) -> None:
-        """Block all frames between the two until `mend`."""
+        """Block all frames between the two workers until `mend`."""
         with self._lock:
             if frozenset((a, b)) not in self._cuts:
                 self._tell(a, b, "disappeared")
                 self._cuts.add(frozenset((a, b)))
 
     def mend(self, a: Rank, b: Rank) -> None:
-        """Let the two reach each other again."""
+        """Let the two workers reach each other again."""
         with self._lock:
             if frozenset((a, b)) in self._cuts:
                 self._cuts.remove(frozenset((a, b)))
                 self._tell(a, b, "appeared")
 
     def kill(self, rank: Rank) -> None:
-        """Act as if the process of `rank` had been killed: its listener gets nothing more."""
+        """Act as if the process of `rank` was killed: its listener receives nothing more."""
         with self._lock:
             self.leave(self._open[rank])
 
@@ -79,7 +79,7 @@ class MemoryNetwork:
                 self._tell(transport.rank, other, "appeared")
 
     def leave(self, transport: MemoryTransport) -> None:
-        """Make `transport` unreachable; no effect if it already is."""
+        """Make `transport` unreachable; has no effect if it already is."""
         with self._lock:
             if self._open.get(transport.rank) is transport:
                 transport.stop()
@@ -163,11 +163,11 @@ class MemoryTransport:
     # Calls of the network, one after the other.
 
     def take(self, sender: Rank, piece: bytes) -> None:
-        """A piece of a frame of `sender` arrived."""
+        """Receive a piece of a frame from `sender`."""
         self._calls.put(lambda: self._receive(sender, piece))
 
     def tell(self, what: str, other: MemoryTransport) -> None:
-        """`other` "appeared" or "disappeared"."""
+        """Report that `other` "appeared" or "disappeared"."""
         self._calls.put(lambda: self._announce(what, other))
 
     def stop(self) -> None:

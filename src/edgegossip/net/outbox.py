@@ -1,4 +1,4 @@
-"""Sending in the background: one thread per receiver, so that a slow one delays no other."""
+"""Sending in the background, with a thread per receiver, so that a slow one delays no other."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything was handed to the transport."""
+        """Whether everything has been handed to the transport."""
         with self._lock:
             return not any(self._waiting.values())
 
     def put(
         self, receiver: Rank, frame: Sequence[Buffer], done: Callable[[], None] | None = None
     ) -> bool:
-        """Queue a frame, unless too much waits for `receiver`; return whether it was queued.
+        """Queue a frame unless too much already waits for `receiver`; return whether it was
+        queued.
 
         Args:
             receiver: Receiver of the frame.
@@ -74,20 +75,20 @@ class Outbox:
     def drop(self, receiver: Rank) -> None:
         """Drop everything that waits for `receiver`, after a link has ended.
 
-        Frames on the link are lost, and no frame may arrive without its predecessors; the
-        receiver will report its missing messages. Frames from a caller that does not know of
-        the loss yet are also dropped, until it calls `resume`. Thread-safe.
+        Frames on the link are lost, and none may arrive without its predecessors; the receiver
+        will report its missing messages. Until the caller, who may not know of the loss yet,
+        calls `resume`, new frames are also dropped. Thread-safe.
         """
         with self._lock:
             self._ended[receiver] += 1
 
     def resume(self, receiver: Rank) -> None:
-        """Accept frames for the link after a dropped one."""
+        """Accept frames for the new link."""
         with self._lock:
             self._known[receiver] += 1
 
     def close(self, seconds: Seconds) -> None:
-        """Send waiting frames, for at most this time."""
+        """Send waiting frames for at most this time."""
         deadline = self._runtime.clock() + seconds
         for sender in self._senders.values():
             sender.close(max(0.0, deadline - self._runtime.clock()))

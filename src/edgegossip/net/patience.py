@@ -1,4 +1,4 @@
-"""Patience: how long a worker waits for silent workers before it gives them up."""
+"""Patience: how long a worker waits for silent workers before giving them up."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MEMORY = 10
 
 @dataclass(slots=True, kw_only=True)
 class Patience:
-    """A deadline that is learned from the training and waiting times of past rounds.
+    """A deadline learned from the training and waiting times of past rounds.
 
     The deadline is `factor` times the longest training or wait of the last ten rounds, plus
     `slack`; waits never raise it above `first`. The transport usually notices lost machines
-    long before. This deadline is for silent workers, and for lost messages.
+    long before that; this deadline is for silent workers and lost messages.
 
-    A waiting worker announces itself ten times in `slack`, so that others that wait for the
-    same silent worker do not count it as silent too. After `factor` deadlines this no longer
+    A waiting worker announces itself ten times per `slack`, so that others that wait for the
+    same silent worker do not also consider it silent. After `factor` deadlines this no longer
     helps: a message was lost, and each waits for the other.
 
     Args:
         factor: At least 1.
         slack: Seconds, above 0.
-        first: Seconds to wait before the first round is over; upper limit of the effect of
-            waits.
+        first: Seconds to wait during the first round; also the limit up to which waits raise
+            the deadline.
 
     >>> patience = Patience(factor=3.0, slack=1.0)
     >>> patience.watch(True, now=5.0)
@@ -48,7 +48,7 @@ class Patience:
     _since: Seconds | None = field(default=None, init=False)
     _has_given_up: bool = field(default=False, init=False)
     look_at: Seconds = field(default=math.inf, init=False)
-    """Time of the next announcement and check for silent workers; infinity without a wait."""
+    """Time of the next announcement and check for silent workers; infinity if not waiting."""
 
     def __post_init__(self) -> None:
         if not (self.factor >= 1 and self.slack > 0 and self.first > 0):
@@ -74,7 +74,7 @@ class Patience:
             self._waited = max(self._waited, now - self._since)
 
     def next_round(self, now: Seconds) -> None:
-        """Record the end of a round, including rounds without a wait.
+        """Record the end of a round, even of one without a wait.
 
         A worker that never trains, such as a parameter server, then waits for the next round.
         """
@@ -86,7 +86,7 @@ class Patience:
 
     @property
     def deadline(self) -> Seconds:
-        """Seconds for which the others may be silent."""
+        """Seconds for which the other workers may be silent."""
         if not self._rounds:
             return self.first
         longest = max(*self._rounds, self._worked, self._waited)
@@ -108,9 +108,9 @@ class Patience:
         """Whether to give up a worker that sent its last message at `heard_at`.
 
         Args:
-            heard_at: Time of the last message of the algorithm.
-            spoke_at: Time of the last status.
-            now: Time on the clock of the wait.
+            heard_at: Time of its last message of the algorithm.
+            spoke_at: Time of its last status.
+            now: Current time on the clock of the wait.
         """
         assert self._since is not None
         silent = now - max(self._since, heard_at, spoke_at)

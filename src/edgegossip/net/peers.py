@@ -1,4 +1,4 @@
-"""A worker's view of the others, and its decisions to begin, rejoin and leave: no I/O."""
+"""A worker's view of the others and its decisions to begin, rejoin and leave, without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRACE: Seconds = 3.0
 """Seconds until a departed worker counts as lost."""
 
 _MAX_LIVES = 2
-"""Lives of a process: it begins a new one when it rejoins, at most once."""
+"""Maximum lives of a process: it begins a new one when it rejoins, at most once."""
 _OVERHEAD = 1024
 """Memory of a message in addition to its payload, in bytes."""
 
@@ -29,7 +29,7 @@ class SentLog:
     """Messages to one worker that are not in its checkpoint, for resending.
 
     Args:
-        max_bytes: Memory limit; older messages are dropped.
+        max_bytes: Memory limit; the oldest messages are dropped.
     """
 
     max_bytes: int
@@ -43,12 +43,12 @@ class SentLog:
             self._drop()
 
     def forget(self, number: int) -> None:
-        """Drop messages up to `number`, which are in the receiver's checkpoint."""
+        """Drop the messages up to `number`, which are in the receiver's checkpoint."""
         while self.entries and self.entries[0][0] <= number:
             self._drop()
 
     def has(self, number: int) -> bool:
-        """Whether the log has the message `number`, the last one added."""
+        """Whether the log still has message `number`, the last one added."""
         return bool(self.entries) and self.entries[-1][0] == number
 
     def _drop(self) -> None:
@@ -63,19 +63,19 @@ class Peer:
     Attributes:
         log: Messages that can be resent.
         incarnation: Incarnation of its process; 0 before the first.
-        is_reachable: The transport can reach it.
-        is_refused: This process is ignored, and confirms nothing.
+        is_reachable: The transport can reach the worker.
+        is_refused: This process is ignored, and its statements confirm nothing.
         status: Newest status of that process.
-        began_at: Its beginning by its status, on this worker's clock.
+        began_at: When it began by its status, on this worker's clock.
         life: Life for which messages are numbered.
-        num_lives: Number of its lives in one process.
+        num_lives: Number of its lives in the current process.
         sent: Number of the last message to that life.
         received: Number of the last message from it.
         kept: Number of the last message from it in this worker's checkpoint.
-        known_life: Last life that the algorithm knows of; 0 for none.
+        known_life: Last life that the algorithm knows about; 0 for none.
         is_lost: The algorithm was told of the loss, or will be when it starts.
         heard_at: Time of the last message of the algorithm.
-        num_gaps: Statuses in a row that reported more messages than have arrived.
+        num_gaps: Consecutive statuses that reported more messages than have arrived.
         has_lost_some: A message has arrived without its predecessor.
     """
 
@@ -98,11 +98,11 @@ class Peer:
 
     @property
     def is_known(self) -> bool:
-        """It is reachable, and has sent a status."""
+        """The worker is reachable and has sent a status."""
         return self.is_reachable and self.status is not None
 
     def turn_to(self, life: Life) -> None:
-        """Restart the numbers of messages if this is another life."""
+        """Restart the numbering of messages if this is another life."""
         if life != self.life:
             self.life = life
             self.num_lives += 1
@@ -113,7 +113,7 @@ class Peer:
         self.status, self.is_refused = None, True
 
     def count_anew(self) -> None:
-        """Whether nothing was sent or received yet."""
+        """Whether nothing has been sent or received yet."""
         self.sent = self.received = self.kept = self.num_gaps = 0
         self.has_lost_some = False
         self.log = SentLog(max_bytes=self.log.max_bytes)
@@ -126,7 +126,8 @@ class Peers:
         rank: Rank of this worker.
         num_workers: Number of all workers.
         life: Life of this worker.
-        max_log_bytes: Limit of messages kept for each worker for resending; 0 for none.
+        max_log_bytes: Limit, in bytes, of messages kept for each worker for resending; 0 keeps
+            none.
         ended: Workers that had already finished; nobody waits for them.
         takes_repeats: As in the algorithm's `Traits`.
     """
@@ -171,7 +172,7 @@ class Peers:
     # Reports of the transport and of the others.
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """Account for a reachable process of `rank`; its status follows."""
+        """Account for a newly reachable process of `rank`; its status follows."""
         peer = self[rank]
         if incarnation != peer.incarnation:
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
@@ -180,7 +181,7 @@ class Peers:
         self._leaving.pop(rank, None)
 
     def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:
-        """Account for the loss of a process of `rank` at `clock` on this worker's clock."""
+        """Account for the loss of a process of `rank` at time `clock` of this worker."""
         peer = self[rank]
         if incarnation != peer.incarnation:
             return []  # from an earlier process; its successor was faster
@@ -193,7 +194,7 @@ class Peers:
 
     @property
     def lose_at(self) -> Seconds:
-        """Time at which the next departed worker counts as lost; infinity for never."""
+        """Time at which the next departed worker counts as lost; infinity if there is none."""
         return min(self._leaving.values(), default=math.inf)
 
     def overdue(self, clock: Seconds) -> list[Event]:
@@ -204,7 +205,7 @@ class Peers:
         return [event for rank in late for event in self.lose(rank)]
 
     def lose(self, rank: Rank) -> list[Event]:
-        """Count `rank` as lost until it is heard again."""
+        """Count `rank` as lost until it is heard from again."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
@@ -213,7 +214,7 @@ class Peers:
         return [WorkerLost(rank)]
 
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
-        """Account for a status of `rank` at `clock` on this worker's clock."""
+        """Account for a status of `rank` at time `clock` of this worker."""
         peer = self[rank]
         if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
             return []  # repeated welcomes would cost the others work each time
@@ -233,7 +234,7 @@ class Peers:
         return []
 
     def find(self, rank: Rank) -> list[Event]:
-        """Events for the algorithm if the presence of `rank` is news."""
+        """Events for the algorithm if it does not know yet that `rank` is present."""
         peer = self[rank]
         if not peer.is_lost and peer.known_life == peer.life:
             return []
@@ -246,13 +247,13 @@ class Peers:
         return [*lost, WorkerJoined(rank, has_restarted)]
 
     def _count_on(self) -> None:
-        """Number messages from the receivers' last ones on, because they drop lower numbers as
+        """Continue from the receivers' last message numbers; they drop lower ones as
         duplicates.
 
-        A resumed worker repeats its actions after the checkpoint, and sends the same messages
+        A resumed worker repeats its actions since the checkpoint and sends the same messages
         with the same numbers. Its actions may differ once a worker is lost or found, or has
-        lost this one, because it then gets other messages. They may always differ if the
-        algorithm depends on the order of arrival.
+        lost this one, because it then receives different messages. They may always differ if
+        the algorithm depends on the order of arrival.
         """
         if self.is_resumed:
             for _, peer in self:
@@ -261,10 +262,10 @@ class Peers:
 
     @property
     def lacking(self) -> list[Rank]:
-        """Workers whose message was lost in transit for good.
+        """Workers from which a message was lost in transit for good.
 
-        Messages and statuses arrive in the order sent. The first status of a resumed worker
-        comes before its resent messages.
+        Messages and statuses arrive in the order in which they were sent. The first status of a
+        resumed worker comes before its resent messages.
         """
         return [rank for rank in self.active if self._lacks(self[rank])]
 
@@ -277,20 +278,21 @@ class Peers:
 
     @property
     def missing(self) -> list[Rank]:
-        """Workers that have not ended, but are unreachable or have not sent a status."""
+        """Workers that have not ended but are unreachable or have not sent a status."""
         known = self._here().keys() | self._ended
         return [rank for rank, _ in self if rank not in known]
 
     @property
     def are_all_here(self) -> bool:
-        """Whether no worker has to be waited for."""
+        """Whether no worker is missing."""
         return not self.missing
 
     @property
     def began_at(self) -> Seconds | None:
-        """Beginning of the others' run on this worker's clock; None if they have not begun.
+        """When the others' run began, on this worker's clock; None if it has not begun.
 
-        It is the median of their claims, the later of two: one liar cannot make the run old.
+        This is the median of their claims, or the later of two, so that a single liar cannot
+        make the run appear old.
         """
         here = self._here()
         begun = [rank for rank, status in here.items() if status.phase >= Phase.RUNNING]
@@ -299,9 +301,7 @@ class Peers:
 
     @property
     def must_rejoin(self) -> bool:
-        """Whether the others have begun without this life, or missing messages cannot be
-        resent.
-        """
+        """Whether the others have begun without this life or cannot resend missing messages."""
         here = self._here()
         begun = [rank for rank, status in here.items() if self._has_begun_without(status)]
         resumed = [rank for rank, status in here.items() if status.is_resumed]
@@ -313,7 +313,7 @@ class Peers:
         )
 
     def _do_agree(self, ranks: Collection[Rank]) -> bool:
-        """It takes two reachable workers to confirm this, or the only one: one of several may
+        """Whether two reachable workers (or the only one) confirm this; one of several may
         lie.
         """
         num_reachable = sum(peer.is_reachable and not peer.is_refused for _, peer in self)
@@ -323,14 +323,14 @@ class Peers:
         return status.phase >= Phase.RUNNING and status.begun_with != self.life
 
     def _is_gap(self, rank: Rank) -> bool:
-        """Whether this worker is resumed and `rank` cannot resend all missing messages."""
+        """Whether this worker has resumed and `rank` cannot resend all missing messages."""
         peer, status = self[rank], self[rank].status
         if status is None or not self.is_resumed:
             return False
         return peer.known_life == status.life and status.oldest > peer.received + 1
 
     def live_anew(self, life: Life) -> None:
-        """Begin as a new worker, whose algorithm knows of nobody."""
+        """Begin as a new worker, whose algorithm knows about nobody."""
         self.life, self.is_resumed = life, False
         for _, peer in self:
             peer.count_anew()
@@ -353,11 +353,11 @@ class Peers:
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
-        """Whether `rank` is in step with this worker, or can help it; otherwise it is found
+        """Whether `rank` is in step with this worker or can help it; otherwise it is found
         later.
 
-        Two workers that rejoin at once would wait for each other's help. A worker that claims
-        an earlier beginning without enough confirmations will not send the messages of a
+        Two workers that rejoin at the same time would wait for each other's help. A worker
+        whose claim of an earlier beginning is not confirmed will not send the messages of a
         beginning.
         """
         if has_rejoined:
@@ -397,13 +397,13 @@ class Peers:
 
     @property
     def unfinished(self) -> list[Rank]:
-        """Present workers with work left, by their statuses."""
+        """Present workers that have work left, according to their statuses."""
         statuses = {rank: self[rank].status for rank in self.active}
         return [r for r, s in statuses.items() if s is None or s.phase != Phase.FINISHED]
 
     @property
     def is_nothing_under_way(self) -> bool:
-        """Whether all messages have arrived, by the workers' latest statuses."""
+        """Whether all messages have arrived, according to the workers' latest statuses."""
         own = self.status_for(self.active[0], Phase.FINISHED, 0.0) if self.active else None
         statuses = {self.rank: own} | {rank: self[rank].status for rank in self.active}
         return all(

@@ -1,4 +1,4 @@
-"""Plausibility: limits of the values of a message, from those of this worker and the others."""
+"""Plausibility: limits for values in messages, from those of this worker and of the others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 FACTOR = 1000.0
 """Limit of a value relative to the usual one."""
 _STANDS_OUT = 2.0
-"""Ratio to the usual value that makes a sender suspect after failed training."""
+"""Ratio to the usual value at which a sender is suspect after failed training."""
 _MEMORY = 1000
-"""Pieces of training for which a sender stays suspect, because its messages may be used only
-much later.
+"""Pieces of training for which a sender stays suspect; its messages may be used much later.
 """
 _Place: TypeAlias = tuple[str, str]
-"""Kind of a message and name of a tensor, without the rank for relayed tensors."""
+"""Kind of a message and name of a tensor; for relayed tensors, without the rank."""
 
 
 class Plausibility:
@@ -29,11 +28,11 @@ class Plausibility:
 
     The usual value is the largest of four: 1, the largest initial parameter, this worker's own
     last message, and the median of the *other* senders' last messages in the same place,
-    accepted or not. A liar therefore has no vote on itself, from the first message on. If
-    honest models are larger than a worker has ever seen, for example after a return, the others
-    vouch for each other.
+    accepted or not. A liar therefore has no say in its own limit, even for its first message.
+    If honest models are larger than any that a worker has seen, for example when it comes back,
+    the others vouch for each other.
 
-    The factor is far above the differences of honest workers. It rejects values that break
+    The factor is far above the differences among honest workers; it rejects values that break
     arithmetic. `Footing` handles smaller lies: after failed training it goes back and asks
     which sender stood out.
 
@@ -78,7 +77,7 @@ class Plausibility:
         """Find a value that is too large in a message; None if there is none.
 
         Args:
-            sender: Author of the message; None if uncertain.
+            sender: Author of the message; None if this is uncertain.
             kind: Kind of the message.
             sizes: The largest absolute value of each tensor; see `TensorSpec.magnitude`.
         """
@@ -103,18 +102,18 @@ class Plausibility:
             self._ratios[sender] = ratio, self._num_trained
 
     def went_well(self) -> None:
-        """Training did."""
+        """Account for sound training."""
         self._num_trained += 1
 
     def suspect(self) -> Rank | None:
-        """Sender whose accepted values stood out most before training failed; None if none."""
+        """The sender whose accepted values stood out most before training failed, if any."""
         since = self._num_trained - _MEMORY
         ratios = {r: ratio for r, (ratio, at) in self._ratios.items() if at > since}
         worst = max(ratios, key=lambda rank: (ratios[rank], -rank), default=None)
         return None if worst is None or ratios[worst] < _STANDS_OUT else worst
 
     def acquit(self, rank: Rank) -> None:
-        """Forget the messages of `rank`, which is muted or has another process."""
+        """Forget the messages of `rank`, which is muted or has a new process."""
         self._ratios.pop(rank, None)
         for votes in self._heard.values():
             votes.pop(rank, None)

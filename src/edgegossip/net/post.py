@@ -1,4 +1,4 @@
-"""A host's post: validates input, numbers output, and tracks the others."""
+"""A host's post: it validates input, numbers output, and tracks the others."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 _HOLD: Seconds = 3.0
-"""Seconds for which messages are held for the report of a worker whose link is back."""
+"""Seconds for which messages wait for the report of a worker whose link is back."""
 
 
 class Post:
     """Sends and receives for one worker; a `Listener`.
 
-    Only the listener's methods are called from threads other than the host's.
+    Threads other than the host's call only the listener's methods.
 
     Args:
-        algorithm: Algorithm with the schema of the messages.
-        params: [num_params] initial parameters.
+        algorithm: Algorithm, which provides the schema of the messages.
+        params: Initial parameters, [num_params].
         transport: Carries frames.
         items: Queue of items for `take`.
-        peers: State of the others, and rank of this worker.
+        peers: State of the others and rank of this worker.
         settings: Limits.
     """
 
@@ -153,7 +153,7 @@ class Post:
     # For the host, on its thread.
 
     def take(self, item: Item, own_round: int, now: Seconds) -> list[Event]:
-        """Events for the algorithm that follow from `item`."""
+        """The events for the algorithm that follow from `item`."""
         match item:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
@@ -245,7 +245,7 @@ class Post:
     # Workers that lie.
 
     def _punish(self) -> list[Event]:
-        """Nobody waits for rejected messages, and a repeated offender is muted."""
+        """Mute repeated offenders; nobody waits for rejected messages."""
         offenders, self.admission.offenders = self.admission.offenders, []
         events: list[Event] = []
         for rank in offenders:
@@ -255,7 +255,7 @@ class Post:
         return events
 
     def _lose(self, rank: Rank) -> list[Event]:
-        """Give up a worker that has lied; if it is already lost, drop its unused data."""
+        """Give up a worker that has lied; if it is already lost, only drop its unused data."""
         self.peers.lose(rank)
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
@@ -273,7 +273,7 @@ class Post:
         self.plausibility.acquit(rank)
 
     def blame(self) -> bool:
-        """After failed training, mute the sender that stood out; return whether one did."""
+        """After failed training, mute the sender that stood out; return whether any did."""
         rank = self.plausibility.suspect()
         if rank is None:
             return False
@@ -286,7 +286,7 @@ class Post:
     def send(
         self, receiver: Rank, message: Message, left: Callable[[], None] | None = None
     ) -> bool:
-        """Send a message of the algorithm; return whether it was sent.
+        """Send an algorithm's message; return whether it was sent.
 
         `left` is called, possibly from another thread, when the transport has the message, or
         when it is kept for a receiver that will report its missing messages.
@@ -314,25 +314,25 @@ class Post:
                 self._send_missing(rank)
 
     def _relink(self, rank: Rank) -> None:
-        """Send `rank` its missing messages after its link is back, by its last report."""
+        """Now that its link is back, send `rank` the messages missing by its last report."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank)
 
     @property
     def release_at(self) -> Seconds:
-        """Time at which held messages are sent in any case, on this worker's clock; infinity
-        for never.
+        """Time, on this worker's clock, at which held messages are sent in any case; or
+        infinity.
         """
         return min(self._held.values(), default=math.inf)
 
     def release(self, clock: Seconds) -> None:
-        """Send the messages held for workers whose report was lost."""
+        """Send the messages that are held for workers whose report was lost."""
         for rank in [rank for rank, at in self._held.items() if clock >= at]:
             self._relink(rank)
 
     @property
     def _held(self) -> dict[Rank, Seconds]:
-        """End of the hold for messages to reachable workers."""
+        """The times until which messages to reachable workers are held."""
         return {r: at for r, at in self._relinked.items() if self.peers[r].is_known}
 
     def _send_missing(self, rank: Rank) -> None:
@@ -358,7 +358,7 @@ class Post:
         return self._outbox.put(receiver, pack(envelope, message), left)
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
-        """Send `rank` this worker's status, if it is reachable and the status is new to it."""
+        """Send `rank` this worker's status if `rank` is reachable and does not know it."""
         if not self.peers[rank].is_reachable:
             return
         status = self.peers.status_for(rank, self.phase, self.elapsed())
@@ -367,7 +367,7 @@ class Post:
             self._post(rank, status.message(), 0, None)
 
     def tell_all(self, *, again: bool = False) -> None:
-        """Send this worker's status to everyone to whom it is new."""
+        """Send this worker's status to everyone who does not know it."""
         for rank, _ in self.peers:
             self.tell(rank, again=again)
 

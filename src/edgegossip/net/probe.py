@@ -1,4 +1,4 @@
-"""Probe: test whether an endpoint is reachable, without joining a run."""
+"""A probe: test whether an endpoint is reachable, without joining a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reached:
     """Result of a successful probe.
 
     Args:
-        seconds: Time to connect, including the handshake.
+        seconds: Time that connecting took, including the handshake.
         name: Common name in the other's certificate; None without TLS.
     """
 
@@ -37,12 +37,12 @@ def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Rea
     """Connect to an endpoint, shake hands if it is encrypted, and hang up.
 
     Args:
-        endpoint: Such as "tls/host:7447".
-        tls: This worker's files; without them, a tls endpoint is only connected to.
+        endpoint: Endpoint such as "tls/host:7447".
+        tls: This worker's files; without them, there is no handshake with a tls endpoint.
         patience: Time limit of each step.
 
     Raises:
-        NetworkError: If it cannot be reached, or one end rejects the other's certificate.
+        NetworkError: If it cannot be reached, or if one end rejects the other's certificate.
         ValueError: If `endpoint` is malformed.
     """
     # Zenoh's options after ? or # are not part of the location.

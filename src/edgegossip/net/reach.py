@@ -15,14 +15,14 @@ class Reach:
         self._links = KnownLinks(lambda link: not _is_within(str(link.src), str(link.dst)))
 
     def follow(self, session: zenoh.Session) -> None:
-        """Follow `session` until it is closed, or another one is followed."""
+        """Follow `session` until it is closed or another one is followed."""
         self._links.follow(session)
 
     def leave_machine(self, session_id: str | None) -> bool:
         """Whether traffic with a session leaves this machine.
 
-        Without a link to it, any external link counts: the path is over a router, or the
-        session is unknown yet.
+        Without a link to that session, any external link counts, because the path leads over a
+        router or is not known yet.
         """
         links = self._links.known
         direct = [leaves for (other, *_), leaves in links.items() if other == session_id]
@@ -30,7 +30,7 @@ class Reach:
 
 
 def _is_within(source: str, destination: str) -> bool:
-    """Whether both ends of a link are on this machine, where systems route internally."""
+    """Whether both ends of a link are on this machine, whose traffic stays internal."""
     return is_loopback(source) or _host(source) == _host(destination)
 
 

@@ -1,4 +1,4 @@
-"""Renewal of sessions at run time, when certificates change."""
+"""Renewal of sessions at run time when certificates change."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class CertificateWatch:
     """Watches the files of a worker or router for valid changes.
 
     Damaged or untrusted files change nothing: the last valid certificates and revocation lists
-    stay in force. The log says so.
+    stay in force, and the log says so.
 
     Args:
         tls: The files.
-        rank: Worker that owns them; None for routers.
+        rank: Worker that owns the files; None for routers.
         run_names: Names of runs that the certificate may be bound to.
 
     Raises:
-        NetworkError: If they are invalid now, see `TLS.check`.
+        NetworkError: If they are invalid now; see `TLS.check`.
     """
 
     def __init__(self, tls: TLS, rank: Rank | None, run_names: Collection[str]) -> None:
@@ -98,18 +98,19 @@ class CertificateWatch:
 
 
 class RenewedSession:
-    """A zenoh session that is closed and reopened with new rules when certificates change.
+    """A zenoh session that closes and reopens with new rules when certificates change.
 
-    Zenoh has no other way, because it keeps its initial rules. A stuck session is also
-    reopened, with the same rules.
+    There is no other way, because a zenoh session keeps its initial rules. A stuck session is
+    also reopened, with the same rules.
 
     Args:
-        open_session: Opens a session with given credentials; called until it succeeds.
+        open_session: Opens a session with given credentials; called repeatedly until it
+            succeeds.
         enter: Called with each opened session.
-        leave: Called before each is closed.
-        lost: Called after closing a session that has a successor.
+        leave: Called before each session is closed.
+        lost: Called after a session that has a successor is closed.
         is_stuck: Asked once a second while a session is open.
-        watch: Watches for changes; None without certificates.
+        watch: Watches for changed files; None without certificates.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class RenewedSession:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the session for good; no effect if it is closed."""
+        """Close the session for good; has no effect if it is closed."""
         self._is_over.set()
         with self._changing:
             self._end()
@@ -171,7 +172,7 @@ class RenewedSession:
                 self._renew(None if self._watch is None else self._watch.current)
 
     def _renew(self, credentials: Credentials | None) -> bool:
-        """Replace this session by another; False if it was closed in the meantime."""
+        """Replace this session with a new one; False if it was closed in the meantime."""
         with self._changing:
             if self._is_over.is_set():
                 return False

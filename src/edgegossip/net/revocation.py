@@ -1,10 +1,10 @@
 """Revoked certificates: the authority's list, and its enforcement by TLS.
 
 Zenoh 1.10 reads no revocation lists (eclipse-zenoh/zenoh#2749 would change that), and its
-access control knows only common names, which the old and the new certificate of a worker share.
-However, its TLS enforces the name constraints of the given authorities in both directions. Each
-certificate therefore has a DNS name made of its serial number, and zenoh receives the authority
-with the names of revoked certificates excluded. A handshake with such a certificate fails.
+access control knows only common names, which a worker's old and new certificates share.
+However, its TLS enforces the authorities' name constraints in both directions. Each certificate
+therefore has a DNS name made from its serial number, and zenoh is given the authority with the
+names of revoked certificates excluded. A handshake with such a certificate fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Revoked:
     """Revoked certificates of one authority.
 
     Args:
-        number: Increasing number of its list; 0 without a list.
+        number: Number of its list, which increases with each change; 0 without a list.
         serials: Serial numbers of the certificates.
     """
 
@@ -54,11 +54,11 @@ class Revoked:
 
 
 Revocations: TypeAlias = Mapping[bytes, Revoked]
-"""Revocations by the id of the authority."""
+"""Revocations by authority id."""
 
 
 def authority_id(authority: x509.Certificate) -> bytes:
-    """Name and key of an authority, equal in all its certificates."""
+    """Name and key of an authority, which are equal in all its certificates."""
     key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return authority.subject.public_bytes() + key
 
@@ -81,7 +81,7 @@ def revoke(
         serials: Serial numbers of single certificates.
 
     Returns:
-        The serial numbers that are new on the list.
+        The serial numbers that were added to the list.
 
     Raises:
         NetworkError: If `folder` has no authority, a damaged list, or no certificate of one
@@ -114,15 +114,15 @@ def parse_lists(
     authorities: Collection[x509.Certificate],
     in_force: Revocations | None = None,
 ) -> Revocations:
-    """Read the lists in the PEM `content` of the file `path`, and verify their signatures.
+    """Read the lists in the PEM `content` of the file `path` and verify their signatures.
 
     Lists do not expire, because a revoked certificate must not become valid again.
 
     Args:
-        content: Contents of the file; empty if it is missing.
+        content: Contents of the file; empty if the file is missing.
         path: Path of the file.
         authorities: Authorities that may have signed them.
-        in_force: Current lists, which must not be newer.
+        in_force: Current lists; new ones must not be older.
 
     Raises:
         NetworkError: If it contains anything but lists signed by `authorities`, or lists older
@@ -151,7 +151,7 @@ def parse_lists(
 
 
 def constrain(authority: x509.Certificate, serials: Iterable[int]) -> x509.Certificate:
-    """Constrain `authority` for TLS to exclude certificates with these numbers.
+    """Return `authority` with a constraint that makes TLS reject these serial numbers.
 
     Name and key stay the same. TLS does not verify the signature of a trusted certificate, so a
     temporary key signs it.

@@ -1,4 +1,4 @@
-"""Router: a meeting place for workers that cannot call each other."""
+"""A router: a meeting place for workers that cannot call each other."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ _LOG = logging.getLogger("edgegossip.net")
 class Router:
     """A zenoh router, which relays messages until it is closed.
 
-    Workers of any run may connect to it, and other routers. With certificates it holds each
+    Workers of any run, and other routers, may connect to it. With certificates it holds each
     worker to its own rank, as workers do among themselves. Workers trust it to name a message's
-    sender, so the holder of a router's certificate can impersonate any worker. If two workers
-    of a router both listen, one must be able to call the other, because zenoh does not relay
+    sender, so the holder of a router's certificate can impersonate any worker. If two of its
+    workers both listen, one must be able to call the other, because zenoh does not relay
     between them.
 
     Args:
         address: Endpoints to listen at, and other routers to call.
-        num_workers: Number of workers of the largest run; with `security`, messages of higher
+        num_workers: Number of workers in the largest run; with `security`, messages of higher
             ranks are not relayed.
-        security: The files of routers. When they change, or a certificate is revoked, all links
+        security: The router's files. When they change, or a certificate is revoked, all links
             are closed and reopened.
-        run_names: Names of further runs to relay, for workers with certificates bound to them.
+        run_names: Names of runs to which workers' certificates may be bound; unbound ones are
+            always accepted.
         lease: As in `ZenohTransport`.
 
     Raises:

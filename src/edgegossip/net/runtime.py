@@ -1,7 +1,7 @@
-"""Runtime of a host: its clock, its inbox, and background threads.
+"""The runtime of a host: its clock, its inbox, and background threads.
 
-The host uses time and threads only through a `Runtime`. Tests use a virtual one: a run of
-minutes takes milliseconds, and one seed gives one trace.
+The host uses time and threads only through a `Runtime`. Tests use a virtual one, with which a
+run of minutes takes milliseconds and one seed gives one trace.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from edgegossip.net.fair_queue import FairQueue
 
 T = TypeVar("T")
 Life: TypeAlias = int
-"""One life of a rank, drawn at a start with an empty state; a resumed worker keeps its own."""
+"""A life of a rank, drawn at each start with an empty state; a resumed worker keeps its own."""
 Course: TypeAlias = Generator[Seconds, Any, T]
-"""Yields the time, by `Runtime.clock`, until which there is nothing to do. It receives the next
-item of the inbox, or None at that time.
+"""Yields the time, by `Runtime.clock`, until which there is nothing to do, and receives the
+next item of the inbox, or None at that time.
 """
 _LONGEST_WAIT: Seconds = 3600.0
-"""Longest wait in one system call, which does not support infinity."""
+"""Longest wait in one system call; these do not support infinity."""
 
 
 class Background(Protocol):
     """Runs jobs in sequence, in the background."""
 
     def submit(self, job: Callable[[], T], done: Callable[[T], object] | None = None) -> None:
-        """Run `job` after earlier ones, then `done` with its result; neither may raise."""
+        """Run `job` after earlier ones, then call `done` with its result; neither may raise."""
 
     def close(self, seconds: Seconds) -> None:
-        """Accept no more jobs, and wait at most `seconds` for submitted ones."""
+        """Accept no more jobs, and wait at most `seconds` for those submitted."""
 
 
 class Runtime(Protocol):
@@ -45,7 +45,7 @@ class Runtime(Protocol):
         """Seconds, never going back."""
 
     def inbox(self) -> FairQueue:
-        """An empty inbox."""
+        """Make an empty inbox."""
 
     def background(self, name: str) -> Background:
         """Make a `Background`; `name` is for people."""

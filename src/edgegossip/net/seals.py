@@ -39,7 +39,7 @@ _WHAT = b"edgegossip seal1"
 
 
 def with_seals(schema: Mapping[str, MessageSpec], num_workers: int) -> dict[str, MessageSpec]:
-    """Add a seal to each part of a relayed message's description."""
+    """Add a seal to each part in the description of a relayed message."""
     seals = {f"{rank}.{SEAL}": _SPEC for rank in range(num_workers)}
     return {
         kind: replace(spec, optional={**spec.optional, **seals}) if spec.is_passed_on else spec
@@ -52,7 +52,7 @@ class Seal:
     """A seal made by the holder of a certificate.
 
     Attributes:
-        life: The origin's life at the time of writing.
+        life: The origin's life when it wrote the part.
         flaw: Reason why the certificate is invalid now; None if it is valid.
     """
 
@@ -62,19 +62,19 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class _Signer:
-    """A key, and its certificate in DER."""
+    """A key and its certificate in DER."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: bytes
 
 
 class Seals:
-    """Seals this worker's parts with the key of its certificate, and verifies others'.
+    """Seals this worker's parts with the key of its certificate and verifies those of others.
 
-    A seal is a signature (ECDSA on SHA-256) of run, origin, its life, kind, round and every
-    byte of the part, and the origin's certificate. A part is therefore valid only in its own
-    place. The certificate in each seal costs about 700 bytes, and lets every receiver verify
-    the part.
+    A seal is the origin's certificate and a signature (ECDSA on SHA-256) of run, origin, its
+    life, kind, round and every byte of the part. A part is therefore valid only in its own
+    place. The certificate adds about 700 bytes to each seal and lets every receiver verify the
+    part.
 
     Args:
         credentials: Returns the current credentials of this worker.
@@ -82,8 +82,7 @@ class Seals:
         run: 8 bytes that identify this run.
 
     Raises:
-        NetworkError: If the key does not support ECDSA. A later key without support is not
-            used.
+        NetworkError: If the key does not support ECDSA. A later key that does not is not used.
     """
 
     def __init__(self, credentials: Callable[[], Credentials], rank: Rank, run: bytes) -> None:
@@ -106,9 +105,7 @@ class Seals:
         return replace(message, payload={**message.payload, own + SEAL: seal})
 
     def read(self, message: Message, origin: Rank, part: Payload) -> Seal | None:
-        """The seal of the part of `origin` in `message`; None if the seal is missing or
-        invalid.
-        """
+        """Read the seal of the part by `origin` in `message`; None if missing or invalid."""
         credentials = self._renew()
         try:
             data = part[SEAL].numpy().tobytes()
@@ -123,7 +120,7 @@ class Seals:
         return Seal(int(life), credentials.flaw(certificate, datetime.now(UTC)))
 
     def _renew(self) -> Credentials:
-        """Return the current credentials, and use new ones from now on."""
+        """Return the current credentials; if they are new, use them from now on."""
         credentials = self._credentials()
         if credentials.identity != self._identity:
             self._identity = credentials.identity
@@ -173,7 +170,7 @@ def _holders(
 ) -> Callable[[Rank, bytes], tuple[x509.Certificate, ec.EllipticCurvePublicKey]]:
     @lru_cache(maxsize=256)
     def holder(rank: Rank, data: bytes) -> tuple[x509.Certificate, ec.EllipticCurvePublicKey]:
-        """A certificate issued by an authority for worker `rank`, with its public key.
+        """Read a certificate that an authority issued for worker `rank`, with its public key.
 
         Raises:
             ValueError: If it is malformed.

@@ -1,4 +1,4 @@
-"""Opening of zenoh sessions, at once or as soon as a peer answers."""
+"""Opening zenoh sessions, at once or as soon as a peer answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgegossip.net.address import Address
 from edgegossip.net.chunks import CHUNK_BYTES
 
 LEASE: Seconds = 5.0
-"""Half of the worst-case time until a silent machine counts as lost. It must exceed the pauses
-of a worker on a busy machine; 1.5 s did not.
+"""Half of the worst-case time until a silent machine counts as lost. It must exceed a worker's
+pauses on a busy machine; 1.5 s did not.
 """
 _LEASES = (0.1, 3600.0)
 KeepTrying: TypeAlias = Callable[[], bool]
-"""Polled several times a second while nobody answers; false gives up."""
+"""Polled several times a second while nobody answers; if it returns false, the attempt ends."""
 _LOG = logging.getLogger("edgegossip.net")
 _LOOK: Seconds = 0.1
 _RETRY: Seconds = 0.5
@@ -33,11 +33,11 @@ _LATER: Seconds = 30.0
 
 
 def _give_each_link_a_thread(num_workers: int) -> None:
-    """Keep a cut link from holding up others; environment variables have priority.
+    """Keep a cut link from holding up other links; environment variables have priority.
 
     A cut link's socket lingers for ten seconds with undelivered data, and blocks a thread of
-    zenoh. With zenoh's default of one or two threads, a worker would notice losses too late,
-    and lose connected peers.
+    zenoh. With zenoh's default of one or two threads, a worker would notice losses too late and
+    lose connected peers.
     """
     threads = f"(worker_threads: {num_workers + 1})"
     runtimes = ", ".join(f"{name}: {threads}" for name in ("rx", "tx", "net"))
@@ -56,7 +56,7 @@ def require_lease(lease: Seconds) -> None:
 
 
 def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> dict[str, object]:
-    """Settings that differ from zenoh's defaults, by their keys in its configuration.
+    """Settings that differ from zenoh's defaults, by key in its configuration.
 
     Raises:
         ValueError: If `lease` is out of range.
@@ -123,7 +123,7 @@ def open_session(
         keep_trying: See `KeepTrying`.
 
     Raises:
-        NetworkError: If it cannot listen, or gave up.
+        NetworkError: If it cannot listen or has given up.
     """
     _give_each_link_a_thread(num_workers)
     config = zenoh.Config()
@@ -143,7 +143,7 @@ def open_session(
 def _open_client(
     config: zenoh.Config, endpoints: str, keep_trying: KeepTrying
 ) -> zenoh.Session:
-    """Call the endpoints repeatedly."""
+    """Call the endpoints until one answers."""
     began, say_after, answer = time.monotonic(), _SOON, _Attempt(config)
     problem = "no answer yet"
     while keep_trying():
@@ -165,7 +165,7 @@ def _open_client(
 
 
 class _Attempt:
-    """One attempt to open a session, in a thread, because zenoh's wait blocks signals."""
+    """One attempt to open a session, in a thread because zenoh's wait blocks signals."""
 
     def __init__(self, config: zenoh.Config) -> None:
         self.has_failed = False
@@ -176,7 +176,7 @@ class _Attempt:
         threading.Thread(target=self._open, name="open a session", daemon=True).start()
 
     def wait(self, seconds: Seconds) -> zenoh.Session | None:
-        """The session, if it is open by then."""
+        """Wait for the session; None if it is not open by then."""
         try:
             found = self._found.get(timeout=seconds)
         except queue.Empty:
@@ -187,7 +187,7 @@ class _Attempt:
         return None
 
     def give_up(self) -> None:
-        """Close a session that may still open."""
+        """Close the session if it still opens."""
         with self._lock:
             self._has_given_up = True
         if (session := self.wait(0)) is not None:

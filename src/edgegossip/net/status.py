@@ -1,4 +1,4 @@
-"""Statuses that workers exchange in addition to the algorithm's messages."""
+"""Statuses, which workers exchange in addition to the algorithm's messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.net.runtime import Life
 
 STATUS = "net/status"
 MAX_ELAPSED: Seconds = 1e9
-"""Thirty years; with more seconds, clocks would lose their fractions."""
+"""Thirty years; clocks with more seconds would lose their fractions."""
 
 
 class Phase(IntEnum):
@@ -29,17 +29,17 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker's status, for one other worker.
+    """The status of one worker, addressed to one other worker.
 
     Attributes:
         phase: Phase of the worker.
         life: Life of the worker.
-        begun_with: The receiver's life that the worker has begun with; 0 without one.
+        begun_with: The receiver's life with which the worker has begun; 0 without one.
         elapsed: Seconds since the run began, by the worker's clock; 0 while it waits.
         is_resumed: The worker resumes from a checkpoint.
-        oldest: The lowest number of a message to the receiver that can be resent; 1 more than
-            the last number if none can.
-        kept: The highest number from the receiver in the worker's checkpoint.
+        oldest: The lowest number of a message to the receiver that can still be resent; one
+            more than the last number if there is none.
+        kept: The highest number of the receiver's messages in the worker's checkpoint.
         sent: [num_workers] number of the last message to each worker.
         received: [num_workers] number of the last message from each worker.
     """
@@ -69,7 +69,7 @@ class WorkerStatus:
         return Message(STATUS, 0, {"counts": counts}, numbers)
 
     def is_news(self, told: WorkerStatus | None) -> bool:
-        """Whether it differs from `told`, the last one sent."""
+        """Whether this status differs from `told`, the last one sent."""
         return told is None or _content(self) != _content(told)
 
     @classmethod
@@ -94,7 +94,7 @@ def _content(status: WorkerStatus) -> tuple[object, ...]:
 
 
 def spec(num_workers: int) -> MessageSpec:
-    """Description of the message that holds a status."""
+    """Description of a message that holds a status."""
     return MessageSpec(
         {"counts": TensorSpec(torch.int64, (2, num_workers), minimum=0)},
         numbers={

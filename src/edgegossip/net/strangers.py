@@ -11,7 +11,7 @@ import zenoh
 from edgegossip.core.protocol import Rank
 
 Refused: TypeAlias = Callable[[Rank | None, str], None]
-"""Called for a stranger with its claimed rank, if any, from any thread."""
+"""Called for a stranger, with the rank that it claims, if any; from any thread."""
 
 _TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 
@@ -19,9 +19,9 @@ _TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 def log_refused_connections() -> None:
     """Let zenoh print a line for every connection that TLS rejects.
 
-    A wrong authority, an expired or missing certificate, or a client without TLS fails before
-    there is a session. Zenoh reports these only in its log on standard output. The environment
-    variable RUST_LOG has priority.
+    Connections with a wrong authority, with an expired or missing certificate, or without TLS
+    fail before there is a session. Zenoh reports these only in its log on standard output. The
+    environment variable RUST_LOG has priority.
     """
     zenoh.init_log_from_env_or("error,zenoh_link_tls::unicast=warn")
 
@@ -33,9 +33,9 @@ def report_strangers(
     holders: Mapping[str, Rank | None],
     refused: Refused,
 ) -> None:
-    """Call `refused` for links of peers outside the run, and for other runs.
+    """Call `refused` for links of peers outside the run and for other runs.
 
-    Their messages are dropped. This lasts until the session is closed.
+    Their messages are dropped. Reports end when the session is closed.
 
     Args:
         session: Session of a worker.
@@ -63,7 +63,7 @@ def report_strangers(
 def report_links(
     session: zenoh.Session, holders: Mapping[str, Rank | None], refused: Callable[[str], None]
 ) -> None:
-    """Call `refused` once for each link of a peer that is neither worker nor router.
+    """Call `refused` once for each link of a peer that is neither a worker nor a router.
 
     This includes links that join another peer's session. Zenoh verifies that both are the same
     session, but with a short key.
@@ -94,7 +94,7 @@ def report_links(
 
 
 def _once(refused: Refused) -> Refused:
-    """Wrap `refused` to get each reason once, and at most a thousand."""
+    """Wrap `refused` so that it gets each reason once, and at most a thousand in all."""
     told: set[tuple[Rank | None, str]] = set()
 
     def report(rank: Rank | None, reason: str) -> None:

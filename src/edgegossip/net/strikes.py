@@ -13,14 +13,14 @@ BAD_VALUES = "with bad values"
 TOO_LARGE = "with values far beyond what is usual"
 FLOOD = "more than any honest worker sends"
 LIES = frozenset({IN_ANOTHERS_NAME, IMPOSSIBLE_ROUND, OTHER_FORM, BAD_VALUES, TOO_LARGE})
-"""Reasons for a rejection that only the sender can cause. They exclude messages that are lost,
-of an earlier life or another run, damaged, or beyond the memory limit.
+"""Reasons for a rejection that only the sender can cause. Messages that are lost, damaged,
+beyond the memory limit, or of an earlier life or another run are not among them.
 """
 _MOST = 3
 
 
 class Strikes:
-    """Counts the lies of each sender; three mute it until another process of its rank appears.
+    """Counts each sender's lies; three mute it until another process of its rank appears.
 
     >>> strikes = Strikes()
     >>> [strikes.add(2) for _ in range(3)], strikes.muted

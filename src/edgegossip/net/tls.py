@@ -1,4 +1,4 @@
-"""Files of mutual TLS: they identify a worker and its peers beyond one machine."""
+"""Files for mutual TLS, which identify a worker and its peers beyond one machine."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class IdentityFiles:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Credentials of a worker or router, and its knowledge of invalid certificates.
+    """Credentials of a worker or router, and the invalid certificates that it knows.
 
     Args:
         identity: Contents of the files.
         revocations: Certificates revoked by the authorities.
-        banned: Serial numbers that this machine rejects by itself.
+        banned: Serial numbers of further certificates that this machine rejects.
         run_names: Names of runs whose bound certificates are valid, in addition to unbound
             ones.
     """
@@ -97,7 +97,7 @@ class Credentials:
         )
 
     def flaw(self, certificate: x509.Certificate, now: datetime) -> str | None:
-        """Reason why an issued certificate is invalid at `now`; None if it is valid."""
+        """The reason why an issued certificate is invalid at `now`; None if it is valid."""
         begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if not begin <= now <= end:
             return f"valid from {_moment(begin)} to {_moment(end)}"
@@ -116,7 +116,7 @@ class Credentials:
         return revoked.serials if revoked else frozenset()
 
     def anchors(self) -> bytes:
-        """The authorities in PEM, constrained by revocations.
+        """The authorities in PEM, constrained so that TLS rejects revoked certificates.
 
         Raises:
             NetworkError: If there are more revocations than TLS supports.
@@ -133,10 +133,11 @@ class TLS:
     """The files that identify a worker or router and its peers; all in PEM.
 
     Args:
-        ca: Certificate of the authority of all workers; during a change of authority, of both.
+        ca: Certificate of the authority of all workers, or of both during a change of
+            authority.
         certificate: Certificate of the worker or router.
         key: Private key, without a password.
-        revoked: The authorities' lists of revoked certificates, if that file exists.
+        revoked: The authorities' lists of revoked certificates, if the file exists.
         banned: Serial numbers of further certificates to reject.
     """
 
@@ -164,20 +165,19 @@ class TLS:
         )
 
     def check(self, rank: Rank | None, run_names: Collection[str] | None = None) -> Credentials:
-        """Validate the files before the start, because an invalid one means links that never
-        open.
+        """Validate the files before the start; with an invalid one, links would never open.
 
-        Warns of a key that others can read, and of a certificate that expires soon.
+        A key that others can read, or a certificate that expires soon, causes a warning.
 
         Args:
-            rank: Expected worker of the certificate; None for routers.
+            rank: Worker that the certificate must be for; None for routers.
             run_names: Names of runs that the certificate may be bound to; None for any.
 
         Raises:
             NetworkError: If a file is missing or damaged; if the certificate is not that of
                 worker `rank` or of routers, is bound to other runs, is revoked, not valid now,
                 not signed by an authority in `ca`, or has another key; or if the revocation
-                list is not by an authority in `ca`.
+                list is not from an authority in `ca`.
         """
         identity = self.identity(rank, run_names)
         self.warn(identity)
@@ -192,7 +192,7 @@ class TLS:
         return credentials
 
     def contents(self) -> list[bytes | None]:
-        """Contents of the files, valid or not; None for unreadable files."""
+        """Contents of the files, valid or not; None for a file that cannot be read."""
         contents: list[bytes | None] = []
         for path in (self.ca, self.certificate, self.key, self.revoked):
             try:
@@ -316,13 +316,13 @@ def load_tls(
     """Find and validate the files of worker `rank`, or of routers; see `require_tls`.
 
     Args:
-        folder: Folder of the files; None for none.
+        folder: Folder of the files; None if there are none.
         rank: The worker; None for a router.
         run_names: Names of runs that its certificate may be bound to.
         ban: Serial numbers, in hex, of certificates to reject.
 
     Raises:
-        NetworkError: See `TLS.check`; also for a `ban` without `folder`.
+        NetworkError: See `TLS.check`; also if `ban` is given without `folder`.
         ValueError: If a serial number in `ban` is malformed.
     """
     banned = [parse_serial(each) for each in ban]
@@ -336,10 +336,10 @@ def load_tls(
 
 
 def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
-    """Refuse to start if strangers could listen or take part.
+    """Refuse to start if strangers could listen in or take part.
 
     Args:
-        address: Endpoints that this worker listens at and calls.
+        address: Endpoints at which this worker listens and which it calls.
         tls: Its certificates, if any.
         insecure: Whether the user has allowed plain connections.
 

@@ -1,4 +1,4 @@
-"""Transport of messages between the workers of one run: complete or not at all, in order."""
+"""Transport of messages between the workers of one run: in order, complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from edgegossip.core.protocol import Rank
 from edgegossip.net.tls import Credentials
 
 Incarnation: TypeAlias = int
-"""Drawn anew by every process that speaks for a rank: tells a restart from a pause."""
+"""Drawn by every process that speaks for a rank, to tell a restart from a pause."""
 
 MAX_FRAME_BYTES = 2**30
 
 
 class Listener(Protocol):
-    """Receives events from threads of the transport, so its methods must not block."""
+    """Receives events from the transport's threads, so its methods must not block."""
 
     def received(self, sender: Rank, frame: memoryview) -> None:
-        """A complete frame from `sender` arrived; the listener owns it, and it is writable."""
+        """A complete, writable frame from `sender` has arrived; the listener now owns it."""
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """Worker `rank` has become reachable."""
@@ -28,11 +28,11 @@ class Listener(Protocol):
         """Worker `rank` is gone, or the path to it is cut."""
 
     def refused(self, rank: Rank | None, reason: str) -> None:
-        """Invalid input arrived, apparently from `rank`."""
+        """Invalid input has arrived, apparently from `rank`."""
 
 
 class Transport(Protocol):
-    """Carries frames between workers; knows nothing of algorithms.
+    """Carries frames between workers and knows nothing about algorithms.
 
     Frames from one sender to one receiver arrive in order, each complete or not at all.
 
@@ -44,7 +44,7 @@ class Transport(Protocol):
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Endpoints that it calls until they answer, for people to read."""
+        """Endpoints that the transport calls until they answer, as text for people."""
 
     def open(
         self,
@@ -57,20 +57,20 @@ class Transport(Protocol):
         Args:
             listener: Receives the events.
             max_bytes: Limit of a frame; larger ones are rejected before memory is allocated.
-            keep_trying: Polled while a transport cannot open because no peer answers; it gives
-                up once this returns false.
+            keep_trying: Polled while the transport cannot open because no peer answers; when it
+                returns false, the transport gives up.
 
         Raises:
-            NetworkError: If that cannot be done.
+            NetworkError: If the transport cannot be opened.
         """
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
-        """Deliver `frame`, given in parts that the caller must not change afterwards.
+        """Deliver `frame`, whose parts the caller must not change afterwards.
 
-        Blocks while the link is congested. A frame to a worker that has not appeared, or that
-        disappears in the meantime, is lost. Thread-safe; sends to different receivers do not
-        block each other.
+        This blocks while the link is congested. A frame to a worker that has not appeared, or
+        that disappears in the meantime, is lost. Thread-safe; sends to different receivers do
+        not block each other.
         """
 
     def close(self) -> None:
-        """Deliver sent frames, then stop listening and disappear; no effect if it is closed."""
+        """Deliver sent frames, then stop listening and disappear; no effect if closed."""

@@ -1,4 +1,4 @@
-"""Work on a host's own machine: training, evaluating, forecasting."""
+"""Work on a host's own machine: training, evaluating and forecasting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Judge = Callable[[Tensor], tuple[float, Mapping[str, float]]]
 
 @dataclass(slots=True, eq=False)
 class Completed:
-    """Background work has ended: it makes the event, or has failed."""
+    """Background work that has ended: it yields an event, or has failed."""
 
     event: Callable[[Seconds], Event] | None = None
     error: BaseException | None = None
@@ -51,14 +51,15 @@ class Work:
     Args:
         rank: Rank of the worker.
         trainer: Trains on a thread of its own. Other threads call only `epoch_cost`, `layout`,
-            `state_dict` and `cancel`, the last two also while it sets up or trains.
+            `state_dict` and `cancel`, the last two even while it sets up or trains.
         items: Queue of `Completed` items for `take`.
-        forecaster: Answers `Predict`, and learns the duration of training; None if unused.
+        forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate` with loss and metrics; None if nobody asks.
         runtime: Provides the threads and the forecaster's clock.
 
     Attributes:
-        footing: Sound parameters to go back to when training fails; None never goes back.
+        footing: Sound parameters to go back to when training fails; with None it never goes
+            back.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Work:
         self._judge: Background | None = None
 
     def started(self, has_rejoined: bool, has_data: bool) -> Started:
-        """First event for the worker."""
+        """The first event for the worker."""
         if not has_data:
             return Started(has_rejoined)
         self._beside(self._bench, self._set_up)
@@ -124,7 +125,7 @@ class Work:
     def put_off(self) -> bool:
         """Leave work that waits for setting up to the process that resumes the checkpoint.
 
-        Returns False if no work waits for that, so waiting for the work is worthwhile.
+        Returns False if no work waits for setting up; the caller should then wait for the work.
         """
         with self._lock:
             self._is_put_off = not self._is_set_up
@@ -204,10 +205,10 @@ class Work:
         return event
 
     def take(self, done: Completed, now: Seconds) -> Event:
-        """Return the event of `done`.
+        """Return the event that `done` yields.
 
         Raises:
-            BaseException: Any error of the work.
+            BaseException: If the work has failed.
         """
         try:
             event = self._event(done, now)
@@ -256,13 +257,13 @@ class Work:
             self._items.put(done)
 
     def close(self) -> None:
-        """Stop work, because a process must not end in the middle of a step."""
+        """Stop working; a process must not end in the middle of a step."""
         self._trainer.cancel()
         for background in filter(None, (self._bench, self._judge)):
             background.close(_LEAVE_OFF)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """State of the trainer and the open requests; nothing may be training."""
+        """State of the trainer and the open requests, while nothing trains."""
         trainer = self._trainer.state_dict()
         put_off = None if self._training is None else self._training[0]
         return {"trainer": trainer, "asked": [*self._asked], "train": put_off}

@@ -39,29 +39,28 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 class ZenohTransport:
     """One worker's end of a run's network; see `Transport`.
 
-    Messages of S to R are published as `edgegossip/RUN/data/R/S`. A liveliness token
-    `edgegossip/RUN/alive/S/INCARNATION` shows that S is reachable. Access control holds every
-    worker to its own rank in both. When certificates change, or one is revoked, the transport
-    closes all links and reopens them; connected workers disappear for a moment. It does the
-    same for a dead link, see `DeadLinks`.
+    Messages from S to R are published as `edgegossip/RUN/data/R/S`. A liveliness token
+    `edgegossip/RUN/alive/S/INCARNATION` shows that S is reachable. In both cases, access
+    control holds every worker to its own rank. When certificates change, or one is revoked, the
+    transport closes all links and reopens them, and connected workers disappear for a moment.
+    It does the same for a dead link; see `DeadLinks`.
 
     Args:
-        run: Name of the run; letters, digits and `_.-`, in one part or two with a colon
-            between. A certificate may be bound to the first part.
+        run: Name of the run: letters, digits and `_.-`, in one part or in two with a colon
+            between them. A certificate may be bound to the first part.
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
         address: Endpoints to listen at and to call.
         incarnation: Incarnation of this process; drawn by default.
         security: Certificates; without them links are neither encrypted nor authenticated.
         insecure: Allow plain links beyond this machine.
-        lease: Seconds, from 0.1 to 3600, after which a silent link is closed and reopened, or a
-            link on which a piece of 256 kB could not leave. Slow links need more: the default
-            suits 0.4 Mbit/s to each simultaneous receiver. Each worker sets the limit of its
-            own silence and of its own pieces.
+        lease: Seconds, from 0.1 to 3600, after which a link is closed and reopened if it is
+            silent or a piece of 256 kB could not leave. Slow links need more: the default suits
+            0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies to its own
+            silence and its own pieces.
 
     Raises:
-        ValueError: If `run` has other characters, `rank` is none of the run, or `lease` is out
-            of range.
+        ValueError: If `run` has other characters, or `rank` or `lease` is out of range.
         NetworkError: If `address` reaches beyond this machine without `security` and
             `insecure`, has endpoints that do not match `security`, or if `security` is invalid,
             see `TLS.check`.
@@ -108,7 +107,7 @@ class ZenohTransport:
 
     @property
     def network_bytes(self) -> int:
-        """Bytes sent and received so far beyond this machine, without headers."""
+        """Bytes exchanged so far with other machines, without headers."""
         return sum(peer.bytes_sent + peer.bytes_received for peer in self._peers.values())
 
     @property
@@ -188,7 +187,7 @@ class ZenohTransport:
             session.close()
 
     def _leave(self) -> None:
-        """Deliver sent frames, and announce the end to the others."""
+        """Deliver sent frames and announce the end to the others."""
         deadline = time.monotonic() + self._lease
         reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
         self._token.undeclare()  # type: ignore[no-untyped-call]
@@ -235,7 +234,7 @@ class ZenohTransport:
 
 
 class _Peer:
-    """Traffic to and from one other worker."""
+    """The traffic to and from one other worker."""
 
     publisher: zenoh.Publisher
 
@@ -320,7 +319,7 @@ class _Peer:
         return self._left is not None
 
     def lose(self) -> None:
-        """Tell the listener that the peer is gone, after this worker has left."""
+        """Tell the listener that the peer is gone, now that this worker has left."""
         with self._telling:
             self._alive = []
             if self._left is not None:

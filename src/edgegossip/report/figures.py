@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
+from matplotlib.path import Path
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.experiments.results import Evaluation
@@ -97,6 +100,8 @@ def _picture(
             _curve(axes, quantity, run, target, colors[run.name], is_log)
         _limits(axes, runs, target)
         _label_ends(axes, quantity, runs, target, colors)
+        if target is not None:
+            label_target(axes, target, metric)
         png, svg = render(figure, "png"), render(figure, "svg")
     caption = quantity.caption.format(metric=metric.name)
     if is_log:
@@ -115,7 +120,7 @@ def _picture(
 
 
 def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run], metric: MetricSpec) -> bool:
-    """Set up the axes' scales and ticks; return whether the horizontal one is logarithmic."""
+    """Set the axes' scales and ticks; return whether the horizontal axis is logarithmic."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: metric_value(value, metric)))
     if quantity is not DATA:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
@@ -158,7 +163,7 @@ def _curve(
 def _risen(curves: Sequence[Sequence[float]]) -> float:
     """A value that each curve exceeds after its first tenth, less a margin.
 
-    A tenth of the later values may be lower, because a single dip does not end the rise.
+    A tenth of the later values may be lower, so a single dip does not count.
     """
     early = [curve[min(2 + len(curve) // 10, len(curve) - 1)] for curve in curves]
     best = max(itertools.chain(*curves))
@@ -169,9 +174,7 @@ def _risen(curves: Sequence[Sequence[float]]) -> float:
 
 
 def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
-    """Emphasize the differences of the curves: the first steep rise gets only a part of the
-    scale.
-    """
+    """Emphasize differences: the first steep rise gets only a part of the scale."""
     metric = runs[0].log.metric
     axes.set_ylim(
         _vertical(metric, [[e.value for e in r.log.evaluations] for r in runs], target)
@@ -180,16 +183,42 @@ def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
         axes.set_xlim(left=0)
     if target is not None:
         axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        axes.annotate(
-            f"target {metric_value(target, metric)}",
-            (1, target),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            color=MUTED,
-            fontsize=9,
-        )
+
+
+# The size of the target's label, in shares of the axes.
+LABEL_WIDTH, LABEL_HEIGHT = 0.16, 0.065
+
+
+def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
+    """Name the target's line at the end, and on the side, that the fewest curves cross."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    height = float(to_axes.transform((axes.get_xlim()[1], target))[1])
+    curves = [
+        Path(to_axes.transform(line.get_xydata()))
+        for line in axes.lines
+        if line.get_transform() == axes.transData  # all but the target's own line
+    ]
+    places = [
+        (Bbox.from_bounds(x, y, LABEL_WIDTH, LABEL_HEIGHT), x > 0, y == height)
+        for x in (1 - LABEL_WIDTH, 0)
+        for y in (height, height - LABEL_HEIGHT)
+    ]
+    _, is_right, is_above = min(
+        places,
+        key=lambda place: sum(each.intersects_bbox(place[0], filled=False) for each in curves),
+    )
+    return axes.annotate(
+        f"target {metric_value(target, metric)}",
+        (1 if is_right else 0, target),
+        xycoords=("axes fraction", "data"),
+        xytext=(-4 if is_right else 4, 3 if is_above else -3),
+        textcoords="offset points",
+        ha="right" if is_right else "left",
+        va="bottom" if is_above else "top",
+        color=MUTED,
+        fontsize=9,
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5},
+    )
 
 
 def _vertical(
@@ -218,7 +247,7 @@ def _label_ends(
     target: float | None,
     colors: dict[str, str],
 ) -> None:
-    """Label each curve beside the axes, near the height of its end."""
+    """Label each curve beside the axes, near the height at which it ends."""
     low, high = axes.get_ylim()
     heights = [(run.log.evaluations[-1].value - low) / (high - low) for run in runs]
     right = axes.get_xlim()[1]
@@ -262,7 +291,7 @@ def write_name(
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights in [0, 1] apart until neighbors are `gap` from each other.
 
-    The gap shrinks if there are too many; the order from low to high stays.
+    If there are too many, the gap shrinks. The order from low to high is kept.
 
     >>> [round(height, 2) for height in spread_out([0.9, 0.2, 0.95], gap=0.1)]
     [0.9, 0.2, 1.0]

@@ -1,4 +1,4 @@
-"""Turn a run folder into figures and one self-contained HTML page."""
+"""Turning a run folder into figures and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.roles import role_words
 from edgegossip.report.activity import mean_shares
+from edgegossip.report.balance import kept_sentence
 from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
@@ -48,7 +49,7 @@ DRAWING_ERRORS = (
     ValueError,
     TemplateError,
 )
-"""Errors of drawing invalid values."""
+"""Errors that drawing invalid values raises."""
 # A topology may carry all its edges: enough to recognize it, not enough to bury the page.
 MAX_SETTING = 160
 
@@ -67,14 +68,13 @@ def write_report(folder: Path) -> Path:
     """Write `figures/*.png`, `figures/*.svg` and `report.html` into a run folder.
 
     Args:
-        folder: Folder of a run or a comparison; it may have been interrupted.
+        folder: Folder of a run or a comparison, which may have been interrupted.
 
     Returns:
         Path of the page, which is self-contained and makes no requests.
 
     Raises:
-        RunFolderError: If the folder has no run, a file in it is damaged, or it cannot be
-            written to.
+        RunFolderError: If the folder has no run or cannot be written to, or a file is damaged.
     """
     try:
         contents = read_folder(folder)
@@ -135,14 +135,15 @@ def render_page(
         model=_model(folder),
         has_own_models=any(run.log.model == AVERAGED for run in folder.runs),
         timelines=timelines,
-        platforms=_platform_groups(folder.runs[0]),
+        is_balanced=any(kept_sentence(run) for run in folder.runs if run.workers),
+        platforms=platform_groups(folder.runs[0]),
         has_roles=len(set(folder.runs[0].log.roles)) > 1,
         facts=_facts(header),
     )
 
 
 def template(name: str) -> Template:
-    """A template with the report's filters."""
+    """Load a template with the report's filters."""
     environment = Environment(
         loader=PackageLoader("edgegossip", "report"),
         autoescape=True,
@@ -159,7 +160,7 @@ def template(name: str) -> Template:
         "data_size": data_size,
         "times": times,
         "written": written,
-        "setting": _setting_text,
+        "setting": setting_text,
         "data_uri": _data_uri,
     }
     return environment.get_template(name)
@@ -182,7 +183,8 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     return {label: header[key] for key, label in labels.items() if header.get(key) is not None}
 
 
-def _platform_groups(run: Run) -> list[PlatformGroup]:
+def platform_groups(run: Run) -> list[PlatformGroup]:
+    """Group the workers of a run."""
     groups: dict[tuple[str, str], list[int]] = {}
     platforms, roles = run.log.header["platforms"], run.log.roles
     for rank, platform in enumerate(platforms):
@@ -203,7 +205,8 @@ def _platform_groups(run: Run) -> list[PlatformGroup]:
     ]
 
 
-def _setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+def setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+    """A setting as text, shortened."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SETTING else f"{text[:MAX_SETTING]}\u2026"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from edgegossip.core.metric_spec import ACCURACY
@@ -31,7 +32,7 @@ MAX_SPEEDS = 8
 
 
 def story(folder: ReportData) -> list[str]:
-    """Describe the setting, the outcome, the traffic and the faults, a sentence or two each."""
+    """Describe setting, outcome, traffic and faults, in a sentence or two each."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
         parts += [_traffic(folder), _bound(folder)]
@@ -42,12 +43,12 @@ def story(folder: ReportData) -> list[str]:
 
 
 def notices(folder: ReportData) -> list[str]:
-    """Warn of every unfinished run."""
+    """Warn about every unfinished run."""
     return [text for run in folder.runs if (text := _notice(run))]
 
 
 def faults(folder: ReportData) -> list[str]:
-    """Describe crashes and lost messages, one sentence for equal faults."""
+    """Describe crashes and lost messages, with one sentence for equal faults."""
     told: dict[str, list[str]] = {}
     for run in folder.runs:
         sentence = _faults(run)
@@ -61,7 +62,7 @@ def faults(folder: ReportData) -> list[str]:
 
 def highlights(folder: ReportData) -> list[Tile]:
     """Pick the most important numbers."""
-    tiles = (_time_tile, _best_tile, _data_tile, _waiting_tile)
+    tiles = (_time_tile, _end_tile, _data_tile, _waiting_tile)
     return [found for tile in tiles if (found := tile(folder)) is not None]
 
 
@@ -76,12 +77,20 @@ def _time_tile(folder: ReportData) -> Tile | None:
     return seconds(reached[first]), f"{who} {named_value(folder.target, folder.metric)}{lead}"
 
 
-def _best_tile(folder: ReportData) -> Tile | None:
-    name, value = _best(folder)
+def _end_tile(folder: ReportData) -> Tile | None:
+    """The value at the end; the best one on the way may be a peak of chance."""
+    name, value = _best(folder, {run.name: run.summary.final_value for run in folder.runs})
     if value is None:
         return None
-    whose = f", {name}" if folder.is_comparison else ""
-    return metric_value(value, folder.metric), f"best {folder.metric.name}{whose}"
+    label = f"{folder.metric.name} at the end" + (f", {name}" if folder.is_comparison else "")
+    peak, best = _best(folder, {run.name: run.summary.best_value for run in folder.runs})
+    if best is None or not folder.metric.shortfall(value, best) > 0:
+        return metric_value(value, folder.metric), label
+    where = f" of {peak}" if peak != name else ""
+    return (
+        metric_value(value, folder.metric),
+        f"{label}; best on the way{where} {metric_value(best, folder.metric)}",
+    )
 
 
 def _data_tile(folder: ReportData) -> Tile | None:
@@ -107,7 +116,7 @@ def _waiting_tile(folder: ReportData) -> Tile | None:
 
 
 def _clock(run: Run) -> str:
-    """Kind of time, in words; empty for real machines, which have only one kind."""
+    """The kind of time, in words; empty for real machines, which have only one kind."""
     return "" if run.log.header.get("driver") == "network" else " of virtual time"
 
 
@@ -162,7 +171,7 @@ def _crew(run: Run) -> str:
 
 
 def _race(folder: ReportData) -> str:
-    """Describe which run reached the target first, later and never."""
+    """Say which runs reached the target first, later and never."""
     target, baseline = folder.target, folder.baseline
     if target is None:
         return _best_run(folder)
@@ -189,7 +198,7 @@ def _race(folder: ReportData) -> str:
 
 
 def _times_to_target(folder: ReportData) -> dict[str, float]:
-    """Time to the target of each run that reached it, fastest first."""
+    """The time to the target of each run that reached it, fastest first."""
     reached = {
         run.name: run.summary.time_to_target
         for run in folder.runs
@@ -199,7 +208,7 @@ def _times_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _head_start(folder: ReportData) -> float | None:
-    """Ratio of the baseline's time to the target to the fastest one; None if undefined."""
+    """The baseline's time to the target over the fastest run's; None if undefined."""
     reached = _times_to_target(folder)
     if folder.baseline is None or folder.baseline not in reached:
         return None
@@ -214,17 +223,16 @@ def _goal(folder: ReportData) -> str:
 
 
 def _best_run(folder: ReportData) -> str:
-    name, value = _best(folder)
+    name, value = _best(folder, {run.name: run.summary.final_value for run in folder.runs})
     if value is None:
         return "No run was evaluated."
     if folder.metric == ACCURACY:
-        return f"The most accurate was {name} with {percent(value)}."
-    return f"The best was {name} with {named_value(value, folder.metric)}."
+        return f"The most accurate at the end was {name} with {percent(value)}."
+    return f"The best at the end was {name} with {named_value(value, folder.metric)}."
 
 
-def _best(folder: ReportData) -> tuple[str, float | None]:
-    """The best run and its best value; None if no run was evaluated."""
-    values = {run.name: run.summary.best_value for run in folder.runs}
+def _best(folder: ReportData, values: Mapping[str, float | None]) -> tuple[str, float | None]:
+    """The run with the best of these values; None if none is known."""
     known = {name: value for name, value in values.items() if value is not None}
     if not known:
         return folder.runs[0].name, None
@@ -233,7 +241,7 @@ def _best(folder: ReportData) -> tuple[str, float | None]:
 
 
 def _data_to_target(folder: ReportData) -> dict[str, float]:
-    """Bytes sent by the time of the target, for each run that reached it, fewest first."""
+    """Bytes that each run had sent when it reached the target, fewest first."""
     sent = {
         run.name: reached.bytes_sent
         for run in folder.runs

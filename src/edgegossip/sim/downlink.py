@@ -1,4 +1,4 @@
-"""Downlinks: the times at which simultaneous messages have passed."""
+"""Downlinks: when simultaneous messages have arrived completely."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from edgegossip.core.protocol import Seconds
 
 @dataclass(slots=True)
 class Downlink:
-    """Waiting and future bytes at a downlink.
+    """The waiting and the coming bytes at a downlink.
 
     Bytes pass as soon as they have arrived and the downlink is free; earlier messages go first.
-    The downlink is never idle while bytes wait, so it finishes at the same time as a real one.
-    TCP shares it among the senders: the last message ends at the same time, and the others
-    later than here.
+    The downlink is never idle while bytes wait, so the last message ends when a real one would.
+    The others end later in reality, because TCP shares a downlink among the senders.
 
     Attributes:
         now: Time up to which bytes are accounted for.
         waiting: Number of waiting bytes.
-        flows: Arrival time of the last byte of each message, in order, and bytes per second
-            until then.
+        flows: For each message, in order, the arrival time of its last byte and its bytes per
+            second until then.
 
     >>> downlink = Downlink()
     >>> [downlink.receive(0.0, last=2.0, num_bytes=200, bandwidth=100.0) for _ in range(2)]
@@ -35,8 +34,7 @@ class Downlink:
     flows: list[tuple[Seconds, float]] = field(default_factory=list)
 
     def receive(self, now: Seconds, last: Seconds, num_bytes: int, bandwidth: float) -> Seconds:
-        """Begin a message with bytes arriving from `now` to `last`; return the time when all
-        have passed.
+        """Begin a message whose bytes arrive from `now` to `last`; return when all have passed.
 
         Messages that begin later do not change that time. `bandwidth` is in bytes/s.
         """
@@ -49,7 +47,7 @@ class Downlink:
         return self._end(last, bandwidth)
 
     def _advance(self, until: Seconds, bandwidth: float) -> None:
-        """Advance the arriving and passing bytes to a time."""
+        """Let bytes arrive and pass until a time."""
         for end, surplus in self._spans(bandwidth):
             stop = min(end, until)
             self.waiting = max(0.0, self.waiting + surplus * (stop - self.now))
@@ -59,7 +57,7 @@ class Downlink:
         self.flows = [flow for flow in self.flows if flow[0] > until]
 
     def _end(self, last: Seconds, bandwidth: float) -> Seconds:
-        """Time from `last` on at which nothing waits any more."""
+        """The time, not before `last`, at which nothing waits any longer."""
         now, waiting = self.now, self.waiting
         for end, surplus in self._spans(bandwidth):
             if now >= last and waiting + surplus * (end - now) <= 0:
@@ -69,7 +67,7 @@ class Downlink:
         return now + waiting / -surplus if waiting else now
 
     def _spans(self, bandwidth: float) -> Iterator[tuple[Seconds, float]]:
-        """End of the current constant rate of arrival, and its excess over the bandwidth."""
+        """Ends of spans with a constant rate of arrival, and its excess over the bandwidth."""
         rates = [rate for _, rate in reversed(self.flows)]
         inflows = reversed([*accumulate(rates)])
         for (last, _), inflow in zip(self.flows, inflows, strict=True):

@@ -1,4 +1,4 @@
-"""Entries of the simulator's queue, and its record of each worker."""
+"""Entries of the simulator's queue and its records of workers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edgegossip.sim.pool import Pending
 
 @dataclass(slots=True)
 class Start:
-    """A worker is about to start, for the first time or again."""
+    """A worker is about to start or restart."""
 
     has_rejoined: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Ready:
-    """An available result."""
+    """A result that is available."""
 
     value: TrainingResult
 
@@ -34,7 +34,7 @@ class Ready:
 
 @dataclass(slots=True, eq=False)
 class InTraining:
-    """Running work with its virtual end."""
+    """Running work and its virtual end."""
 
     start: Seconds
     began: Seconds  # later than `start` if the platform was busy
@@ -43,13 +43,13 @@ class InTraining:
     pending: Pending[TrainingResult]
 
     def finish(self, now: Seconds) -> Trained:
-        """Event for the worker at the virtual end."""
+        """The event for the worker at the virtual end."""
         return self.pending.result().event(self.before, now - self.start, self.cost)
 
 
 @dataclass(slots=True, eq=False)
 class Evaluating:
-    """A running evaluation of `params` with its virtual end."""
+    """A running evaluation of `params` and its virtual end."""
 
     params: Tensor
 
@@ -63,11 +63,11 @@ class Delivery:
         receiver: Rank of the receiver.
         message: Message for the receiver.
         num_bytes: Size on the wire.
-        start: Start of the transmission by the sender's uplink.
+        start: Start of transmission by the sender's uplink.
         end: End of the transmission.
         first: Arrival of the first byte at the receiver's downlink.
-        last: Arrival of the last byte there; the message is received then unless the downlink
-            is busy.
+        last: Arrival of the last byte there; unless the downlink is busy, the message is
+            received then.
         is_dropped: Whether the link loses it.
         is_cut_off: Whether its sender crashed before the last byte left.
     """
@@ -93,7 +93,7 @@ class FirstByte:
 
 @dataclass(slots=True)
 class Alarm:
-    """A timer, which is due unless it was set again."""
+    """A timer, which is due unless it has been set again."""
 
     name: str
     serial: int
@@ -111,7 +111,7 @@ class WorkerRecord:
 
 
 Entry: TypeAlias = tuple[Seconds, int, Rank, Any]
-"""Time, serial for ties, rank and item; the queue is a heap of these."""
+"""Time, serial number for ties, rank and item; the queue is a heap of these."""
 
 
 def forget_crashed(queue: list[Entry], rank: Rank, now: Seconds) -> None:

@@ -30,7 +30,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Nothing passes between the workers in `group` and the others from `start` to `end`."""
+    """From `start` to `end`, nothing passes between the workers in `group` and the others."""
 
     start: Seconds
     end: Seconds
@@ -56,7 +56,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """Messages take up to `seconds` longer (uniformly drawn) between `start` and `end`."""
+    """Messages take up to `seconds` longer (drawn uniformly) between `start` and `end`."""
 
     seconds: Seconds
     start: Seconds = 0.0
@@ -67,7 +67,7 @@ class Delay:
 
 @dataclass(slots=True)
 class Detection:
-    """The moment at which workers notice losses, or the end of a partition."""
+    """The moment at which workers notice losses or the end of a partition."""
 
 
 Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay
@@ -96,7 +96,7 @@ class Faults:
             _check(fault)
 
     def schedule(self) -> Iterator[tuple[Seconds, Rank, Crash | Recover | Detection]]:
-        """Time, rank (-1 for all) and event of all scheduled faults."""
+        """Time, rank (-1 for all ranks) and event of each scheduled fault."""
         for fault in self.script:
             match fault:
                 case Crash() | Recover():
@@ -116,7 +116,7 @@ class Faults:
 
     @property
     def ranks(self) -> set[Rank]:
-        """All workers in the script."""
+        """All workers that the script names."""
         named: set[Rank | None] = set()
         for fault in self.script:
             match fault:
@@ -139,8 +139,7 @@ class Faults:
         drop_probability: float = 0.0,
         detection_time: Seconds = 1.0,
     ) -> Faults:
-        """Crashes at random times before `horizon`, each with a recovery after up to half of
-        it.
+        """Make crashes at random times before `horizon`, with recoveries within half of it.
 
         >>> faults = Faults.random(num_workers=4, horizon=10.0, seed=0, num_crashes=2)
         >>> [type(fault).__name__ for fault in faults.script]

@@ -1,4 +1,4 @@
-"""Monitor of a simulated platform, and the forecasts made from it."""
+"""Monitors of simulated platforms, and their forecasts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from edgegossip.machine.watch import Predictor, Watch
 from edgegossip.sim.platform import Platform
 
 FORECAST_SECONDS: Seconds = 1e-3
-"""Time for a forecast: reading counters, accounting for measurements, regression."""
+"""Time that a forecast takes: reading counters, accounting for measurements, regression."""
 
 MakePredictor = Callable[[Rank], Predictor]
 """Makes the predictor of each incarnation of a worker."""
 
 
 class SimulatedMonitor(Watch):
-    """Watches one platform, and forecasts its throughput.
+    """Watches one platform and forecasts its throughput.
 
-    It reads its counters at every full second; sensitivity and throttling are hidden from it.
+    It reads its counters every full second; sensitivity and throttling are hidden from it.
 
     Args:
         platform: Watched platform.
-        make_predictor: Called when the first forecast is asked for.
+        make_predictor: Called for the first forecast.
         start: Start time.
     """
 
@@ -46,12 +46,14 @@ def _whole_seconds(after: Seconds, until: Seconds) -> range:
 
 
 def default_predictor(platform: Platform) -> PerformancePredictor:
-    """Predictor without a profile: idle speed first, then the last measured one."""
+    """Make a predictor without a profile; it forecasts the idle speed, then the last measured
+    one.
+    """
     return PerformancePredictor(platform.executors, seconds_alone=1 / platform.throughput)
 
 
 def profiled(platforms: Sequence[Platform], profiles: Mapping[Rank, Profile]) -> MakePredictor:
-    """Predictors, fitted to the workers' profiles if available."""
+    """Make predictors that are fitted to the workers' profiles, where these exist."""
 
     def make(rank: Rank) -> PerformancePredictor:
         if rank not in profiles:
@@ -64,13 +66,13 @@ def profiled(platforms: Sequence[Platform], profiles: Mapping[Rank, Profile]) ->
 def profile(
     platform: Platform, num_samples: int = 100, seed: int = 0, noise: float = 0.02
 ) -> Profile:
-    """Profile `platform` like a real session: train under random loads, and measure.
+    """Profile `platform` as on a real machine: train under random loads, and measure.
 
     Args:
         platform: Platform to measure; its trace and throttling are ignored.
         num_samples: Number of loads, at least 10; the first is empty.
         seed: Seed of loads and noise.
-        noise: Standard deviation of the measured times, relative; at least 0.
+        noise: Relative standard deviation of the measured times, at least 0.
 
     Raises:
         ValueError: If a number is out of range.

@@ -36,8 +36,8 @@ class Link:
 class Links:
     """All links of a run.
 
-    A single message takes ``latency + num_bytes / bandwidth``. The workers' platforms have the
-    shared uplinks and downlinks.
+    A single message takes ``latency + num_bytes / bandwidth``. The uplinks and downlinks that
+    messages share belong to the workers' platforms.
 
     Args:
         default: Link for all pairs without an override.

@@ -1,4 +1,4 @@
-"""Trainer and monitor of each worker's platform, which end with a crash."""
+"""The trainer and monitor on each worker's platform, which a crash ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Machines:
         return self._monitors[rank]
 
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
-        """Schedule work (in samples) for when the platform is free; return start and end."""
+        """Schedule work (in samples) for when the platform is free; return its start and
+        end.
+        """
         start = max(now, self._busy_until[rank])
         end = start + self._platforms[rank].duration(start, cost)
         self._busy_until[rank] = end
@@ -72,7 +74,7 @@ class Machines:
         self._monitors[rank] = self._new_monitor(rank, now)
 
     def state_dict(self) -> dict[str, Any]:
-        """All mutable state of a run."""
+        """All mutable state of these machines."""
         return {
             "incarnations": list(self._incarnations),
             "busy_until": list(self._busy_until),

@@ -1,4 +1,4 @@
-"""Online workers, their reachability, and their knowledge of it."""
+"""Online workers, their reachability, and what they know about it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
 
 @dataclass(slots=True, kw_only=True)
 class Membership:
-    """The truth about the workers, and their beliefs.
+    """The truth about the workers, and what they believe.
 
     Attributes:
         is_online: Whether each rank is online.
         offline_since: Time of the crash of each offline rank.
         partitions: All partitions of the run, in the order of their starts.
-        believed_lost: Ordered pairs (believing worker, worker believed lost), and whether the
-            lost one has restarted since.
+        believed_lost: Ordered pairs (believing worker, worker believed lost), each with whether
+            the lost one has restarted since.
     """
 
     is_online: list[bool]
@@ -41,8 +41,8 @@ class Membership:
     ) -> list[Rank]:
         """List the ranks whose parameters count.
 
-        For each role and slice, these are the online ranks whose state says that they count; if
-        there are none, all online ranks, and otherwise all ranks.
+        For each role and slice, these are the online ranks whose state says that they count. If
+        there are none, all online ranks count, and if nobody is online, all ranks.
         """
         roles = [role_of(rank) for rank in range(len(states))]
         holds = [(role.name, role.slice_index) for role in roles]
@@ -56,7 +56,9 @@ class Membership:
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
     ) -> bool:
-        """Whether a partition separates two workers now, or did at some time after `since`."""
+        """Whether a partition separates two workers now or did so at some time after
+        `since`.
+        """
         since = now if since is None else since
         return any(
             p.start <= now and since < p.end and p.separates(one, other)
@@ -80,9 +82,7 @@ class Membership:
         self.believed_lost = {pair: back for pair, back in known if pair[0] != rank}
 
     def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
-        """Bring `rank` back: it is told of lost workers, and the others are told that it has
-        joined.
-        """
+        """Bring `rank` back: it is told of lost workers, and the others that it has joined."""
         self.is_online[rank] = True
         del self.offline_since[rank]
         yield from self.detect(now, of=rank)
@@ -105,7 +105,7 @@ class Membership:
     def detect(
         self, now: Seconds, lasting: Seconds = 0.0, of: Rank | None = None
     ) -> Iterator[Notice]:
-        """Report unknown losses to every worker, or only to worker `of`.
+        """Report losses to all workers that do not know them, or only to worker `of`.
 
         Only losses of at least `lasting` seconds are reported.
         """
@@ -127,7 +127,7 @@ class Membership:
         return min(since, self._separated_since(one, other, now)) + lasting <= now
 
     def _separated_since(self, one: Rank, other: Rank, now: Seconds) -> Seconds:
-        """Start of the continuous separation of two workers; infinity for none."""
+        """Time since which two workers have been separated; infinity if they are not."""
         since, until = math.inf, -math.inf
         for p in self.partitions:
             if p.start <= now and p.separates(one, other):

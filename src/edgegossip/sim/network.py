@@ -1,4 +1,4 @@
-"""Network: the duration and loss of messages."""
+"""The network: how long messages take, and which are lost."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from edgegossip.sim.platform import Platform
 class Network:
     """Uplinks, links with their faults, and downlinks.
 
-    An uplink carries one message after the other, in the order of sending. At a downlink,
-    messages go in the order of arrival of their first bytes; ties keep the order of sending.
-    Bytes are forwarded as they arrive, so a message over two equally fast ends takes the time
-    of one.
+    An uplink carries one message after another, in the order of sending. A downlink takes
+    messages in the order in which their first bytes arrive; ties keep the order of sending.
+    Bytes are forwarded as they arrive, so a message between two equally fast ends takes the
+    time of one.
 
     Args:
         links: Latencies and bandwidths.
         faults: Faults that drop or delay messages.
         platforms: One for each worker, with its uplink and downlink.
-        wire: Push every message through the codec.
+        wire: Encode and decode every message.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class Network:
     def send(
         self, now: Seconds, record: WorkerRecord, sender: Rank, effect: Send, serial: int
     ) -> Delivery:
-        """Transmit a message as soon as its sender's uplink is free; `serial` is its key.
+        """Transmit a message as soon as its sender's uplink is free; `serial` is its key for
+        draws.
 
         Raises:
             LocalProtocolError: If the receiver is not another worker.
@@ -71,7 +72,7 @@ class Network:
     def _disturb(
         self, now: Seconds, sender: Rank, receiver: Rank, serial: int
     ) -> tuple[bool, Seconds]:
-        """Return whether the link loses a message sent `now`, and its additional delay."""
+        """Return whether the link loses a message sent `now`, and by how much it is delayed."""
         is_dropped = any(
             applies(drop, now, sender, receiver)
             and uniform(self._seed, "drop", k, serial) < drop.probability
@@ -85,7 +86,7 @@ class Network:
         return is_dropped, delay
 
     def entry(self, delivery: Delivery) -> tuple[Seconds, Rank, FirstByte | Delivery]:
-        """Return time, place and entry of the next event of a sent message.
+        """Return time, rank and entry of the next event of a sent message.
 
         An unlimited downlink delays nothing, so only the last byte counts there.
         """
@@ -94,6 +95,6 @@ class Network:
         return delivery.first, delivery.receiver, FirstByte(delivery)
 
     def receive(self, now: Seconds, record: WorkerRecord, delivery: Delivery) -> Seconds:
-        """Queue a message when its first byte arrives; return the time when it has passed."""
+        """Queue a message whose first byte arrives; return when it has passed."""
         bandwidth = self._platforms[delivery.receiver].downlink
         return record.downlink.receive(now, delivery.last, delivery.num_bytes, bandwidth)

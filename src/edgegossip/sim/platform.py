@@ -1,4 +1,4 @@
-"""Platforms: the hardware of a worker, with speed, executors and load."""
+"""Platforms: the hardware of workers, with speed, executors and load."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edgegossip.machine.contention import Contention
 class Sensitivity:
     """Slow-down of training by contention; hidden from algorithms.
 
-    The slow-down is ``1 / (1 - cores * U.cores) + network * U.network + disk * U.disk``: a task
-    that loses half of the cores takes twice as long.
+    The slow-down is ``1 / (1 - cores * U.cores) + network * U.network + disk * U.disk``, so a
+    task that loses half of the cores takes twice as long.
 
     Args:
-        cores: Dependence of training on the cores that others use, in [0, 1).
+        cores: How much training depends on the cores that others use, in [0, 1).
         network: Added slow-down per byte/s.
         disk: Added slow-down per byte/s.
     """
@@ -35,17 +35,17 @@ class Sensitivity:
             raise ValueError(f"sensitivities must be >= 0 and that to cores < 1, got {self}")
 
     def slow_down(self, contention: Contention) -> float:
-        """Time under `contention` over time without it, at least 1."""
+        """Time under `contention` divided by the time without it, at least 1."""
         alone = 1 / (1 - self.cores * contention.cores)
         return alone + self.network * contention.network + self.disk * contention.disk
 
 
 @dataclass(frozen=True, slots=True)
 class ContentionTrace:
-    """Contention over time: `contentions[k]` holds from `times[k]` on; repeats after `period`.
+    """Contention over time: `contentions[k]` holds from `times[k]`; repeats after `period`.
 
     Args:
-        times: Seconds, ascending, beginning with 0.
+        times: Ascending seconds, beginning with 0.
         contentions: One for each time.
         period: Seconds until it repeats; infinite to keep the last one.
 
@@ -61,7 +61,7 @@ class ContentionTrace:
         _require_steps(self.times, self.contentions, self.period)
 
     def at(self, now: Seconds) -> tuple[Contention, Seconds]:
-        """The contention at `now`, and the beginning of the next one."""
+        """The contention at `now`, and the time at which it changes."""
         index, end = _step(self.times, self.period, now)
         return self.contentions[index], end
 
@@ -71,7 +71,7 @@ class ThrottlingTrace:
     """A slow-down that no monitor shows, such as heat: `slow_downs[k]` from `times[k]` on.
 
     Args:
-        times: Seconds, ascending, beginning with 0.
+        times: Ascending seconds, beginning with 0.
         slow_downs: Slow-down factors, at least 1; one for each time.
         period: Seconds until it repeats; infinite to keep the last one.
 
@@ -89,7 +89,7 @@ class ThrottlingTrace:
             raise ValueError(f"slow-downs must be at least 1 and finite, got {self.slow_downs}")
 
     def at(self, now: Seconds) -> tuple[float, Seconds]:
-        """The slow-down at `now`, and the beginning of the next one."""
+        """The slow-down at `now`, and the time at which it changes."""
         index, end = _step(self.times, self.period, now)
         return self.slow_downs[index], end
 
@@ -105,7 +105,7 @@ def _require_steps(times: Sequence[Seconds], values: Sequence[object], period: S
 
 
 def _step(times: Sequence[Seconds], period: Seconds, now: Seconds) -> tuple[int, Seconds]:
-    """Index of the step at `now`, and the beginning of the next one."""
+    """Index of the step at `now`, and the time at which the next one begins."""
     start = 0.0 if period == math.inf else now // period * period
     # Division rounds, so `now` may fall a hair outside [start, start + period).
     index = bisect.bisect_right(times, now - start) - 1
@@ -118,12 +118,13 @@ class Platform:
     """The hardware of one worker.
 
     Args:
-        name: For people.
+        name: Name for people.
         throughput: Training samples per second of one executor on an idle machine, for this
             workload.
         executors: Number of executors; their throughputs add up.
         trace: Contention over time; None for an idle machine.
-        throttling: Additional slow-downs over time, hidden from monitors; None for none.
+        throttling: Additional slow-downs over time, hidden from monitors; None if there are
+            none.
         sensitivity: Slow-down by contention; hidden from algorithms.
         uplink: Maximum bytes per second sent, for all messages together, above 0.
         downlink: Maximum bytes per second received, for all messages together, above 0.
@@ -150,15 +151,15 @@ class Platform:
 
     @property
     def total_throughput(self) -> float:
-        """Samples per second of all executors together on an idle machine."""
+        """Samples per second of all executors together while the machine is idle."""
         return self.throughput * self.executors
 
     def contention(self, now: Seconds) -> Contention:
-        """Usage by others at `now`."""
+        """Use of the platform by others at `now`."""
         return Contention() if self.trace is None else self.trace.at(now)[0]
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean usage by others from `start` to `end`, as a monitor would see it."""
+        """Mean use by others from `start` to `end`, as a monitor would see it."""
         if self.trace is None or start >= end:
             return self.contention(end)
         now, sums = start, [0.0, 0.0, 0.0]
@@ -172,7 +173,7 @@ class Platform:
         return Contention(min(1.0, sums[0]), sums[1], sums[2])
 
     def duration(self, start: Seconds, cost: float) -> Seconds:
-        """Seconds that `cost` (in samples) takes from `start` on, through the contention."""
+        """Seconds that work of `cost` samples takes from `start` on, under the contention."""
         if self.trace is None and self.throttling is None:
             return cost / self.total_throughput
         now, remaining = start, float(cost)
@@ -184,7 +185,7 @@ class Platform:
             now = end
 
     def work(self, start: Seconds, end: Seconds) -> float:
-        """Work done from `start` to `end`, in samples: the inverse of `duration`."""
+        """Work done from `start` to `end`, in samples; the inverse of `duration`."""
         now, done = start, 0.0
         while now < end:
             speed, until = self._speed(now)
@@ -193,7 +194,7 @@ class Platform:
         return done
 
     def _speed(self, now: Seconds) -> tuple[float, Seconds]:
-        """Samples per second of all executors at `now`, and the end of this rate."""
+        """Samples per second of all executors at `now`, and the time at which they change."""
         speed, end = self.total_throughput, math.inf
         if self.trace is not None:
             contention, end = self.trace.at(now)
@@ -210,7 +211,8 @@ UNEVEN_SPEEDS = (1.0, 0.8, 0.33, 0.25)
 def uneven(
     num_workers: int = 4, throughput: float = 1000.0, speeds: Sequence[float] = UNEVEN_SPEEDS
 ) -> tuple[Platform, ...]:
-    """Platforms whose speeds cycle through 1, 0.8, 0.33 and 0.25 of `throughput` (samples/s).
+    """Platforms whose speeds cycle through 1, 0.8, 0.33 and 0.25 times `throughput`
+    (samples/s).
 
     >>> [platform.throughput for platform in uneven(4)]
     [1000.0, 800.0, 330.0, 250.0]
@@ -222,7 +224,7 @@ def uneven(
 
 
 def paper(throughput: float = 250.0) -> tuple[Platform, ...]:
-    """Make two CPU and two GPU platforms, like the EdgeGossip paper's four.
+    """Make two CPU and two GPU platforms, like the four in the EdgeGossip paper.
 
     The paper prints no speeds. Here a CPU platform has four executors of `throughput`
     samples/s, and a GPU platform has one that is 12 times as fast. The ratio of three is the

@@ -20,7 +20,7 @@ from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
 MOST_TOGETHER = 64
-"""Trainers; more would gain nothing, and their parameters would not stay in a cache."""
+"""Trainers that run together; more gain nothing, and their parameters would leave the cache."""
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 """``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
@@ -39,12 +39,12 @@ class Pool(Protocol):
     """A place where training runs, as the simulator needs it."""
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Have what `make_trainer` makes train here."""
+        """Make trainers that run here from those of `make_trainer`."""
 
     def train(
         self, trainer: Trainer, request: Train, progress: float
     ) -> Pending[TrainingResult]:
-        """Start training, as `Trainer.train` says."""
+        """Start training; see `Trainer.train`."""
 
 
 OpenPool: TypeAlias = Callable[[], AbstractContextManager[Pool]]
@@ -74,7 +74,7 @@ class _Deferred(Generic[T]):
 
 
 class _Waiting:
-    """Training that starts when somebody asks for it, or for what waits with it."""
+    """Training that starts when its result, or one that waits with it, is needed."""
 
     __slots__ = ("_start", "outcome", "prepared")
 
@@ -101,8 +101,9 @@ class ComputePool:
     learner and each draws from its own streams.
 
     Args:
-        num_threads: Number of threads; None for one per core. 0 runs each task in the caller's
-            thread when its result is needed, which is fastest for tasks of microseconds.
+        num_threads: Number of threads; None for one per core. With 0, each task runs in the
+            caller's thread when its result is needed, which is fastest for tasks of
+            microseconds.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
@@ -127,7 +128,7 @@ class ComputePool:
         return future
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Trainers as they are: threads share their memory."""
+        """Return the trainers unchanged: threads share their memory."""
         return make_trainer
 
     def train(
@@ -145,7 +146,9 @@ class ComputePool:
         return waiting
 
     def _start(self, first: _Waiting) -> None:
-        """Start all waiting requests, together where possible; the group of `first` begins."""
+        """Start all waiting requests, together where possible and the group of `first`
+        first.
+        """
         waiting = [first, *(each for each in self._waiting if each is not first)]
         self._waiting = []
         groups: dict[Hashable, list[_Waiting]] = {}

@@ -68,21 +68,21 @@ _KEPT = (
 
 
 class Simulator(Generic[State]):
-    """A discrete-event loop: pop the earliest event, handle it, carry out its effects.
+    """A discrete-event loop: pop the earliest event, handle it, and carry out its effects.
 
     Two runs with equal arguments process the same events at the same virtual times in the same
-    order and end with the same bits. Ties break by insertion, nothing here reads a clock or
-    draws from a global generator, and the loop waits for real training only when virtual time
-    reaches its end.
+    order, and end with the same bits. Ties are broken by insertion. Nothing here reads a clock
+    or draws from a global generator. The loop waits for real training only when virtual time
+    reaches the end of that training.
 
     Args:
         algorithm: Algorithm of the workers.
         platforms: One for each worker.
-        initial_params: Initial parameters of every worker, [num_params]; or a function of its
+        initial_params: Initial parameters of every worker, [num_params], or a function of the
             rank.
         make_trainer: Makes a worker's trainer at its first training.
-        make_predictor: Makes the predictor of a worker's throughput; by default one that starts
-            from the idle platform's throughput and follows the measurements.
+        make_predictor: Makes the predictor of a worker's throughput; the default starts from
+            the idle platform's throughput and follows measurements.
         links: Latencies and bandwidths.
         faults: Script of the faults.
         pool: Pool for training; by default the caller's thread.
@@ -153,10 +153,10 @@ class Simulator(Generic[State]):
     def run(self, until: Seconds = math.inf) -> bool:
         """Process events up to and including time `until`; return whether the run is over.
 
-        It returns early, between two events, once `should_stop` is set.
+        It returns early, between two events, when `should_stop` is set.
 
         Raises:
-            LocalProtocolError: If the algorithm breaks the contract, or waits forever.
+            LocalProtocolError: If the algorithm breaks the contract or waits forever.
         """
         queue = self._queue
         while queue and queue[0][0] <= until and not self.should_stop:
@@ -200,7 +200,7 @@ class Simulator(Generic[State]):
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """All state for the rest of the run; waits for running work."""
+        """All state that the rest of the run depends on; waits for running work."""
         for record in self._records:
             if record.training is not None:
                 record.training.pending = Ready(record.training.pending.result())
@@ -229,7 +229,7 @@ class Simulator(Generic[State]):
         self._push(self.now, rank, Assigned(*self._get_ready(rank)))
 
     def _get_ready(self, rank: Rank) -> tuple[int, float]:
-        """Prepare a platform's data; return its amount and the cost of a pass."""
+        """Prepare a platform's data; return the amount of data and the cost of a pass."""
         trainer = self._machines.trainer(rank)
         self._machines.occupy(rank, self.now, trainer.setup_cost)
         return trainer.num_samples, trainer.epoch_cost

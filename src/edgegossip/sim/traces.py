@@ -1,4 +1,4 @@
-"""Platforms from measurements of real phones and GPUs, in the user's own files; jobs."""
+"""Platforms from files with measurements of real phones and GPUs, and traces of jobs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def phones(
 
     Args:
         path: JSON, plain or gzipped: a list of objects with "Model" and "CPU_F_AI_Score", the
-            benchmark's score of floating-point work on the processor. The list that the FLASH
-            study published is one (github.com/PKU-Chengxu/FLASH, raw_ai_benchmark_list.json).
+            benchmark's score for floating-point work on the processor. The FLASH study has
+            published such a list (github.com/PKU-Chengxu/FLASH, raw_ai_benchmark_list.json).
         num_workers: Number of phones to draw.
-        throughput: Samples per second of the fastest phone of the list.
-        seed: Seed of the draw.
+        throughput: Samples per second of the fastest phone in the list.
+        seed: Seed for the draw.
 
     Raises:
         DataError: If the file is missing or has another format.
@@ -72,11 +72,11 @@ def gpus(
         path: JSON, plain or gzipped, of the Gavel study (github.com/stanford-futuredata/gavel,
             physical_cluster_throughputs.json): {GPU: {"('JOB', GPUs)": {"null": steps/s}}}.
         num_workers: Number of GPUs to draw.
-        job: One of the file's jobs whose name ends in its batch size.
-        seed: Seed of the draw.
+        job: One of the file's jobs; the name must end with the batch size.
+        seed: Seed for the draw.
 
     Raises:
-        DataError: If the file is missing or not of this form, or the job is not in it.
+        DataError: If the file is missing, has another format, or lacks the job.
     """
     hint = """{GPU: {"('JOB', 1)": {"null": steps/s}}}, as in Gavel (see sim.traces.gpus)"""
     measured = _read(path, hint)
@@ -107,18 +107,18 @@ def gpus(
 def batch_jobs(
     seed: int = 0, *, phase: Seconds = 8.0, intensity: float = 1.0, period: Seconds = 3600.0
 ) -> ContentionTrace:
-    """Co-running jobs like WordCount and Sort, in sequence with pauses.
+    """The load of jobs like WordCount and Sort that run in sequence, with pauses.
 
     A job goes through its phases (map, shuffle, reduce; read, shuffle, merge, write). Each
     phase uses cores, network and disk differently, and jobs differ in intensity. The duration
-    of a phase or a pause has an exponential distribution and is unpredictable. The shares are
-    invented, modeled on such jobs on a machine with eight cores and one disk.
+    of a phase or a pause has an exponential distribution and is unpredictable. The loads are
+    invented; they are modeled on such jobs on a machine with eight cores and one disk.
 
     Args:
         seed: Seed of the draws; use a different one for each platform.
-        phase: Mean seconds of a phase or pause, between two changes of the load.
-        intensity: Load relative to the usual one, in (0, 2]; it varies by a third either way.
-        period: Seconds after which it all repeats.
+        phase: Mean seconds of a phase or pause, that is, between two changes of the load.
+        intensity: Load relative to the usual one, in (0, 2]; jobs vary by a third either way.
+        period: Seconds after which everything repeats.
 
     Raises:
         ValueError: If a number is out of range.

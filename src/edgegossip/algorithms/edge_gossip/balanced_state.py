@@ -1,4 +1,4 @@
-"""State of a balanced worker around that of the inner algorithm."""
+"""State of a balanced worker, around that of the inner algorithm."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class BalancedState(WorkerState):
 
     Attributes:
         inner: State of the inner algorithm.
-        epoch_cost: Cost of a pass over all own data, in training samples; 0 for an unused
-            spare.
+        epoch_cost: Cost of a pass over all of this worker's data, in training samples; 0 for an
+            unused spare.
         layout: Layout of `params`, from `Started`.
-        throughput: Own last forecast, in training samples per second.
+        throughput: This worker's last forecast, in training samples per second.
         waiting: Training requested by the inner algorithm that has not begun.
         plan: Plan of the current epoch.
         keep_ratio: This worker's share in this epoch.
         trained_at: Time of the last training; infinite before the first.
         step_cost: Cost of a step of that training, in training samples.
-        rest_seconds: Seconds between two forecasts of a failed platform that nobody waits for;
+        rest_seconds: Seconds between two forecasts of a failed platform for which nobody waits;
             0 for a platform that does not rest.
-        pass_left: Rest of the pass until the next forecast, for an algorithm that trains by
+        pass_left: Remainder of the pass before the next forecast, for algorithms that train by
             steps.
         forecasts: Last forecast of each platform (``spread="exact"``).
         fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.
         inherited: Workers whose data this worker has taken over, in order.
-        is_predicting: A forecast was requested for the waiting training.
+        is_predicting: A forecast for the waiting training was requested.
         is_assigning: Requested data has not arrived yet.
         is_spare: The worker is an unused spare, and the inner algorithm has not started.
     """
@@ -138,7 +138,7 @@ class BalancedState(WorkerState):
         return self.throughput * (now - self.trained_at) >= 10 * self.step_cost > 0
 
     def rests_on(self, min_throughput: float, now: Seconds) -> bool:
-        """The platform rests, and the new forecast does not end that."""
+        """The platform rests, and the new forecast does not change that."""
         if not self.has_failed(min_throughput) or self.is_due_to_try(now):
             self.rest_seconds = 0.0
         return self.rest_seconds > 0
@@ -155,7 +155,7 @@ class BalancedState(WorkerState):
 
     @property
     def seconds(self) -> Seconds:
-        """Time for all own data; infinite without data or without a forecast."""
+        """Time for all of this worker's data; infinite without data or without a forecast."""
         if not (self.epoch_cost and self.throughput):
             return math.inf
         return self.epoch_cost / self.throughput

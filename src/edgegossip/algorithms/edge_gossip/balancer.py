@@ -44,15 +44,15 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Balancer:
-    r"""Gives every platform the amount of data that lets all end together.
+    r"""Gives every platform the amount of data with which all finish together.
 
     With predicted throughput :math:`p_i` and :math:`|X_i|` samples, platform :math:`i` has
-    failed if :math:`p_i <` `min_throughput`; of the others
+    failed if :math:`p_i <` `min_throughput`; for the others,
 
     .. math:: T_i = |X_i| / p_i, \qquad r_i = \min_j T_j / T_i
 
-    so the fastest keeps all of its data. The caller handles more failures than
-    `max_failed_share`.
+    so the fastest keeps all of its data. If more than `max_failed_share` have failed, the
+    caller decides what to do.
 
     Args:
         min_throughput: Samples per second below which a platform counts as failed, at least 0;

@@ -1,4 +1,4 @@
-"""Spread of forecasts: workers learn the time that the fastest needs for its data."""
+"""Spreading forecasts: workers learn the time that the fastest needs for its data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PlatformForecast:
     """Forecast of a platform for its next epoch.
 
     Attributes:
-        round: Its round at the time of the forecast.
+        round: The platform's round at the time of the forecast.
         throughput: Training samples per second.
         epoch_cost: Cost of a pass over all its data, in training samples.
         inherited: Workers whose data this worker has taken over, in order.
@@ -52,9 +52,7 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """Make a message with both numbers and the workers whose data this worker has taken
-        over.
-        """
+        """Make a message with both numbers and the workers whose data was taken over."""
         inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
         numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
         return Message("forecast", self.round, inherited, numbers)
@@ -70,10 +68,10 @@ class PlatformForecast:
 class Fastest:
     r"""Push-min of :math:`T_i`, with an age that removes stale values.
 
-    A worker that knows no faster one is itself the fastest, at age 0. A received value ages by
-    one in each epoch of the worker, and is forgotten above `max_age`. If the fastest slows down
-    or is lost, all workers therefore know after that many epochs. On a complete graph,
-    :math:`O(\log E)` random pushes spread a minimum to all.
+    A worker that knows of no faster one considers itself the fastest, at age 0. A received
+    value ages by one in each epoch of the worker, and is forgotten above `max_age`. If the
+    fastest slows down or is lost, all workers therefore know after that many epochs. On a
+    complete graph, a minimum reaches all workers after :math:`O(\log E)` random pushes.
 
     Attributes:
         seconds: :math:`T_j` of the fastest known worker; infinite for none.
@@ -90,13 +88,13 @@ class Fastest:
             self.seconds, self.age = math.inf, 0
 
     def hear(self, message: Message, max_age: int) -> None:
-        """Take over the value in a message if it is faster, or equally fast and fresher."""
+        """Adopt the value in a message if it is faster, or equally fast and fresher."""
         heard = (message.numbers.get(_SECONDS, math.inf), int(message.numbers.get(_AGE, 0)))
         if heard[1] <= max_age and heard < (self.seconds, self.age):
             self.seconds, self.age = heard
 
     def ride_on(self, send: Send, own_seconds: Seconds) -> Send:
-        """Add the fastest known worker, including the sender, to the message of `send`."""
+        """Add the fastest known worker, which may be the sender, to the message of `send`."""
         known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
         if known[0] == math.inf:
             return send
@@ -109,7 +107,7 @@ def detach(event: Received) -> Received:
 
 
 def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
-    """Describe the messages beside the inner algorithm's (``spread="exact"``)."""
+    """Describe the messages in addition to the inner algorithm's (``spread="exact"``)."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
     positive = (0, math.inf)
     forecast = MessageSpec(
@@ -121,7 +119,7 @@ def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, Messag
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
-    """Add the fastest to the inner algorithm's messages (``spread="gossip"``)."""
+    """Add the fastest worker to the inner algorithm's messages (``spread="gossip"``)."""
     more: dict[str, Limits] = {_SECONDS: (0, math.inf), _AGE: range(_OLDEST)}
     return {
         kind: replace(spec, optional_numbers={**spec.optional_numbers, **more})

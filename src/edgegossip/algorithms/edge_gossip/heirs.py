@@ -16,7 +16,7 @@ def require_valid(
     on_failure: str = "reassign",
     spread: str = "exact",
 ) -> None:
-    """Raise `ValueError` if these settings of `EdgeGossip` are inconsistent.
+    """Raise `ValueError` if these settings of `EdgeGossip` contradict each other.
 
     >>> require_valid(3, spares=(2,), reachable={0: (1, 7)})
     Traceback (most recent call last):
@@ -47,16 +47,16 @@ def choose_heirs(
     """Give each failed platform's data to a spare, or else to the fastest that can reach it.
 
     Args:
-        heirs: Present heir of each platform's data, as `heirs_by` finds it. A recovered
-            platform gets its data back. A spare that inherited the data would be left with
-            none, so it keeps the data and both train on it.
-        shares: Shares of the platforms, with a mark for each failed one.
+        heirs: Current heir of each platform's data, as `heirs_by` finds it. A recovered
+            platform gets its data back. A spare that inherited the data would then have none,
+            so it keeps them, and both train on the same data.
+        shares: Shares of the platforms; failed ones are marked.
         throughputs: [E] samples per second.
         spares: Platforms without data of their own; each takes over one platform's.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:
-        The heir of each failed platform with data, if there is one.
+        The heir of each failed platform that has data, if there is one.
 
     >>> from edgegossip.algorithms.edge_gossip.balancer import Balancer
     >>> throughputs = [100.0, 80.0, 0.0]
@@ -91,7 +91,8 @@ def _that_stay(
 def heirs_by(
     holdings: Mapping[Rank, Collection[Rank]], spares: Collection[Rank]
 ) -> dict[Rank, Rank]:
-    """Heir of each platform, from the data that each claims; prefers spares, then low ranks.
+    """The heir of each platform, from the data that each claims; prefers spares, then low
+    ranks.
 
     >>> heirs_by({0: (3,), 1: (3, 4), 2: (4,)}, spares=(2,))
     {3: 0, 4: 2}

@@ -11,17 +11,17 @@ from torch import Tensor
 from edgegossip.core.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
 
 TOLERANCE = 0.02
-"""Tolerated deviation from a plan, as a share of the epoch, because batches and forecasts are
-not exact either.
+"""Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are not exact
+either.
 """
 
 MOST_BLOCKS = 12
-"""Smallest block relative to the first one, which bounds the number of blocks."""
+"""Size of the smallest block relative to the first, which bounds the number of blocks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPlan:
-    """Plan of one epoch: the work, its deadline, and the work done so far.
+    """Plan for one epoch: the work, its deadline, and the work done so far.
 
     Attributes:
         train: The requested training.
@@ -30,20 +30,20 @@ class EpochPlan:
         cost: Total work, in training samples.
         deadline: Planned end.
         start: Start time.
-        block_share: Share of the remaining work in the next block, in (0, 1].
+        block_share: Share of the remaining work that the next block does, in (0, 1].
         done: Work done so far, in training samples.
         num_samples: Samples processed.
         num_steps: Steps taken.
         total_loss: Sum of the losses over the steps.
         params: Current parameters, [num_params].
         outputs: As in `Trained`.
-        pass_samples: Samples that the pass visits in all; 0 before the first block.
-        mean_keep_ratio: Mean over all training workers; None if unknown, which disables
-            correction.
+        pass_samples: Total samples that the pass visits; 0 before the first block.
+        mean_keep_ratio: Mean over all training workers; if it is None (unknown), nothing is
+            corrected.
         correction: Exponent of the correction; see `EdgeGossip`.
         layout: Layout of `params`; see `Started`.
         metrics: As in `Trained`, of the newest block.
-        has_changed: The work has deviated from the plan and from whole batches.
+        has_changed: The amount of work has been adjusted since the plan was made.
     """
 
     train: Train
@@ -119,7 +119,7 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """The rest of the plan is less than a batch."""
+        """Less than a batch of the plan remains."""
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
@@ -142,7 +142,7 @@ class EpochPlan:
         return self._train(Epochs(share), begins_pass=False)
 
     def result(self, now: Seconds) -> Trained:
-        """All blocks combined into the requested training."""
+        """The requested training, combined from all blocks."""
         return Trained(
             params=self._corrected_params(),
             before=self.train.params,

@@ -1,4 +1,4 @@
-"""EdgeGossip: any gossip algorithm, with each worker's data cut to fit its speed."""
+"""EdgeGossip: any gossip algorithm, with each worker's amount of data fitted to its speed."""
 
 from __future__ import annotations
 
@@ -60,59 +60,62 @@ class EdgeGossip(Algorithm[BalancedState]):
     Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
     data would take :math:`T_i = |X_i| / p_i`. It then trains on the share
     :math:`r_i = \min_j T_j / T_i` (Algorithm 1, `Balancer`), chosen by its trainer
-    (Algorithm 2, `AccuracyAware`). The inner algorithm asks for epochs or steps, and is not
-    aware of the change:
+    (Algorithm 2, `AccuracyAware`). The inner algorithm asks for epochs or steps and does not
+    notice the change:
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
-      forecast again, and the rest is adjusted so that the epoch still ends on time. Its
-      parameter change is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the share
-      done, the mean (`exact` only) and the share :math:`f` of samples chosen for their high
-      loss (`Trained.metrics["focus"]`), or the data of the fastest would win.
+      forecast again, and the rest is adjusted so that the epoch still ends on time. Without a
+      correction the data of the fastest worker would dominate. The change of the parameters is
+      therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the share that was
+      done, the mean share (`exact` only), and the share :math:`f` of samples chosen for their
+      high loss (`Trained.metrics["focus"]`).
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
-      share :math:`r_i` of the data; the next forecast follows at the end of such a pass.
+      share :math:`r_i` of the data; the next forecast is made at the end of such a pass.
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
     its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
-    the inner algorithm's own messages, which grow by some 40 bytes (`Fastest`); failures then
-    go unnoticed by the balancer. A late or lost forecast blocks nobody: after `timeout` the
+    the inner algorithm's own messages, which grow by some 40 bytes (`Fastest`); the balancer
+    then does not notice failures. A late or lost forecast blocks nobody: after `timeout` the
     last known one is used.
 
-    A failed platform relays the model untrained if others wait for it. Otherwise it has
-    finished, until a forecast says that it has recovered; it makes one forecast in the time of
-    the fastest worker's pass. To keep its measurements fresh, it spends at most a tenth of the
-    time on single steps.
+    A failed platform relays the model untrained if others wait for it. Otherwise it rests until
+    a forecast says that it has recovered, and makes one forecast per pass of the fastest
+    worker. To keep its measurements fresh, it spends at most a tenth of the time on single
+    steps.
 
     Args:
         inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. Parameter
             servers need a barrier after many steps: `FixedADACOMM`.
-        spread: Way in which workers learn :math:`\min_j T_j`.
+        spread: How workers learn :math:`\min_j T_j`: "exact" or "gossip".
         balancer: Algorithm 1, with its thresholds.
-        on_failure: Policy when more platforms have failed than the balancer allows (only
-            `exact` can tell): "continue" without them, "halt" the run with a `PlatformError`,
-            or "reassign" the data of each to a spare, or else to the fastest that can reach it.
+        on_failure: Policy if more platforms have failed than the balancer allows (only `exact`
+            can tell): "continue" without them, "halt" the run with a `PlatformError`, or
+            "reassign" the data of each to a spare, or else to the fastest platform that can
+            reach it.
         spares: Workers without data that stay idle until they get a failed platform's data.
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
         max_keep_ratio: Share of its data that the fastest keeps each epoch, in (0, 1]; the
             others keep theirs in proportion. Below 1, models are averaged more often.
-        block_share: Share of the rest of an epoch between two forecasts of the speed, in (0,
-            1]; 1 forecasts once an epoch, as the paper does.
-        correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weighs all data
-            alike, but amplifies the noise of few steps. At 1/2 and with equally much data, all
-            workers' noise counts the same.
+        block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
+            1 forecasts once an epoch, as the paper does.
+        correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data
+            equally, but amplifies the noise of workers with few steps. At 1/2, with equal
+            amounts of data, the noise of all workers counts the same.
         timeout: Seconds to wait for forecasts; None for 5 % of the worker's own epoch. A failed
             platform does not wait.
-        max_age: Epochs after which `gossip` forgets the fastest worker; None for twice :math:`1
-            + \lceil \log_2 E \rceil`.
+        max_age: Epochs after which `gossip` forgets the fastest worker; None for
+            :math:`2 (1 + \lceil \log_2 E \rceil)`.
 
     Raises:
         ValueError: If a number, rank or name is out of range.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
-        Departures: there is no central balancer, each worker computes its own ratio; blocks,
-        `gossip`, spares and the treatment of steps are ours; the cost of the look at aggregated
-        points is part of :math:`|X_i|`; a failed platform's behavior; the correction, which
-        with 1 is that of Wang et al., "FedNova", NeurIPS 2020, arXiv:2007.07481.
+        Departures: each worker computes its own ratio, without a central balancer; blocks,
+        `gossip`, spares, the treatment of steps and the behavior of failed platforms are
+        ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
+        correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
+        2020, arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]
@@ -222,7 +225,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return self._pass_on(state, event, now)
 
     def _pass_on(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
-        """Let the inner algorithm handle `event`; hold its training back."""
+        """Let the inner algorithm handle `event`, and hold its training back."""
         effects = self.inner.handle(state.inner, event, now)
         state.params, state.round = state.inner.params, state.inner.round
         if state.is_spare:
@@ -282,7 +285,7 @@ class EdgeGossip(Algorithm[BalancedState]):
     # Training.
 
     def _begin(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        """Compute the own share and train on it."""
+        """Compute this worker's share and train on it."""
         if state.waiting is None or state.is_busy:
             return []
         if self.spread == "gossip":
@@ -326,7 +329,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return state.plan.first()
 
     def _pause(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
-        """Finish as a failed platform: it hardly trains and holds nobody up."""
+        """Finish as a failed platform, which hardly trains and holds nobody up."""
         if state.is_due_to_try(now):
             return [replace(state.take_waiting(), work=Steps(1))]
         if self.traits.is_synchronous:
@@ -385,7 +388,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Assign(own + data)]
 
     def _is_stranded(self, state: BalancedState) -> bool:
-        """The worker is a spare that can reach nobody with an initial model."""
+        """The worker is a spare that cannot reach any worker with an initial model."""
         return state.is_spare and state.lost.keys() >= {*self._regulars}
 
     def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:

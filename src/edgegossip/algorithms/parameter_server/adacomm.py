@@ -51,11 +51,11 @@ class ADACOMM(FixedADACOMM):
         num_workers: :math:`M`; see `ParameterServer`.
         num_rounds: Rounds.
         resend_after: See `ParameterServer`.
-        tau: :math:`\tau_0`, at least 1; the paper searches a grid, for one window each.
+        tau: :math:`\tau_0`, at least 1; the paper tries each value of a grid for one window.
         window: :math:`\Gamma`, seconds between two changes, above 0.
 
     References:
-        Wang & Joshi, SysML 2019, arXiv:1810.08313, equations 17 and 18. Departures: the
+        Wang & Joshi, SysML 2019, arXiv:1810.08313, equations 17 and 18. Departures: the task's
         schedule sets the learning rate; the loss is measured on validation data.
     """
 

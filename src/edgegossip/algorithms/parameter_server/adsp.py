@@ -47,31 +47,31 @@ class SearchingServerState(ADSPServerState):
 class ADSP(ADSPPlus):
     r"""Search for the commit rate online, while workers train without waiting.
 
-    Extends `ADSPPlus`. The server measures its model's loss on validation data during a window,
-    and the reward measures how fast it fell. While rewards rise, the next window tries a higher
-    rate (see `CommitSearch`). The best rate stays until the epoch is over, or until the loss
-    has risen by `loss_rise` between the ends of two windows. A new search then begins from the
-    current rate.
+    ADSP extends `ADSPPlus`. During each window the server measures its model's loss on
+    validation data, and a reward says how fast the loss fell. While rewards rise, the next
+    window tries a higher rate (see `CommitSearch`). The best rate is kept until the epoch is
+    over, or until the loss has risen by `loss_rise` between the ends of two windows. A new
+    search then begins from the current rate.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Commits of each worker until it finishes.
+        num_rounds: Commits that each worker makes before it finishes.
         resend_after: See `ParameterServer`.
         window: :math:`\Gamma`; see `ADSPPlus`.
-        min_interval: See `ADSPPlus`; no rate above `window / min_interval` is tried.
+        min_interval: See `ADSPPlus`; rates above `window / min_interval` are not tried.
         rate: The first rate to try.
         waits_for_answer: See `ADSPPlus`.
-        reward: Rates a window: `LogSlope`, `ConstrainedFit` or `PaperReward`.
+        reward: Rating of a window: `LogSlope`, `ConstrainedFit` or `PaperReward`.
         windows_per_epoch: Windows until a new search begins, at least 2; 20 in the paper.
         loss_rise: Relative rise of the loss that starts a new search, above 0.
-        growth: Ratio of a rate to the previous one, at least 1; 1 tries one more commit in each
-            window, as published.
+        growth: Ratio of a rate to the previous one, at least 1; with 1, each window tries one
+            more commit, as published.
 
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
         Departures, in addition to those of `ADSPPlus`: the default reward; `growth`, without
-        which a rate of ten is found after ten windows; the loss is measured on validation data;
-        a window without a falling loss never ends the search.
+        which it takes ten windows to find a rate of ten; the loss is measured on validation
+        data; a window in which the loss does not fall never ends the search.
     """
 
     reward: Reward = LogSlope()
@@ -137,7 +137,7 @@ class ADSP(ADSPPlus):
         return [*sends, SetTimer(WINDOW, now + self._until_look(state))]
 
     def end_window(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Record the loss, in a window or at its end."""
+        """Record the loss within a window or at its end."""
         assert isinstance(state, SearchingServerState)
         num_looks = len(state.search.looks) + len(state.asked_at)
         effects = self._look(state, now)
@@ -188,7 +188,7 @@ class ADSP(ADSPPlus):
     def _implicit_momentum(
         self, state: SearchingServerState, commits: Mapping[Rank, int]
     ) -> float | None:
-        """Theorem 1, from the commits and steps of this window."""
+        """The momentum of Theorem 1, from the commits and steps of this window."""
         steps = {j: n - state.steps_before[j] for j, n in state.num_steps.items()}
         active = [j for j in self.workers if commits[j] > 0 and steps[j] > 0]
         return implicit_momentum([steps[j] / commits[j] for j in active]) if active else None

@@ -1,4 +1,4 @@
-"""ADSPPlus: workers never wait, and commit at a given rate."""
+"""ADSPPlus: workers never wait and commit at a given rate."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ADSPServerState(ServerState):
     """State of the server.
 
     Attributes:
-        target: Total commits of each worker wanted by the end of the window.
-        rate: Commits of each worker in a window.
+        target: Total commits that each worker should have made by the end of the window.
+        rate: Commits of each worker per window.
     """
 
     target: int = 0
@@ -49,28 +49,29 @@ class ADSPPlus(ParameterServer):
 
     .. math:: T_i = \max(T_{min},\; \Gamma / \Delta C_i)
 
-    The timer runs from one sending to the next, so the time :math:`O_i` that a commit takes is
-    part of it, as in the paper, where :math:`\Gamma / \Delta C_i - O_i` runs from the answer.
-    The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`.
+    The timer runs from one send to the next, so it includes the time :math:`O_i` that a commit
+    takes. The paper instead waits :math:`\Gamma / \Delta C_i - O_i` after the answer, which
+    amounts to the same. The server merges each commit on arrival,
+    :math:`W \leftarrow W + U_i / M`.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Commits of each worker until it finishes.
+        num_rounds: Commits that each worker makes before it finishes.
         resend_after: See `ParameterServer`.
         window: :math:`\Gamma` in seconds, above 0.
         min_interval: :math:`T_{min}` in seconds, at least 0 and below `window`.
         rate: Commits of each worker in a window, at least 1; fixed here, the initial rate in
             `ADSP`.
-        waits_for_answer: A worker pauses while its commit is in flight, as published. If false,
-            it trains on, and its progress is added to the answer. No time is lost, but these
-            steps start from a stale model. None, the default, trains on only if the last answer
-            took longer than a step.
+        waits_for_answer: If true, a worker pauses while its commit is in flight, as published.
+            If false, it trains on and adds its progress to the answer; no time is lost, but
+            these steps start from a stale model. With None, it trains on only if the last
+            answer took longer than a step.
 
     References:
         Hu, Wang & Wu, "Distributed machine learning through heterogeneous edge systems", AAAI
-        2020, arXiv:1911.06949. Departures: workers are not halted between windows; the timer,
-        not a number of steps, triggers the first commit; the minimum interval starts with the
-        sending; `waits_for_answer`.
+        2020, arXiv:1911.06949. Departures: workers are not halted between windows; a timer, not
+        a number of steps, triggers the first commit; the minimum interval starts when a commit
+        is sent; `waits_for_answer`.
     """
 
     window: Seconds = 60.0
@@ -149,7 +150,7 @@ class ADSPPlus(ParameterServer):
         return self.begin_window(state, now)
 
     def end_window(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Go on to the next window."""
+        """Continue with the next window."""
         return self.begin_window(state, now)
 
     def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""ASP: workers commit every step, without waiting."""
+"""ASP: workers commit after every step, without waiting."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgegossip.core.protocol import Effect, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class ASP(ParameterServer):
-    r"""Commit every step, independently of the others.
+    r"""Commit after every step, independently of the others.
 
     The server merges each commit on arrival, :math:`W \leftarrow W + U_i / M`, and answers at
     once.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Commits of each worker, each of one step.
+        num_rounds: Commits of each worker, one per step.
         resend_after: See `ParameterServer`.
 
     References:

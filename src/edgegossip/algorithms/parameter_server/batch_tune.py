@@ -1,4 +1,4 @@
-"""BatchTune: batch sizes by speed, so that a step takes all workers equally long."""
+"""BatchTune: batch sizes by speed, so that all workers need equally long for a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec
 
 _SPEED, _RATIO = "speed", "batch_ratio"
-"""Additional numbers in commits and in the server's answers."""
+"""Numbers added to commits and to the server's answers."""
 _MAX_RATIO = 1e4
 _MAX_SPEED = 1e12
 
@@ -43,8 +43,8 @@ class BatchTuneState(WorkerState):
     Attributes:
         inner: State of the inner algorithm.
         speed: Speed of a worker, in samples per second; 0 before it has trained.
-        batch_ratio: Size of a worker's batches over the task's.
-        speeds: On the server: last reported speed of each reachable worker.
+        batch_ratio: Size of a worker's batches relative to the task's.
+        speeds: On the server, the last reported speed of each reachable worker.
     """
 
     inner: State
@@ -55,7 +55,7 @@ class BatchTuneState(WorkerState):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTune(Algorithm[BatchTuneState]):
-    r"""Give fast workers larger batches and slow ones smaller, with the same total.
+    r"""Give fast workers larger batches and slow workers smaller ones, with the same total.
 
     With :math:`v_i` the samples per second of worker :math:`i`, measured while it trains, and
     :math:`B` the task's batch size, :math:`M` workers take batches of
@@ -67,15 +67,16 @@ class BatchTune(Algorithm[BatchTuneState]):
     reported. The inner algorithm averages updates regardless of the batch.
 
     Args:
-        inner: Any parameter server; a barrier after a fixed number of steps gains the most.
+        inner: Any parameter server; one with a barrier after a fixed number of steps gains the
+            most.
         smoothing: Weight of the previous estimate of the speed, in [0, 1); 0 uses only the last
             piece of work.
 
     References:
         Chen, Wang & Li, "Round-robin synchronization: mitigating communication bottlenecks in
-        parameter servers" (R2SP), INFOCOM 2019; as a baseline, with this formula: the published
-        code of Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949. Departures: speeds are measured all
-        the time, not once; sizes are rounded, not cut.
+        parameter servers" (R2SP), INFOCOM 2019. The published code of Hu, Wang & Wu, AAAI 2020,
+        arXiv:1911.06949, has it as a baseline, with this formula. Departures: speeds are
+        measured continuously, not once; sizes are rounded, not truncated.
     """
 
     inner: ParameterServer
@@ -100,7 +101,7 @@ class BatchTune(Algorithm[BatchTuneState]):
         return self.inner.traits
 
     def role(self, rank: Rank) -> Role:
-        """Value of the inner algorithm."""
+        """Role in the inner algorithm."""
         return self.inner.role(rank)
 
     def warnings(self, setting: Setting) -> list[str]:
@@ -108,7 +109,7 @@ class BatchTune(Algorithm[BatchTuneState]):
         return self.inner.warnings(setting)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """The inner algorithm's messages, with a speed or a ratio."""
+        """The inner algorithm's messages, each with a speed or a ratio."""
         specs = dict(self.inner.schema(params))
         speed, ratio = {_SPEED: (0, _MAX_SPEED)}, {_RATIO: (1 / _MAX_RATIO, _MAX_RATIO)}
         for kind, numbers in (("commit", speed), ("params", ratio)):

@@ -16,20 +16,20 @@ class BSP(ParameterServer):
 
     .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
 
-    Updates are summed in rank order, so speeds change times and never results. Nobody waits for
-    lost workers; :math:`M` is then the number of workers that have committed. A worker that was
-    away when the others passed the barrier has trained from an older model. Its commit is
-    answered and not added, like that of a straggler with backup workers.
+    Updates are summed in rank order, so speeds change durations but never results. Nobody waits
+    for lost workers; :math:`M` is then the number of workers that have committed. A worker that
+    was away when the others passed the barrier has trained from an older model. Its commit is
+    answered but not added, like that of a straggler with backup workers.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Rounds, each of one step.
+        num_rounds: Number of rounds, each of one step.
         resend_after: See `ParameterServer`.
 
     References:
-        Valiant, "A bridging model for parallel computation", CACM 1990. As a baseline: Hu, Wang
-        & Wu, AAAI 2020, arXiv:1911.06949, section 2. Late commits: Chen et al., "Revisiting
-        distributed synchronous SGD", 2016, arXiv:1604.00981.
+        Valiant, "A bridging model for parallel computation", CACM 1990. Hu, Wang & Wu, AAAI
+        2020, arXiv:1911.06949, section 2, have it as a baseline. For late commits: Chen et al.,
+        "Revisiting distributed synchronous SGD", 2016, arXiv:1604.00981.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Online search for the commit rate: more commits a window while that helps."""
+"""Online search for the commit rate: more commits per window as long as that helps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Tried:
     Attributes:
         at: End time.
         window: Number in the current search, from 1.
-        rate: Commits wanted of each worker.
+        rate: Commits requested from each worker.
         reward: Reward in the search; None outside a search.
-        loss: Loss at its end.
-        num_commits: Commits of all workers in it.
+        loss: Loss at the end of the window.
+        num_commits: Commits of all workers in the window.
         implicit_momentum: Momentum by Theorem 1; None if nobody committed.
     """
 
@@ -44,20 +44,21 @@ class CommitSearch:
     """State of the search; the state of a server has one.
 
     A window tries a rate. While rewards rise, the next window tries a higher one. The first
-    window without improvement ends the search, and the best rate stays. If the loss did not
+    window without improvement ends the search, and the best rate is kept. If the loss did not
     fall in a window, the search continues upwards: more commits mean less implicit momentum,
     which stops a divergence.
 
-    A later search begins at the current rate. (One that began below it sank to a rate of 1 in
-    most of 36 runs: rewards differ by less than their noise once the loss falls slowly.)
+    A later search begins at the current rate. Searches that began below it ended at a rate of 1
+    in most of 36 runs, because rewards differ by less than their noise once the loss falls
+    slowly.
 
     Attributes:
         growth: Ratio of the next rate to the current one; the next rate is at least one higher.
         rate: Commits of each worker in the current window.
-        is_searching: The search will try another rate.
+        is_searching: Whether another rate will be tried.
         best_reward: Best reward among the windows of this search.
-        best_rate: The rate of that window.
-        looks: Losses of this window, from its start.
+        best_rate: Rate of that window.
+        looks: Losses measured in this window, from its start.
         tried: Finished windows.
     """
 

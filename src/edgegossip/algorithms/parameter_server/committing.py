@@ -43,7 +43,7 @@ State: TypeAlias = ServerState | CommitterState | StandbyState | SharedState
 
 @dataclass(frozen=True, kw_only=True)
 class Committing(Algorithm[State]):
-    """The worker's half of `ParameterServer`: commits to the server."""
+    """The worker's half of `ParameterServer`, which commits to the server."""
 
     num_rounds: int
     resend_after: Seconds | None = None
@@ -63,7 +63,7 @@ class Committing(Algorithm[State]):
     # For algorithms to define.
 
     def is_due(self, state: CommitterState) -> bool:
-        """Return whether a worker that has just trained commits."""
+        """Return whether a worker that has just trained must commit."""
         return state.num_asked >= state.local_steps
 
     def block(self, state: CommitterState) -> int:
@@ -131,11 +131,11 @@ class Committing(Algorithm[State]):
         return self.take_settings(state, message.numbers, now)
 
     def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Begin as a worker: train, or ask for the model after a return."""
+        """Begin as a worker: train, or after a return ask for the model."""
         return [*self._send_again(state, now), *self.go_on(state, now)]
 
     def go_on(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Commit if due, and train unless the worker has to wait."""
+        """Commit if due, and train unless the worker must wait."""
         if state.is_pulling or state.is_training:
             return []
         commit: list[Effect] = []
@@ -243,7 +243,7 @@ class Committing(Algorithm[State]):
     def _copy(self, state: CommitterState) -> Send:
         """Report the newest received model to a restarted server.
 
-        `number` is that of the last sent commit; no server can have merged more.
+        `number` belongs to the last commit sent; no server can have merged more.
         """
         if state.is_pulling and not state.counts.any():
             return Send(SERVER, Message("pull", state.round))  # no model to report

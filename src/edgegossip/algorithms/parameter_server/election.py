@@ -1,18 +1,18 @@
 """Elections: workers elect another server by majority once theirs is lost.
 
 Each server has its own term, a whole number; `term` modulo the number of ranks is the rank that
-serves in it. Two servers are therefore never in one term, even if voters lose their memory. The
-highest term counts. A rank that hears of a higher one follows that server, and a server steps
-down.
+serves in it. No term therefore has two servers, even if voters lose their memory. The highest
+term counts: a rank that hears of a higher one follows its server, and steps down if it serves
+itself.
 
-A worker that misses its server waits for a short, random time. It then asks all others to vote
-for a term of its own, higher than all known terms. A vote is given
+A worker that misses its server waits for a short random time. It then asks all others to vote
+for a term of its own, which is higher than all known terms. A vote is given
 
-- once for a term, and for no term below an earlier vote;
-- only by ranks that miss their server too, so that a rank that is cut off cannot depose it;
+- once per term, and for no term below that of an earlier vote;
+- only by ranks that also miss their server, so a rank that is cut off cannot depose it;
 - to a candidate whose model is at least as new as the voter's.
 
-The votes of more than half of all ranks elect. Any two majorities have a rank in common.
+A candidate needs the votes of more than half of all ranks. Any two majorities share a rank.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _REPEATS = 8
 """Attempts of a candidate in one term, because messages may be lost or slow."""
 
 Age: TypeAlias = tuple[int, int]
-"""Age of a model: the term of its server, and the number of its commits."""
+"""Age of a model: the term of its server and the number of its commits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Election:
-    """One rank's view of the serving rank; events in, effects out.
+    """One rank's view of which rank serves; events in, effects out.
 
     Attributes:
         rank: Rank of this worker.
-        num_ranks: Number of ranks in all, each with a vote.
+        num_ranks: Total number of ranks, each with a vote.
         term: Term of the followed server.
-        promised: The highest term with this rank's vote.
+        promised: The highest term that has this rank's vote.
         stands_for: The term of this rank's candidacy; `UNKNOWN` without one.
         votes: Voters for that term, as keys.
         lost: Unreachable ranks, as keys.
@@ -57,7 +57,7 @@ class Election:
         misses_leader: The server is lost, restarted or unknown.
         followers: While leading: ranks that have sent a message in this term since the last
             announcement, as keys.
-        must_confirm: While leading: most ranks were unreachable for a while, and may have
+        must_confirm: While leading: most ranks were unreachable for a while and may have
             another server by now.
         num_attempts: Candidacies since the server was lost.
     """
@@ -87,7 +87,7 @@ class Election:
 
     @property
     def may_merge(self) -> bool:
-        """This rank serves, and most ranks follow."""
+        """This rank serves, and most ranks follow it."""
         return self.has_majority and not self.must_confirm
 
     @property
@@ -126,7 +126,7 @@ class Election:
         return not self.is_leading and self.term != UNKNOWN and rank == self.leader
 
     def miss_leader(self, now: Seconds) -> list[Effect]:
-        """Prepare a candidacy, unless one is under way."""
+        """Prepare to stand for election, unless already doing so."""
         if self.misses_leader:
             return []
         self.misses_leader, self.num_attempts = True, 0
@@ -151,7 +151,7 @@ class Election:
     # Standing and voting.
 
     def stand(self, age: Age, now: Seconds) -> list[Effect]:
-        """Ask all for their votes, in a new term if another candidate has a higher one."""
+        """Ask all ranks for votes, in a new term if another candidate has a higher one."""
         if not self.misses_leader:
             return []
         self.num_attempts = min(self.num_attempts + 1, 100)
@@ -200,7 +200,7 @@ class Election:
         self.promised = max(self.promised, int(promised.numbers["stands_for"]))
 
     def lead(self) -> list[Effect]:
-        """Begin to serve, and tell all."""
+        """Begin to serve, and tell all ranks."""
         self.term, self.is_leading, self.followers = self.stands_for, True, {}
         self.must_confirm = False
         return [*self._found(), *self.tell(Message("lead", 0))]

@@ -17,18 +17,18 @@ from edgegossip.core.ranges import check_ranges
 class FixedADACOMM(BSP):
     r"""Average all workers' updates after every :math:`\tau` local steps.
 
-    This is `BSP` with blocks; with :math:`\tau = 1` the two are equal.
+    This is `BSP` with blocks of several steps; with :math:`\tau = 1` the two are equal.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Rounds, each of `tau` steps.
+        num_rounds: Number of rounds, each of `tau` steps.
         resend_after: See `ParameterServer`.
         tau: :math:`\tau`, local steps in a round, at least 1.
 
     References:
         Wang & Joshi, "Adaptive communication strategies to achieve the best error-runtime
-        trade-off in local-update SGD", SysML 2019, arXiv:1810.08313. The name, and
-        :math:`\tau = 40`: Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949.
+        trade-off in local-update SGD", SysML 2019, arXiv:1810.08313. The name and
+        :math:`\tau = 40` are from Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949.
     """
 
     tau: int = 40

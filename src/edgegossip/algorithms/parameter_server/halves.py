@@ -1,6 +1,6 @@
-"""The two halves of a rank that may serve: a worker, and a server.
+"""The two halves of a rank that may serve: a worker and a server.
 
-Neither half is aware of elections: for both, the server is rank 0. Messages between halves go
+Neither half knows about elections: to both, the server is rank 0. Messages between halves go
 to the rank that currently serves, which may be this one.
 """
 
@@ -46,7 +46,7 @@ class StandbyState(WorkerState):
     """State of a rank; `params` and `round` are those of its halves.
 
     Attributes:
-        election: Election that tells which rank serves.
+        election: Election, which knows the rank that serves.
         worker: The half that trains; None on rank 0.
         server: The half that serves; None on ranks that do not.
         copy: The newest received model of the server; None without one.
@@ -55,8 +55,8 @@ class StandbyState(WorkerState):
         held: The answer to the worker on this rank, until other ranks have its model.
         held_for: Those other ranks, as keys.
         timers: Active timers of `server`, as keys.
-        num_asked: Running evaluations.
-        num_stale: Evaluations among these for a server that has stepped down.
+        num_asked: Number of running evaluations.
+        num_stale: Number of these that were for a server that has stepped down.
     """
 
     election: Election
@@ -113,10 +113,10 @@ class Halves:
     def _keep_fresh(
         self, state: StandbyState, server: ServerState, effects: list[Effect]
     ) -> list[Effect]:
-        """Give the new model to the most recent committers, even if it answers another worker.
+        """Give the new model to the most recent committers, even if it answers somebody else.
 
-        The worker on this rank waits for that, as the others wait for their answers. Otherwise
-        it would commit without pause and starve the others.
+        The worker on this rank waits until they have it, as the others wait for their answers.
+        Otherwise it would commit without pause and starve the others.
         """
         answers = {
             each.receiver: each
@@ -141,7 +141,7 @@ class Halves:
     def release(
         self, state: StandbyState, rank: Rank, now: Seconds, num_kept: float = math.inf
     ) -> list[Effect]:
-        """Answer this rank's worker, if `rank` was the last to confirm so many commits."""
+        """Answer this rank's worker if `rank` was the last to confirm that many commits."""
         if state.held is None or num_kept < int(state.held.payload["counts"].sum()):
             return []
         state.held_for.pop(rank, None)
@@ -212,7 +212,7 @@ class Halves:
     def _show(
         self, state: StandbyState, newest: Message, show: Message, now: Seconds
     ) -> list[Effect]:
-        """Report the newest model to a new server, or confirm that the server's is as new."""
+        """Report the newest model to a new server, or confirm that its own is equally new."""
         worker, payload = state.worker, {**newest.payload}
         assert worker is not None
         number = worker.num_commits + (worker.commit is not None)

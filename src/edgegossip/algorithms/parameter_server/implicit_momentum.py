@@ -1,4 +1,4 @@
-"""Implicit momentum: the momentum that asynchrony adds by itself."""
+"""Implicit momentum: the momentum that asynchrony adds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def implicit_momentum(steps_per_commit: Sequence[float]) -> float:
         \mu = 1 - p, \qquad
         p = \frac{1}{1 + (1 - \frac1m) \sum_{i=1}^{m} \frac{\Gamma}{\Delta C_i\, v_i}}
 
-    Fewer commits mean more of it, and explicit momentum adds to it. The paper calls
-    :math:`v_i` a speed; here it is the time of a step, so that the fraction has no unit: it is
-    the number of steps between two commits. With one step for each commit the result is the
+    Fewer commits mean more implicit momentum, and explicit momentum adds to it. The paper calls
+    :math:`v_i` a speed; here it is the duration of a step, so the fraction has no unit: it is
+    the number of steps between two commits. With one step per commit, the result is the
     :math:`1 - 1/m` of asynchronous SGD.
 
     Args:

@@ -1,8 +1,8 @@
-"""Rank 0 of several servers: it tells all of them the order of events.
+"""Rank 0 of several servers, which tells all of them the order of events.
 
 A commit counts as arrived once all servers hold their pieces of it, so no order has to wait. If
-the worker is lost in between, no order mentions the commit. A worker counts as lost while it is
-missing at any server. An evaluation needs all slices; only then are they sent to rank 0.
+the worker is lost before that, no order mentions the commit. A worker counts as lost while any
+server misses it. Only an evaluation needs all slices, which are then sent to rank 0.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Leading(Sharing):
     def _is_under_way(
         self, lead: Lead, what: str, worker: Rank = 0, piece: tuple[float, float] = (0.0, 0)
     ) -> bool:
-        """Return whether such an order exists; it is resent on request."""
+        """Return whether such an order exists already; it is resent on request."""
         found = (WHAT.index(what), worker, *piece)
         names = ("what", "worker", "life", "serial")
         return (
@@ -294,7 +294,7 @@ class Leading(Sharing):
     def _begin_anew(
         self, state: SharingState, lead: Lead, epoch: int, now: Seconds
     ) -> list[Effect]:
-        """Begin another epoch, because a server has lost its slice or its history."""
+        """Begin a new epoch, because a server has lost its slice or its history."""
         again = self.begin_epoch(state, epoch)
         commits = dict.fromkeys(state.pieces["commit"])
         lead.orders, lead.held, lead.heard = {}, {}, {}
@@ -347,7 +347,7 @@ def _lead(state: SharingState) -> Lead:
 
 
 def _holds(lead: Lead, rank: Rank, row: int, worker: Rank) -> tuple[float, float] | None:
-    """Label the piece of a worker that a server has reported."""
+    """Return the label of the worker's piece that a server has reported."""
     if rank not in lead.held:
         return None
     life, serial = lead.held[rank].payload["holds"][2 * row : 2 * row + 2, worker - 1].tolist()

@@ -10,10 +10,10 @@ from edgegossip.core.protocol import Layout, Message, Rank
 
 
 def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
-    """Count the commits in each copy, limited by the worker's own count.
+    """Count the commits in each copy, at most as many as the worker itself counts.
 
-    Two other workers' counts also suffice, because a worker that resumes from a checkpoint has
-    forgotten some commits.
+    The counts of two other workers also suffice, because a worker that resumes from a
+    checkpoint has forgotten some commits.
     """
     told = {
         j: dict(zip(workers, copy.payload["counts"].tolist(), strict=True))
@@ -30,7 +30,7 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
 
 
 def change(commit: Message, params: Tensor) -> Tensor:
-    """Return the change of `params` by a commit, [num_params]; statistics stay as measured."""
+    """Return a commit's change of `params`, [num_params]; statistics stay as measured."""
     update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
     if num_trained == update.numel():
         return update

@@ -6,9 +6,9 @@ losses, cuts and restarts. A derived algorithm decides when a worker commits (`i
 when and how the server merges and answers (`serve`).
 
 Each answer says how many commits of each worker its model holds. This suffices to continue
-after the server has lost its memory. It asks all workers for their latest model and takes the
-newest, and workers resend commits that this model lacks. A worker is the authority on its own
-commits: no copy can count more of them than the worker itself.
+after the server has lost its memory: it asks all workers for their latest model, takes the
+newest, and workers resend the commits that this model lacks. A worker is the authority on its
+own commits: no copy can count more of them than the worker itself.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from edgegossip.core.topology import complete, star
 
 _MAX_NUMBER = 2**53
 _MAX_COUNT = 2**52
-"""Well below `_MAX_NUMBER`, so that a server that believes a false count can still continue."""
+"""Well below `_MAX_NUMBER`, so a server that believes a false count can still continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer(Committing):
-    r"""Base of the algorithms in which workers commit updates to a server.
+    r"""Base of algorithms in which workers commit updates to a server.
 
-    Worker :math:`i` trains from the server's model :math:`W`, and commits the change.
-    The server adds a share of it and answers with its model:
+    Worker :math:`i` trains from the server's model :math:`W` and commits the change. The server
+    adds a share of the change and answers with its model:
 
     .. math::
         U_i = x_i - W^{pulled}_i, \qquad W \leftarrow W + \tfrac{1}{M} U_i, \qquad
@@ -75,7 +75,7 @@ class ParameterServer(Committing):
 
     A worker has one commit in flight at a time, and by default waits for the answer. Running
     statistics of normalization layers are merged as measured, :math:`W \leftarrow W + \tfrac1M
-    (x_i - W)`: sums of stale differences could make a variance negative.
+    (x_i - W)`: adding up stale differences could make a variance negative.
 
     Ranks 1 to `num_workers` are workers. Rank 0 is the server: it has no data, and its model is
     evaluated. With `num_servers` above 1, the first ranks are servers, and each has one slice
@@ -83,20 +83,20 @@ class ParameterServer(Committing):
 
     A worker that comes back asks for the model (`pull`) and continues in the round of the
     slowest other worker; nobody waits for its missed rounds. A worker stops when the server is
-    lost, and gives up after `patience`; so does a server that has lost all its workers.
+    lost and gives up after `patience`; so does a server that has lost all its workers.
 
     Args:
-        num_workers: :math:`M`, workers that train; the run has one rank more.
-        num_rounds: Commits of each worker until it finishes.
-        resend_after: Seconds until an unanswered commit is resent; each further wait is that
-            much longer. None never does, which suits lossless links.
+        num_workers: :math:`M`, the number of workers that train; the run has one more rank.
+        num_rounds: Commits that each worker makes before it finishes.
+        resend_after: Seconds until an unanswered commit is resent; each further wait is longer
+            by the same amount. None never resends; safe only on lossless links.
         patience: Seconds for which a worker waits for a lost server, and a server for the
             first of its workers to come back.
-        rate_ratio: Learning rate of the workers over the task's, above 0.
-        momentum: Explicit momentum of the workers' SGD, in [0, 1), in addition to that of
-            asynchrony; None keeps the task's.
-        standby: Number of the most recent committers that are kept up to date, so that one of
-            them can be elected server (see `Standby`). 0 never elects.
+        rate_ratio: Learning rate of the workers relative to the task's, above 0.
+        momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
+            momentum. None keeps the task's.
+        standby: Number of most recent committers that are kept up to date, so that one of them
+            can be elected server (see `Standby`). With 0 there are no elections.
         num_servers: Servers that share the model, at least 1; `standby` needs exactly 1.
 
     Raises:
@@ -128,7 +128,7 @@ class ParameterServer(Committing):
         """Merge and answer the commits of `state.waiting` that are due."""
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401 - of `ServerState`
-        """Build the server's first state from the common fields."""
+        """Build the server's initial state from the common fields."""
         return ServerState(**fields)
 
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
@@ -136,13 +136,13 @@ class ParameterServer(Committing):
         return []
 
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
-        """Account for the loss of the server's model on validation data."""
+        """Account for the measured loss of the server's model on validation data."""
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
-        """Settings for worker `rank` in each answer, and values to keep for `recall`.
+        """The settings for worker `rank` in each answer, and values to keep for `recall`.
 
-        Names are those of `limits`, and any of `optional_limits`.
+        The names are all those of `limits`, and any of `optional_limits`.
         """
         return {}
 
@@ -157,7 +157,7 @@ class ParameterServer(Committing):
         return {}
 
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
-        """Restore `settings` that a worker has kept, after a restart; any may be missing."""
+        """After a restart, restore `settings` that a worker has kept; any may be missing."""
 
     # Common to all algorithms.
 
@@ -207,7 +207,7 @@ class ParameterServer(Committing):
         return Standby(self).schema(messages) if self.standby else messages
 
     def messages(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Commits, pulls, the newest model of a worker, and the server's answers."""
+        """Commits, pulls, reports of a worker's newest model, and the server's answers."""
         counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=_MAX_COUNT)
         ahead = self.num_rounds
         serial, trained = range(1, _MAX_NUMBER), range(params.numel() + 1)
@@ -291,7 +291,7 @@ class ParameterServer(Committing):
         return effects if has_work else [*effects, Finish()]
 
     def _is_alone(self, state: ServerState) -> bool:
-        """All workers are lost, and none of them has finished."""
+        """All workers are lost, and none has finished."""
         return len(state.lost) == self.num_workers and state.round < self.num_rounds
 
     def _lose(self, state: ServerState, event: WorkerLost) -> None:
@@ -344,7 +344,7 @@ class ParameterServer(Committing):
         return [*self._ask(state, now), SetTimer(PATIENCE, now + self.patience)]
 
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Ask workers for the newest model after losing the server's own."""
+        """Ask workers for their newest model, because the server has lost its own."""
         show = Message("show", state.round)
         effects: list[Effect] = [Send(j, show) for j in state.unseen if j not in state.lost]
         if effects and self.resend_after is not None:
@@ -372,7 +372,7 @@ class ParameterServer(Committing):
         return bool(state.copies) and state.unseen.keys() <= mute
 
     def _recover(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Take over the newest reported model, and begin to serve."""
+        """Adopt the newest reported model, and begin to serve."""
         copies, state.copies, state.is_new = state.copies, {}, False
         counts = believed(copies, self.workers)
         # Workers without a model newer than the elected server's own report none.
@@ -407,7 +407,7 @@ class ParameterServer(Committing):
         return [j for j in self.workers if j not in state.lost and rounds[j] < self.num_rounds]
 
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
-        """Add `share` of each waiting commit of `ranks`, in this order, to the model."""
+        """Add `share` of each waiting commit of `ranks` to the model, in this order."""
         changes = (change(state.waiting[j], state.params) for j in ranks)
         state.params = state.params.add(reduce(torch.add, changes), alpha=share)
         for rank in ranks:
@@ -428,7 +428,7 @@ class ParameterServer(Committing):
         return Send(rank, self.model_message("params", state, rank))
 
     def model_message(self, kind: str, state: ServerState, rank: Rank) -> Message:
-        """Make a message for worker `rank` of the model and its settings."""
+        """Make a message for worker `rank` with the model and its settings."""
         counts = torch.tensor([*state.num_commits.values()], dtype=torch.int64)
         payload = {"params": state.params, "counts": counts}
         return Message(kind, state.rounds[rank], payload, self.settings(state, rank))

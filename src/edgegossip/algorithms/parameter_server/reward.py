@@ -1,4 +1,4 @@
-"""Rewards of a commit rate: the speed at which the loss fell during its trial."""
+"""Rewards of a commit rate: how fast the loss fell while it was tried."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_ranges
 
 Look: TypeAlias = tuple[Seconds, float]
-"""Time since the start of the window, and the loss then."""
+"""Time since the start of the window, and the loss at that time."""
 
 FloatArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class Reward(Protocol):
-    """Rates the window of one commit rate."""
+    """Rates the window in which a commit rate was tried."""
 
     @property
     def num_looks(self) -> int:
-        """Number of losses used, the first at the start and the last at the end."""
+        """Number of losses used; the first is at the start and the last at the end."""
 
     def __call__(self, looks: Sequence[Look]) -> float:
-        """Rate the window: more is better, above 0 only if the loss fell."""
+        """Rate the window: higher is better, and above 0 only if the loss fell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class LogSlope:
 
 @dataclass(frozen=True, kw_only=True)
 class ConstrainedFit:
-    r"""The paper's curve with its parameters constrained to sensible ranges.
+    r"""The paper's curve, with its parameters constrained to sensible ranges.
 
     Fits :math:`\ell(t) = 1 / (a t + b) + c` with :math:`a, b > 0` and
     :math:`0 \le c < \min_k \ell_k`, and rates the window by the relative fall of the fitted
@@ -114,12 +114,12 @@ class PaperReward:
     not the default.
 
     Args:
-        final_loss: :math:`\ell_{end}`, the target loss of training; 0.7 for CIFAR-10 in the
+        final_loss: :math:`\ell_{end}`, the loss at which training ends; 0.7 for CIFAR-10 in the
             published code.
 
     References:
-        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, and its published code (`get_reward`), the
-        source of the fit, its guards and their values -100000 and -100001.
+        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, and its published code (`get_reward`), from
+        which the fit, its guards and their values -100000 and -100001 are taken.
     """
 
     final_loss: float = 0.7

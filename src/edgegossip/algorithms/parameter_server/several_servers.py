@@ -1,7 +1,7 @@
-"""Several servers that share the model: each has a slice, and each worker uses all of them.
+"""Several servers that share the model: each has a slice, and every worker uses all of them.
 
-A worker acts as with a single server, but it sends commits in pieces, one to each server. An
-answer counts once all its pieces have arrived. `Sharing` makes the servers agree.
+A worker acts as it would with a single server, but sends commits in pieces, one to each server.
+An answer counts once all its pieces have arrived. `Sharing` makes the servers agree.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class SeveralServersState(WorkerState):
 
     Attributes:
         inner: State of the worker of a single server.
-        life: Time of the last return, if any; pieces of an earlier life are older.
+        life: Time of the last return, if any; pieces from an earlier life are older.
         serial: Serial number of the worker's last commit.
         epoch: Epoch of the last request for its model; answers of earlier epochs no longer
             count.
-        parts: The newest piece of an answer of each server.
+        parts: Newest piece of an answer from each server.
         lost: Servers that cannot be reached, as keys.
     """
 
@@ -159,7 +159,7 @@ class SeveralServers:
     def _hear(
         self, state: SeveralServersState, sender: Rank, message: Message
     ) -> Received | None:
-        """Return the event that the worker of a single server would get, if any."""
+        """Return the event that a worker with a single server would get, if any."""
         match message.kind:
             case "params":
                 joined = self._join(state, sender, message)
@@ -170,7 +170,7 @@ class SeveralServers:
         return Received(SERVER, message) if sender == SERVER else None
 
     def _join(self, state: SeveralServersState, sender: Rank, part: Message) -> Message | None:
-        """Keep a piece of an answer; return the answer once all its pieces have arrived."""
+        """Keep a piece of an answer; return the answer when all its pieces have arrived."""
         num_held = self.role(sender).num_held(state.params.numel())
         if part.payload["params"].numel() != num_held:
             return None
@@ -283,5 +283,5 @@ def _answer(part: Message) -> tuple[float, float]:
 
 @cache
 def several_servers(algorithm: ParameterServer) -> SeveralServers:
-    """Build the behavior of the ranks of `algorithm`, once."""
+    """Build the behavior of the ranks of `algorithm`; cached."""
     return SeveralServers(algorithm)

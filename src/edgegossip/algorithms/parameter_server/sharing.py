@@ -1,14 +1,14 @@
-"""One of several servers: it holds a slice of the model, and handles events in rank 0's order.
+"""One of several servers: it holds a slice of the model and handles events in rank 0's order.
 
 All servers run the same algorithm, each on its own slice. No decision of a server depends on
-the entries of the model. Servers that receive the same events in the same order decide the
-same: the workers merged in a round, the time of an answer, and its content. Rank 0 puts events
-in order (`Leading`), and sends each as an *order*, which has no tensors; the pieces of commits
-and copies come from the workers themselves.
+the entries of the model. Servers that receive the same events in the same order therefore
+decide the same: which workers to merge in a round, when to answer, and with what. Rank 0 puts
+events in order (`Leading`) and sends each as an *order*, which has no tensors; the pieces of
+commits and copies come from the workers themselves.
 
-An *epoch* is a sequence of orders from one beginning. If a server has lost its slice, rank 0
-begins another epoch. All servers then act like a single restarted server: they take the newest
-model of any worker, each its own slice.
+An *epoch* is a sequence of orders from a common start. If a server has lost its slice, rank 0
+begins a new epoch. All servers then act like a single restarted server: each takes its slice of
+the newest model that any worker has.
 """
 
 from __future__ import annotations
@@ -54,39 +54,40 @@ if TYPE_CHECKING:
     from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 
 TIMERS = (RESEND, PATIENCE, "window")
-"""Timers of the algorithms that servers run."""
+"""Timers of the algorithms that the servers run."""
 WHAT = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
     *("lost", "lied", "joined", "restarted", *TIMERS),
 )
-"""Events of orders, by number."""
+"""Events that orders name, by number."""
 PIECES = ("commit", "copy")
 """Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
-"""Numbers of a piece in addition to those of the whole message."""
+"""Numbers that a piece has in addition to those of the whole message."""
 _GROWTH, _MOST_GROWN = 1.5, 14
-"""Growth of the wait for a confirmation after each failure, and its largest exponent."""
+"""Factor by which the wait for a confirmation grows per failure, and its largest exponent."""
 _IDLE = "idle"
 """An idle timer; without any timer, a host would consider slow workers silent."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Lead:
-    """State of rank 0 in addition to that of a server.
+    """State that rank 0 has in addition to that of a server.
 
     Attributes:
         orders: Orders that a server may not have carried out yet, by number.
         held: Last report of each other server on its pieces.
-        fresh: Workers, as keys, with a new piece that is not in an order yet; by kind.
+        fresh: By kind, the workers (as keys) with a new piece that is not in an order yet.
         ordered: Last ordered commit of each worker.
-        put_off: Events while nobody trains; ordering them would keep the run open forever.
-        slices: Slices to evaluate, by number of the look and server.
-        num_looked: Looks of this epoch with complete slices.
-        num_asked: Running evaluations.
-        num_stale: Evaluations among these from an earlier epoch.
-        heard: Epochs of the other servers, while rank 0 knows of none.
+        put_off: Events that happen while nobody trains; ordering them would keep the run open
+            forever.
+        slices: Slices to evaluate, by look and server.
+        num_looked: Number of looks of this epoch whose slices are complete.
+        num_asked: Number of running evaluations.
+        num_stale: Number of these from an earlier epoch.
+        heard: Epochs of the other servers while rank 0 knows of none.
         is_timed: The resend timer is set.
-        num_sends: Number of repeats, which lengthens the waits.
+        num_sends: Number of repeats, which lengthen the waits.
     """
 
     orders: dict[int, Message] = field(default_factory=dict)
@@ -113,11 +114,11 @@ class Lead:
         return resend_after * _GROWTH**self.num_sends
 
     def slow_down(self) -> None:
-        """Wait longer, because no confirmation has come."""
+        """Wait longer, because no confirmation has arrived."""
         self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
 
     def hasten(self) -> None:
-        """Wait less, because one has come; where half of all messages are lost, it took four
+        """Wait less, because one has arrived; if half of all messages are lost, that took four
         tries.
         """
         self.num_sends = max(0, self.num_sends - 3)
@@ -125,23 +126,24 @@ class Lead:
 
 @dataclass(slots=True, kw_only=True)
 class SharingState(WorkerState):
-    """State of a server that holds a slice; `params` are the slice once it is known.
+    """State of a server that holds a slice; `params` is the slice once it is known.
 
     Attributes:
-        inner: State of the algorithm, as if this were the only server and its slice the model.
+        inner: State of the algorithm, as if this were the only server and its slice were the
+            model.
         first: Slice of the initial model.
         num_params: Entries of the whole model.
         epoch: The current epoch; 0 while none is known.
         num_orders: Orders carried out in this epoch.
-        chain: A digest of these orders.
+        chain: Digest of these orders.
         early: Orders that arrived before their predecessors, by number.
-        num_answers: Answers of this epoch.
+        num_answers: Answers given in this epoch.
         num_looks: Evaluations requested in this epoch.
-        pieces: The newest piece of each worker, by kind; without tensors after its use.
+        pieces: The newest piece of each worker, by kind; its tensors are dropped after use.
         looks: Slices for evaluation that rank 0 may lack, by number of the look.
         lost: Unreachable ranks, as keys.
-        num_told: Reports to rank 0.
-        is_astray: The server cannot carry out an order; rank 0 has to begin another epoch.
+        num_told: Reports sent to rank 0.
+        is_astray: The server cannot carry out an order, so rank 0 must begin a new epoch.
         has_finished: The algorithm has finished.
         lead: State of rank 0 only.
     """
@@ -167,13 +169,13 @@ class SharingState(WorkerState):
 
 
 def label(piece: Message) -> tuple[float, float]:
-    """Key to compare pieces of one worker: the newer one is larger."""
+    """Key for comparing pieces of one worker: the newer one is larger."""
     return piece.numbers["life"], piece.numbers["serial"]
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Behavior of every server of several.
+    """Behavior of each of several servers.
 
     Args:
         algorithm: Algorithm with `num_servers` above 1.
@@ -183,7 +185,9 @@ class Sharing:
 
     @cached_property
     def single(self) -> ParameterServer:
-        """The algorithm of one server: its rank is 0, workers have the ranks from 1 on."""
+        """The algorithm as one server sees it: the server is rank 0, and workers begin at rank
+        1.
+        """
         return replace(self.algorithm, num_servers=1)
 
     @property
@@ -195,11 +199,11 @@ class Sharing:
         return self.algorithm.num_workers
 
     def outer(self, worker: Rank) -> Rank:
-        """The rank in the run of one of `single`."""
+        """The rank in the run that corresponds to a rank in `single`."""
         return worker + self.num_servers - 1
 
     def inner(self, rank: Rank) -> Rank:
-        """The rank in `single` of a worker; below 1 for a server."""
+        """The rank of a worker in `single`; below 1 for a server."""
         return rank - self.num_servers + 1
 
     def role(self, rank: Rank) -> Role:
@@ -209,7 +213,7 @@ class Sharing:
         return Role("server", has_data=False, slice_index=rank, num_slices=self.num_servers)
 
     def init(self, rank: Rank, params: Tensor) -> SharingState:
-        """Build the state of server `rank`; `params` are the whole vector."""
+        """Build the state of server `rank`; `params` is the whole vector."""
         num_params = params.numel()
         own = params[self.role(rank).stretch(num_params)].clone()
         inner = self.single.init_server(SERVER, own)
@@ -260,7 +264,7 @@ class Sharing:
         return self._obey(state, message, now) if message.kind == "order" else []
 
     def keep(self, state: SharingState, sender: Rank, piece: Message) -> bool:
-        """Keep a piece unless it is of another size, or there is a newer one."""
+        """Keep a piece unless its size is wrong or there is a newer one."""
         kept, worker = state.pieces[piece.kind], self.inner(sender)
         content = piece.payload["update" if piece.kind == "commit" else "params"]
         if content.shape != state.first.shape or content.dtype != state.first.dtype:
@@ -275,7 +279,7 @@ class Sharing:
         return True
 
     def _obey(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
-        """Carry out an order, and those that have waited for it."""
+        """Carry out an order and those that have waited for it."""
         numbers = order.numbers
         if numbers["epoch"] < state.epoch:
             return []
@@ -292,9 +296,7 @@ class Sharing:
         return [*effects, *self._report(state)]
 
     def _report(self, state: SharingState, again: bool = False) -> list[Effect]:
-        """Report this server's pieces to rank 0; with `again`, also the slices that it may
-        lack.
-        """
+        """Report this server's pieces to rank 0; with `again`, also slices that it may lack."""
         if SERVER in state.lost:
             return []
         none = Message("", 0, {}, {"life": 0.0, "serial": 0})
@@ -324,9 +326,9 @@ class Sharing:
     # Common to all servers.
 
     def begin_epoch(self, state: SharingState, epoch: int) -> list[Effect]:
-        """Forget the model, like a restarted server.
+        """Forget the model, as a restarted server would.
 
-        Workers must resend pieces of commits that were used in the last epoch.
+        Workers must resend the pieces of commits that the last epoch has used.
         """
         state.inner = self.single.init_server(SERVER, state.first)
         state.epoch, state.num_orders, state.chain = epoch, 0, 0
@@ -383,7 +385,9 @@ class Sharing:
         return TimerFired(what)
 
     def _pass_on(self, state: SharingState, effect: Effect) -> list[Effect]:
-        """Carry out an effect: each server for its slice, and rank 0 for everything else."""
+        """Carry out an effect: each server acts for its slice, and rank 0 does everything
+        else.
+        """
         is_leading = state.lead is not None
         match effect:
             case Send(worker, Message(kind="params") as answer):
@@ -409,6 +413,6 @@ class Sharing:
 
 
 def next_chain(order: Message) -> int:
-    """Digest an order and all its predecessors."""
+    """Compute the digest of an order and all its predecessors."""
     fields = sorted(item for item in order.numbers.items() if item[0] != "num_looked")
     return zlib.crc32(repr(fields).encode())

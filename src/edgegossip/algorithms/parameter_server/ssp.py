@@ -1,4 +1,4 @@
-"""SSP: workers commit every step; the lead of the fastest over the slowest is bounded."""
+"""SSP: workers commit after every step; the lead of the fastest over the slowest is bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgegossip.core.ranges import check_ranges
 
 @dataclass(frozen=True, kw_only=True)
 class SSP(ParameterServer):
-    r"""Commit every step; wait only when far ahead of the slowest worker.
+    r"""Commit after every step; wait only when far ahead of the slowest worker.
 
     The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`, and answers
     worker :math:`i` as soon as :math:`c_i - \min_j c_j < s`, where :math:`c_i` counts its
@@ -21,15 +21,15 @@ class SSP(ParameterServer):
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Commits, each of one step.
+        num_rounds: Commits of each worker, one per step.
         resend_after: See `ParameterServer`.
         slack: :math:`s`, at least 1; with 1, all wait for each other.
 
     References:
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
-        server", NIPS 2013. As a baseline, with s = 40: Hu, Wang & Wu, AAAI 2020,
-        arXiv:1911.06949. Departure: an answer has all commits so far, not only those of
-        certain clocks.
+        server", NIPS 2013. Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, have it as a baseline
+        with s = 40. Departure: an answer contains all commits so far, not only those of certain
+        clocks.
     """
 
     slack: int = 40

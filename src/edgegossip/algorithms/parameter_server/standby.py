@@ -1,12 +1,12 @@
 """One rank of a parameter server whose workers can take the server's place.
 
 Each worker has the server's model from its last answer, and the values that the server must
-remember. A server that an `Election` has found acts like a server that has restarted: it asks
-all for the newest model. A serving worker keeps training, so a rank has up to two halves.
+remember. A newly elected server (see `Election`) acts like one that has restarted: it asks all
+for the newest model. A serving worker keeps training, so a rank has up to two halves.
 
-All messages state their sender's term. A message of an older term is ignored, and answered with
-the current term. A server that cannot reach more than half of all ranks merges nothing. If a
-cut leaves a server on each side, one of them therefore pauses, and steps down after the cut.
+All messages state their sender's term. A message from an older term is ignored and answered
+with the current term. A server that cannot reach more than half of all ranks merges nothing. If
+a cut leaves a server on each side, one of them therefore pauses, and steps down after the cut.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAJORITY, REMIND = "majority", "remind"
 
 @dataclass(frozen=True, slots=True)
 class Standby(Halves):
-    """Dispatches each event to the right half of a rank, and decides which rank serves."""
+    """Dispatches each event to the right half of a rank and decides which rank serves."""
 
     def init(self, rank: Rank, params: Tensor) -> StandbyState:
         algorithm = self.algorithm
@@ -251,7 +251,7 @@ class Standby(Halves):
         return [*effects, *self._change_server(state, now)]
 
     def _step_down(self, state: StandbyState) -> list[Effect]:
-        """Drop the state of the server, because the others have continued without it."""
+        """Drop the server's state, because the others have continued without it."""
         timers = [SetTimer(SERVING + name, math.inf) for name in state.timers]
         state.num_stale = state.num_asked
         state.server, state.timers, state.recent = None, {}, {}
@@ -259,7 +259,7 @@ class Standby(Halves):
         return [*timers, SetTimer(MAJORITY, math.inf)] if state.election.is_leading else []
 
     def _lead(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Begin to serve: ask all for the newest model, like a restarted server."""
+        """Begin to serve: like a restarted server, ask all for the newest model."""
         assert state.worker is not None
         election = state.election
         effects = self.carry(state, election.lead(), now)
@@ -282,7 +282,7 @@ class Standby(Halves):
         return [*reminders, SetTimer(REMIND, now + again)]
 
     def _change_server(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Inform the worker's half of another server, unless that one is lost too."""
+        """Tell the worker's half about another server, unless that one is lost too."""
         effects = self.work(state, WorkerLost(SERVER), now)
         if state.election.misses_leader:
             return effects

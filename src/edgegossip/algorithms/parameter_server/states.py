@@ -17,22 +17,21 @@ RESEND, PATIENCE = "resend", "patience"
 
 @dataclass(slots=True, kw_only=True)
 class ServerState(WorkerState):
-    """State of the server; `params` are the model, and `round` is that of the most advanced
-    worker.
+    """State of the server; `params` is the model, `round` that of the most advanced worker.
 
     Attributes:
-        num_commits: Commits merged of each worker, by rank.
-        num_steps: Steps that went into them, by rank.
+        num_commits: Merged commits of each worker, by rank.
+        num_steps: Steps in these commits, by rank.
         rounds: The round of each worker, by rank; a returning worker skips its missed rounds.
-        waiting: Arrived commits without an answer, by sender.
+        waiting: Unanswered commits, by sender.
         pulling: Workers that ask for the model, as keys.
         lost: Workers that cannot be reached, as keys.
         dropped: Workers whose commit was dropped because they lied, as keys.
-        unseen: Workers that have not reported their latest model to the restarted server yet,
+        unseen: Workers that have not yet reported their latest model to the restarted server,
             as keys.
         copies: Reported models, by sender.
-        is_new: The server has restarted, and does not know the model yet.
-        may_merge: A majority is reachable, or none is needed.
+        is_new: The server has restarted and does not know the model yet.
+        may_merge: A majority is reachable, or no majority is needed.
     """
 
     num_commits: dict[Rank, int]
@@ -57,7 +56,7 @@ class ServerState(WorkerState):
         return self.waiting[rank].numbers["number"] <= self.num_commits[rank]
 
     def count(self, rank: Rank, num_rounds: int) -> None:
-        """Count the waiting commit of worker `rank`, once, and a round of that worker."""
+        """Count the waiting commit of worker `rank` once, and a round of that worker."""
         if self.is_counted(rank):
             return
         commit = self.waiting[rank].numbers
@@ -69,20 +68,20 @@ class ServerState(WorkerState):
 
 @dataclass(slots=True, kw_only=True)
 class CommitterState(WorkerState):
-    """State of a worker that trains, and commits its progress to the server.
+    """State of a worker that trains and commits its progress to the server.
 
     Attributes:
-        base: The model that `params` started from: `params - base` is not committed yet.
+        base: The model that `params` started from; `params - base` is not committed yet.
         counts: The server's `num_commits` in its last answer, [num_workers].
         memory: Other numbers to remember from the server's last answer; see `settings`.
         layout: See `Started.layout`.
-        commit: The sent commit without an answer.
-        committed: The parameters at the time of that commit.
-        num_sends: Sends of the unanswered message, which lengthen the waits.
-        sent_at: Time at which the last commit was sent, or work began.
+        commit: The unanswered commit, if any.
+        committed: The parameters when it was sent.
+        num_sends: How often the unanswered message was sent; each send lengthens the wait.
+        sent_at: Time at which the last commit was sent or work began.
         num_commits: Answered commits.
         local_steps: SGD steps between two commits, from the server's last message.
-        num_asked: Steps requested since the last commit; a wrapper may take fewer.
+        num_asked: Steps requested since the last commit; with a wrapper fewer may be taken.
         num_steps: Steps taken since the last commit.
         is_due: A commit is due for a reason other than the number of steps.
         interval: Seconds between two commits, if time decides.
@@ -91,7 +90,7 @@ class CommitterState(WorkerState):
         is_pulling: The worker needs the server's model before it trains on.
         has_server: The server is reachable.
         answer_seconds: Time from the last answered commit to its answer.
-        step_seconds: Time of a step of the last piece of training.
+        step_seconds: Duration of a step in the last piece of training.
     """
 
     base: Tensor

@@ -25,9 +25,9 @@ class Decoupled(Stages):
         update f_k by g_k;  this gives g_{k-1} at its inputs
         send g_{k-1} to stage k - 1            # which fits M_{k-1} to it when it comes
 
-    The last stage has the true loss. The trainer of a stage chooses the gradient that it trains
-    by: see `learning.stages`. A stage waits only for room above (`max_waiting`). While the
-    stage above is lost, a stage continues alone and sends nothing.
+    The last stage has the true loss. The trainer of a stage chooses the gradient to train with:
+    see `learning.stages`. A stage waits only if too many of its batches are above it
+    (`max_waiting`). While the stage above is lost, it continues alone and sends nothing.
 
     Args:
         inner: See `StageLinks`.
@@ -40,7 +40,7 @@ class Decoupled(Stages):
         max_waiting: Maximum number of a worker's batches without an answer from the stage
             above.
         gradient_every: Number of batches between two returned gradients, at least 1; None if
-            nothing learns from them, as with local losses.
+            nothing learns from gradients, as with local losses.
 
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,

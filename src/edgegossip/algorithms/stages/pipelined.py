@@ -30,17 +30,17 @@ _PATIENCE = "patience"
 
 @dataclass(frozen=True, kw_only=True)
 class Pipelined(Stages):
-    r"""Send batches up one after the other; each stage updates when a gradient comes back.
+    r"""Send batches up one after another; each stage updates when a gradient comes back.
 
     A stage prefers backward to forward passes (one forward, one backward, "1F1B"). It begins a
     forward pass while fewer than `in_flight` minus its stage number batches are above it. A
     backward pass uses the weights of its forward pass (weight stashing). Each gradient is
     therefore exact for those weights, and stale for the weights it is applied to.
 
-    - ``in_flight=1`` is naive model parallelism: one machine works at a time, and training is
-      that of the whole model, bit for bit.
+    - ``in_flight=1`` is naive model parallelism: one machine works at a time, and the result
+      equals training of the whole model, bit for bit.
     - ``in_flight=num_stages``, the default, keeps every stage busy if all are equally fast and
-      links take no time; slower links need more.
+      links take no time; slower links need a higher number.
     - One batch in flight and several workers in the first stage is split learning; if `inner`
       averages these workers, it is SplitFed.
 
@@ -54,8 +54,8 @@ class Pipelined(Stages):
         max_batch: See `StageLinks`.
         precision: See `StageLinks`.
         forget_after: See `StageLinks`.
-        in_flight: Batches of a first-stage worker in flight, at least 1; None for the number of
-            stages.
+        in_flight: Maximum batches of a first-stage worker in flight, at least 1; None for the
+            number of stages.
         patience: Seconds for which a stage waits for a lost stage above.
 
     References:
@@ -77,8 +77,8 @@ class Pipelined(Stages):
         return num_below * max(1, in_flight - stage)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List the warnings of `Stages`, and batches in flight that the inner algorithm waits
-        for.
+        """List the warnings of `Stages`, and one if the inner algorithm waits for batches in
+        flight.
         """
         found, local_steps = super().warnings(setting), self.inner.traits.local_steps
         if local_steps is not None and local_steps < self.max_passed(0):
@@ -101,7 +101,7 @@ class Pipelined(Stages):
         return effects
 
     def _is_stuck(self, state: StageState) -> bool:
-        """Pending work has to wait for the lost stage above."""
+        """Pending work must wait for the lost stage above."""
         is_lost = self.above(state.rank) in state.lost
         return is_lost and (state.piece is not None or bool(state.waiting))
 

@@ -1,4 +1,4 @@
-"""Ranks that hold the stages of a model, and messages between them."""
+"""The ranks that hold the stages of a model, and the messages between them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class StageLinks(Algorithm[StageState]):
-    """Ranks that hold the stages of a model, and messages between them.
+    """The ranks that hold the stages of a model, and the messages between them.
 
     Args:
-        inner: Algorithm that trains the `num_first` workers of the first stage and keeps them
-            together; `Alone` for one.
+        inner: Algorithm that trains the `num_first` workers of the first stage and keeps their
+            models together; `Alone` for one worker.
         boundaries: Shape of a sample's activations between each stage and the next, as
             `learning.stages.cutting.boundaries` gives them; one fewer than there are stages.
         num_classes: Number of classes; labels are below it.
@@ -47,12 +47,12 @@ class StageLinks(Algorithm[StageState]):
         precision: Precision of activations and gradients in transit: "float32", "bfloat16" or
             "int8".
         forget_after: Seconds without any answer after which the batches above are given up;
-            doubled after each failure, halved after each answer. None never gives up, which
-            suits lossless links.
+            doubled after each failure, halved after each answer. None never gives up; safe only
+            on lossless links.
 
     Raises:
-        ValueError: If a number is out of range, there is no boundary, or `inner` is for another
-            number of workers or has a server.
+        ValueError: If a number is out of range, there is no boundary, or `inner` has a server
+            or a different number of workers.
     """
 
     inner: Algorithm[Any]
@@ -90,12 +90,12 @@ class StageLinks(Algorithm[StageState]):
 
     @property
     def num_stages(self) -> int:
-        """The stages of the model."""
+        """Number of stages of the model."""
         return len(self.boundaries) + 1
 
     @property
     def num_workers(self) -> int:
-        """The ranks of a run."""
+        """Number of ranks of a run."""
         return self.num_first + self.num_stages - 1
 
     def stage(self, rank: Rank) -> int:
@@ -109,7 +109,9 @@ class StageLinks(Algorithm[StageState]):
 
     @property
     def traits(self) -> Traits:
-        """Traits of the inner algorithm without its graph, which has only the first stage."""
+        """Traits of the inner algorithm without its graph, which covers only the first
+        stage.
+        """
         return replace(self.inner.traits, topology=None)
 
     def role(self, rank: Rank) -> Role:
@@ -117,7 +119,7 @@ class StageLinks(Algorithm[StageState]):
         return Role(f"stage-{stage}", has_data=stage == 0)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's warnings, and the effect of lost messages."""
+        """List the inner algorithm's warnings and the effect of lost messages."""
         found = self.inner.warnings(setting)
         if setting.drops_messages and self.forget_after is None:
             found.append(
@@ -141,7 +143,7 @@ class StageLinks(Algorithm[StageState]):
     def send_up(
         self, state: StageState, number: int, outputs: Payload, *, wants_gradient: bool
     ) -> list[Effect]:
-        """Send the batch `number` to the next stage, if it is reachable.
+        """Send batch `number` to the next stage, if it is reachable.
 
         Raises:
             LocalProtocolError: If no receiver would accept the trainer's outputs.
@@ -162,7 +164,7 @@ class StageLinks(Algorithm[StageState]):
     def answer(
         self, state: StageState, number: int, gradient: Tensor | None = None
     ) -> list[Effect]:
-        """Answer the sender of the batch `number`, with its gradient."""
+        """Answer the sender of batch `number` with its gradient."""
         if number not in state.origins:
             return []
         sender, asked = state.origins.pop(number)

@@ -23,7 +23,7 @@ from edgegossip.core.protocol import (
 
 _NOTED_EVERY = 10
 _SMALLEST = 1e-12
-"""Tolerance of a share of a pass when it is rounded up to a batch."""
+"""Tolerance when a share of a pass is rounded up to whole batches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Piece:
 
     Attributes:
         request: The request for this work.
-        num_due: Samples until it is done, if the work is not a number of steps.
+        num_due: Samples until the work is done, unless it is a number of steps.
         num_begun: Batches begun.
         num_steps: Batches done.
         num_samples: Samples in them.
@@ -54,7 +54,7 @@ class Piece:
 
     @classmethod
     def of(cls, request: Train, num_samples: int, now: float) -> Piece:
-        """Build the work of `request` for a worker with this number of samples."""
+        """Build the work of `request` for a worker with this many samples."""
         num_due = float("inf")
         if isinstance(request.work, Epochs):
             # A pass has whole samples, at least two.
@@ -84,7 +84,7 @@ class Piece:
         )
 
     def drop(self, num_samples: int) -> None:
-        """Replace a batch of this number of samples that has no gradient."""
+        """Replace a batch of this many samples that has no gradient."""
         self.num_begun -= 1
         self.num_samples -= num_samples
 
@@ -119,20 +119,19 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StageState(WorkerState):
-    """State of a worker; `params` are its stage's, and `round` is the last known one of the
-    first stage.
+    """State of a worker; `params` is its stage's, `round` the first stage's last known one.
 
     Attributes:
         inner: In a first stage: the state of its own algorithm.
         num_samples: Training samples of this worker.
         piece: In a first stage: the current work for that algorithm.
         next_batch: Local number of the next batch.
-        pending: Batches sent up without an answer, by number, oldest first; with the data for
-            the answer.
-        answers: Unused answers.
-        waiting: Untrained batches from below.
+        pending: Batches sent up without an answer, by number, oldest first, with the data
+            needed for the answer.
+        answers: Answers that are not used yet.
+        waiting: Batches from below that are not trained yet.
         origins: Sender and message numbers of each unanswered batch, by its local number.
-        present: Number of the batch in training.
+        present: Number of the current batch.
         is_training: A `Train` is running.
         num_trained: Pieces of training done.
         num_batches: Batches that have updated the parameters.
@@ -140,11 +139,11 @@ class StageState(WorkerState):
         most_pending: Maximum of `pending` since then.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
-        num_in_vain: Timeouts without an answer, less answers in time.
-        ended: Workers below that send no more, as keys.
-        has_ended: This worker sends no more.
+        num_in_vain: Number of timeouts less the number of answers in time.
+        ended: Workers below that will send nothing more, as keys.
+        has_ended: This worker will send nothing more.
         left_alone_since: Time since which all workers below are lost; None while one is there.
-        num_told: Number of times that the worker has announced its end.
+        num_told: How often the worker has announced its end.
         asks_round: The worker has come back, and continues in the round of the next answer.
     """
 
@@ -172,7 +171,7 @@ class StageState(WorkerState):
     asks_round: bool = False
 
     def forget(self, liar: Rank) -> None:
-        """Drop the batches of `liar`, and their answers."""
+        """Drop the batches of `liar` and their answers."""
         self.waiting = [each for each in self.waiting if each[0] != liar]
         numbers = {number for number, (sender, _) in self.origins.items() if sender == liar}
         for number in numbers:
@@ -188,14 +187,14 @@ class StageState(WorkerState):
         self.most_pending = max(self.most_pending, len(self.pending))
 
     def note_training(self, stage: int, event: Trained) -> list[Effect]:
-        """Note queues at intervals, with the measurements of the trainer."""
+        """At intervals, note queues together with the trainer's measurements."""
         if self.num_trained % _NOTED_EVERY != 1:
             return []
         measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
         return [self.note(stage, {"loss": event.loss, **measured})]
 
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
-        """Note queues and counts, with the measurements."""
+        """Note queues and counts together with the measurements."""
         self.measure_queues()
         numbers = {
             "stage": stage,
@@ -216,7 +215,7 @@ class StageState(WorkerState):
 
     @property
     def estimate(self) -> Tensor:
-        """Current parameters of this worker's stage, [num_params]."""
+        """The current parameters of this worker's stage, [num_params]."""
         if self.inner is None or self.piece is not None:
             return self.params
         estimate: Tensor = self.inner.estimate

@@ -2,12 +2,12 @@
 
 Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
 stage. Batches go up as activations with labels. Answers come down, with or without a gradient.
-A worker has at most `max_passed` unanswered batches above it, so a slow stage slows the stages
+A worker has at most `max_passed` unanswered batches above it, so a slow stage slows down those
 below it, and memory stays bounded.
 
 Another algorithm, `inner`, keeps the workers of the first stage together. It requests training
-and exchanges the first stage's parameters like those of a whole model. Its requests are carried
-out batch by batch, and each batch goes up.
+and exchanges the first stage's parameters as if they were a whole model. Its requests are
+carried out batch by batch, and each batch goes up.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ _PATIENCE: Seconds = 600.0
 _MOST_TOLD = 20
 _MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
-"""Batch numbers start from the time of the start; this many per second are never reached."""
+"""Batch numbers start from the time of the start; no stage reaches this many per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stages(StageLinks):
-    """Base of the algorithms that train one model in stages; see `StageLinks` for arguments."""
+    """Base of algorithms that train one model in stages; see `StageLinks` for arguments."""
 
     # For algorithms to define.
 
     @abstractmethod
     def max_passed(self, stage: int) -> int:
-        """Return the maximum number of batches above a worker in this stage."""
+        """Return the maximum number of batches that a worker of this stage may have above
+        it.
+        """
 
     @abstractmethod
     def next_work(self, state: StageState) -> Train | None:
@@ -78,7 +80,7 @@ class Stages(StageLinks):
     def take_answer(
         self, state: StageState, number: int, gradient: Tensor | None
     ) -> list[Effect]:
-        """Account for an answer to the batch `number`, which was pending."""
+        """Account for an answer to batch `number`, which was pending."""
 
     @abstractmethod
     def give_up(self, state: StageState) -> list[Effect]:
@@ -178,8 +180,8 @@ class Stages(StageLinks):
         return effects
 
     def _end_if_done(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Finish when all workers below have finished or are lost; an earlier end might leave
-        them alone.
+        """Finish when all workers below have finished or are lost; they might still need this
+        one.
         """
         if state.has_ended or self.stage(state.rank) == 0:
             return []
@@ -199,9 +201,9 @@ class Stages(StageLinks):
         return self._finish(state, now) if has_waited else []
 
     def _finish(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Stop sending and leave, but wait for a lost stage above.
+        """Stop sending and finish, but wait for a lost stage above.
 
-        Nobody else has its part of the model, and after its return it needs a partner to
+        Nobody else has its part of the model, and when it is back it needs a partner to
         continue from its checkpoint.
         """
         is_missed = self.above(state.rank) in state.lost
@@ -209,7 +211,7 @@ class Stages(StageLinks):
         return [wait if is_missed else Finish(), *self._end(state, now)]
 
     def _end(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Announce the end to the stage above; repeat it on lossy links."""
+        """Announce the end to the stage above, repeatedly on lossy links."""
         stage, above = self.stage(state.rank), self.above(state.rank)
         end: list[Effect] = []
         if state.num_trained and not state.has_ended:
@@ -312,7 +314,7 @@ class Stages(StageLinks):
 
 
 def one_batch(state: StageState, inputs: Payload) -> Train:
-    """Request a step on one batch, of the current piece if there is one."""
+    """Request a step on one batch, for the current piece if there is one."""
     if state.piece is None:
         return Train(state.params, Steps(1), inputs=inputs)
     return state.piece.one_batch(state.params, inputs)

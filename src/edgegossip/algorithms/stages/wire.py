@@ -15,7 +15,7 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6
-"""Largest activation or gradient. Larger ones are clipped, because a network rejects them."""
+"""Largest activation or gradient; larger ones are clipped, because a network rejects them."""
 _INT8 = 127
 _MAX_BATCHES = 2**53
 _UP, _DOWN, _END = "activations-", "done-", "end-"
@@ -25,9 +25,9 @@ _UP, _DOWN, _END = "activations-", "done-", "end-"
 class Precision:
     """Precision of a tensor in transit.
 
-    `float32` and `bfloat16` send each value with so many bits; `int8` sends whole numbers from
-    -127 to 127 and their unit, the largest absolute value over 127. Its error is at most half a
-    unit.
+    `float32` and `bfloat16` send each value with that many bits. `int8` sends whole numbers
+    from -127 to 127 and their unit, which is the largest absolute value over 127; its error is
+    at most half a unit.
 
     >>> sent = Precision("int8").encode("x", torch.tensor([[1.0, -2.0]]))
     >>> Precision("int8").decode("x", sent)
@@ -62,7 +62,7 @@ class Precision:
         """Describe batches of at most `max_batch` tensors of `shape`.
 
         Each has a measure of magnitude, so that values far beyond the usual are rejected early,
-        with their sender known.
+        while their sender is known.
         """
         dtype, numel = _DTYPES[self.name], max_batch * math.prod(shape)
         largest = 1.01 * LARGEST  # `bfloat16` rounds up
@@ -103,11 +103,11 @@ class Precision:
 def check_batch(
     stage: int, outputs: Payload, shape: Shape, max_batch: int, num_classes: int
 ) -> None:
-    """Raise an error if the receiver would reject the trainer's outputs and the sender would
+    """Raise an error for outputs that the receiver would reject, which would make the sender
     wait.
 
     Raises:
-        LocalProtocolError: If `outputs` are no batch of this `shape`, size and labels.
+        LocalProtocolError: If `outputs` is not a batch of this `shape`, size and labels.
     """
     name = f"the trainer of stage {stage}"
     if not {"activations", "labels"} <= outputs.keys():
@@ -150,7 +150,7 @@ def kind_end(boundary: int) -> str:
 
 
 def is_of_stages(kind: str) -> bool:
-    """Whether messages of this kind go from stage to stage."""
+    """Whether messages of this kind pass between stages."""
     return kind.startswith((_UP, _DOWN, _END))
 
 

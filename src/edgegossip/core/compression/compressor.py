@@ -56,17 +56,17 @@ class Compressor(ABC):
         r""":math:`\delta`, in (0, 1], for vectors [numel]."""
 
     def consensus_step(self, numel: int) -> float:
-        r"""Consensus step, in (0, 1], for compressed vectors [numel].
+        r"""The consensus step, in (0, 1], for compressed vectors [numel].
 
-        The step is the share of the entries that is kept, times the share of the square that is
-        left of normally distributed ones. With few bits, :math:`\delta` itself would reflect
-        vectors that do not occur.
+        The step is the share of the entries that is kept, times the share of the squared norm
+        that normally distributed entries retain. With few bits, :math:`\delta` itself would
+        reflect vectors that do not occur in practice.
         """
         return self.contraction(numel)
 
     @property
     def divergence_factor(self) -> float:
-        """Multiple of `consensus_step` from which on workers diverged in tests."""
+        """The multiple of `consensus_step` from which workers diverged in tests."""
         return 5.0
 
     @abstractmethod
@@ -75,9 +75,9 @@ class Compressor(ABC):
 
 
 class PartwiseCompressor(Compressor):
-    """A compressor that can handle each part of a vector separately and send all as one.
+    """A compressor that can handle the parts of a vector separately and send them as one.
 
-    Its payload is one tensor of bytes, because each tensor of a message takes about 60 bytes of
+    Its payload is one tensor of bytes, because each tensor in a message adds about 60 bytes to
     the header. `PerLayer` uses the parts; without it, the vector is one part.
     """
 
@@ -119,7 +119,7 @@ class PartwiseCompressor(Compressor):
             return self.magnitude(bits.cpu().numpy(), sizes)
 
     def magnitude(self, data: Bytes, sizes: Sizes) -> float:
-        """The largest absolute value in the vector of `unpack`, or a bound of it."""
+        """The largest absolute value in the vector from `unpack`, or an upper bound."""
         return float(np.abs(self.unpack(data, sizes)).max(initial=0.0))
 
     @abstractmethod
@@ -140,7 +140,7 @@ class PartwiseCompressor(Compressor):
 
     @abstractmethod
     def max_num_bytes(self, sizes: Sizes) -> int:
-        """Maximum number of bytes from `pack`."""
+        """The maximum number of bytes from `pack`."""
 
 
 class Values(PartwiseCompressor):

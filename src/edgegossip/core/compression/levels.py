@@ -1,10 +1,10 @@
 r"""Levels that represent many magnitudes with the least squared error.
 
 Magnitudes are sorted into bins by the first 16 bits of their float32 (the exponent and 7 bits
-of mantissa). All but two passes over them are therefore passes over a few hundred bins. A
-*partition* of the bins into cells gives each cell its mean as its level. The levels then have
-the energy :math:`\sum_c m_c \ell_c^2`, with the mass :math:`m_c` of a cell. This energy is
-*captured*; the rest is the squared error.
+of mantissa). All but two passes over the magnitudes therefore become passes over a few hundred
+bins. A *partition* of the bins into cells gives each cell its mean as its level. The levels
+:math:`\ell_c` of cells with mass :math:`m_c` then *capture* the energy
+:math:`\sum_c m_c \ell_c^2`; the rest is the squared error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fit(
         weights: Weights of their squared errors, [count].
         num_levels: Number of levels, at most 256.
         thresholds: Initial thresholds between cells, [num_levels - 1]. The error never exceeds
-            that of these.
+            theirs.
 
     Returns:
         Level of each magnitude, [count], and the levels, ascending, [num_levels].
@@ -64,7 +64,7 @@ def guarantee(numel: int, num_levels: int) -> tuple[float, Doubles]:
     r"""Thresholds between levels with a guarantee for any vector of unit root mean square.
 
     All magnitudes are at most :math:`\sqrt d`. The lowest cell has those below :math:`t`, whose
-    share of the energy is at most :math:`t^2`. The ends of each other cell have the same ratio
+    share of the energy is at most :math:`t^2`. The ends of every other cell have the same ratio
     :math:`r = (\sqrt d / t)^{1/(L - 1)}`. In a cell with ends :math:`a` and :math:`ra` the mean
     captures at least :math:`4 r / (1 + r)^2` of the energy (Kantorovich's inequality), so that
 
@@ -96,7 +96,7 @@ class _Histogram:
 
     Attributes:
         ends: Beginning of each bin, and end of the last one, [num_bins + 1].
-        mass: Sum of the weights in all bins before, [num_bins + 1].
+        mass: Sum of the weights in all earlier bins, [num_bins + 1].
         moment: The same sums of weights times magnitudes.
     """
 
@@ -140,12 +140,12 @@ class _Histogram:
         return np.searchsorted(share, targets)
 
     def widths(self, cuts: Cuts) -> Cuts:
-        """Bins of each cell, [num_levels]."""
+        """Number of bins in each cell, [num_levels]."""
         widths: Cuts = np.diff(cuts, prepend=0, append=len(self.mass) - 1)
         return widths
 
     def captured(self, cuts: Cuts) -> float:
-        """Energy of the levels."""
+        """Energy that the levels capture."""
         mass, moment = self._cells(cuts)
         return float(np.sum(moment[mass > 0] ** 2 / mass[mass > 0]))
 

@@ -19,7 +19,7 @@ MAX_WIDTH = 32
 """Maximum bits of a number."""
 
 BLOCK = 16
-"""Gaps that share a width; 32 and 64 measure worse on real models."""
+"""Gaps that share a width; 32 and 64 are worse on real models."""
 
 _LANES = np.arange(8, dtype=np.uint64)[:, None]
 NUM_WIDTHS = 16
@@ -150,7 +150,7 @@ def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
 def max_positions_num_bytes(count: int, numel: int) -> int:
     """Maximum number of bytes from `pack_positions` for `count` positions.
 
-    It is the size with the usual width in all blocks, plus a partial byte.
+    This is the size with the usual width in all blocks, plus a partial byte.
 
     >>> max_positions_num_bytes(3, 12)
     4
@@ -161,7 +161,7 @@ def max_positions_num_bytes(count: int, numel: int) -> int:
 
 
 def _usual_width(numel: int, count: int) -> int:
-    """Best width if all entries are equally likely to be kept."""
+    """The best width if all entries are equally likely to be kept."""
     mean_gap = numel / max(1, count)
     return math.floor(math.log2(max(1, mean_gap * math.log(2))))
 

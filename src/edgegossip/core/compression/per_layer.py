@@ -16,16 +16,17 @@ from edgegossip.core.schema import TensorSpec
 class PerLayer(Compressor):
     """Compresses each part of a vector separately, and sends them as one.
 
-    Entries of layers differ in size, so choosing the largest overall could omit some layers
-    forever. Each layer therefore keeps its share (at least one entry) and has its own scale.
+    Layers differ in the size of their entries, so choosing the largest ones overall could omit
+    some layers forever. Each layer therefore keeps its share (at least one entry) and has its
+    own scale.
 
     Args:
         inner: Compressor of each part.
         sizes: Entries of each part, in order.
 
     Raises:
-        ValueError: If there is no size or one is less than 1; later, if they do not add up to
-            the length of a vector.
+        ValueError: If there is no size or one is less than 1; on use, if the sizes do not add
+            up to the length of a vector.
 
     >>> import torch
     >>> from edgegossip.core.compression.sparse import TopK

@@ -28,7 +28,7 @@ from edgegossip.core.randomness import derive_seed, generator
 
 @dataclass(frozen=True)
 class Sparse(PartwiseCompressor):
-    """Base of the compressors that keep some entries of each part, and send their positions.
+    """Base of the compressors that keep some entries of each part and send their positions.
 
     `values` compresses the kept entries in the same parts. A composition of contractions is a
     contraction, and their factors multiply.
@@ -100,7 +100,7 @@ class Sparse(PartwiseCompressor):
 
     @abstractmethod
     def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
-        """Read the positions; other bytes give at most as many distinct ones."""
+        """Read the positions; any other bytes give at most as many distinct positions."""
 
     @abstractmethod
     def max_positions_num_bytes(self, sizes: Sizes) -> int:

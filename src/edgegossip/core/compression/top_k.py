@@ -1,4 +1,4 @@
-"""Choice of the entries of a vector to keep."""
+"""Choice of the entries to keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgegossip.core.compression.packing import Positions
 Magnitudes: TypeAlias = NDArray[np.int32]
 
 BLOCK = 2**17
-"""Entries per block, few enough for the processor's cache."""
+"""Entries per block, few enough to fit the processor's cache."""
 
 
 def largest(vector: NDArray[np.float32], count: int) -> Positions:

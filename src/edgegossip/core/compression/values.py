@@ -15,7 +15,7 @@ from edgegossip.core.compression.levels import Doubles, fit, guarantee
 from edgegossip.core.compression.packing import Bytes, pack, packed_num_bytes, padded, unpack
 
 ROUNDING = 2.0**-16
-"""Largest error of rounding to eight bits of mantissa, as a share of the square."""
+"""Largest squared error of rounding to eight bits of mantissa, over the squared value."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Sign(Values):
 
     .. math:: C(x) = \frac{\|x\|_1}{d} \operatorname{sign}(x)
 
-    for a part with :math:`d` entries; zeros count as positive. 1 bit an entry and 2 bytes a
-    part. :math:`\|C(x) - x\|^2 = \|x\|^2 - \|x\|_1^2 / d`, so :math:`\delta \ge 1 / d`; it is
-    2/3 for any number of normally distributed entries.
+    for a part with :math:`d` entries; zeros count as positive. An entry takes 1 bit and a part
+    2 bytes. :math:`\|C(x) - x\|^2 = \|x\|^2 - \|x\|_1^2 / d`, so :math:`\delta \ge 1 / d`; it
+    is 2/3 for any number of normally distributed entries.
 
     References:
         Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
@@ -100,15 +100,16 @@ class Quantize(Values):
 
     :math:`\delta` holds for any vector: see `levels.guarantee`. It falls with the length of the
     longest part, slowly except for few bits: 0.72 for 4 bits and 100,000 entries, 0.998 for 8.
-    Practice is far better: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` for entries kept by
-    top-k, and 1 % for normally distributed ones.
+    Practical losses are far smaller: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` for entries
+    kept by top-k, and 1 % for normally distributed ones.
 
     Args:
         bits: Bits of an entry, with its sign, in [2, 8].
 
     References:
-        S. P. Lloyd, "Least squares quantization in PCM", 1982. In place of the equidistant,
-        drawn levels of QSGD (Alistarh et al., NeurIPS 2017, arXiv:1610.02132).
+        S. P. Lloyd, "Least squares quantization in PCM", 1982. These levels replace the
+        equidistant, randomly drawn ones of QSGD (Alistarh et al., NeurIPS 2017,
+        arXiv:1610.02132).
 
     Raises:
         ValueError: If `bits` is not in [2, 8].
@@ -187,6 +188,6 @@ def _pack_bfloat16(numbers: NDArray[Any]) -> Bytes:
 
 
 def _unpack_bfloat16(data: Bytes, count: int) -> Floats:
-    """Read `count` numbers; one that is not finite becomes the nearest finite one, or 0."""
+    """Read `count` numbers; each that is not finite becomes the nearest finite one, or 0."""
     upper = padded(data, 2 * count).view("<u2").astype(np.uint32)
     return np.nan_to_num((upper << 16).view(np.float32), copy=False)

@@ -1,4 +1,4 @@
-"""Models; each takes the shape of one sample and the number of classes."""
+"""Models; each but `gpt` takes the shape of one sample and the number of classes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import nn
 
 from edgegossip.learning.models.alexnet import alexnet
 from edgegossip.learning.models.eight_layers import eight_layers
+from edgegossip.learning.models.gpt import gpt
 from edgegossip.learning.models.lenet5 import lenet5
 from edgegossip.learning.models.lrn_cnn import lrn_cnn
 from edgegossip.learning.models.mlp import mlp
@@ -21,6 +22,7 @@ __all__ = [
     "MODELS",
     "alexnet",
     "eight_layers",
+    "gpt",
     "lenet5",
     "lrn_cnn",
     "mlp",

@@ -1,4 +1,4 @@
-"""Tuning of parameter servers, with the same few candidates for each."""
+"""Tuning parameter servers, with equally few candidates for each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from edgegossip.recipes.studies.server_contest import ServerContest, slug
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 
 TUNING_SEED = 100
-"""Seed of tuning runs; results use others."""
+"""Seed of tuning runs; results use other seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(ServerContest):
     """Try three learning rates for each method, then three values of its own setting.
 
-    The rates are tried with the second value, and the other values with the best rate. Losses
-    are measured on samples held out of the training data; no test sample is used. A candidate
-    that takes longer than the best of its method is stopped.
+    The rates are tried with the second value, then the other values with the best rate. Losses
+    are measured on samples held out from the training data; no test sample is used. A candidate
+    that takes longer than the best one of its method so far is stopped.
     """
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
@@ -71,7 +71,7 @@ class Tuning(ServerContest):
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """Find the candidate that reached the loss first, or came closest; None if empty."""
+    """Find the candidate that reached the loss first or came closest; None if there is none."""
 
     def key(row: Row) -> tuple[bool, float]:
         time: float | None = row["seconds_to_loss"]

@@ -46,7 +46,7 @@ RATIOS = (5, 10, 20)
 """The aggregation ratios that the paper compares."""
 
 PAPER_LOSS = 0.0078
-"""The paper's average loss of accuracy, which our targets use."""
+"""The paper's average loss of accuracy, on which our targets are based."""
 
 NAMES = (
     "epoch-gossip is what the paper calls GoSGD (a barrier after each epoch), gosgd the "
@@ -240,7 +240,7 @@ def _differences(settings: StudySettings, difference: str) -> tuple[str, ...]:
 def _time_and_loss(
     name: str, heading: str, x_label: str
 ) -> Callable[[Mapping[str, Row]], Exhibits]:
-    """Bars of time to target and of the loss of accuracy, side by side."""
+    """Draw bars of the time to target and of the loss of accuracy, side by side."""
 
     def exhibit(rows: Mapping[str, Row]) -> Exhibits:
         found = standings(rows.values(), PAPER_LOSS)

@@ -1,0 +1,154 @@
+"""A small language model on uneven machines, each with the books of one author."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.topology import complete, ring
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.learning.built_in_metrics import BitsPerCharacter, Perplexity
+from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.loss import TokenCrossEntropy, next_token
+from edgegossip.learning.models import gpt
+from edgegossip.learning.nested_split import NestedSplit
+from edgegossip.learning.partition import IID, BySubject
+from edgegossip.learning.task import Task
+from edgegossip.learning.texts import books
+from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import uneven
+
+NUM_BYTES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSettings:
+    """Settings of a language model.
+
+    Args:
+        num_epochs: Passes of the slowest worker over an even share of the data; all runs take
+            this long.
+        num_workers: Number of workers, each on its own platform.
+        mixed: Deal the pieces of text at random, instead of one author to each worker.
+        throughput: Training samples per second of the fastest platform.
+        batch_size: Samples per step and worker.
+        local_steps: Steps between two messages of DiLoCo.
+        lr: Learning rate of AdamW.
+        context: Length of a sample, in bytes.
+        width: Size of an embedding.
+        num_layers: Blocks of the model.
+        num_heads: Heads of each attention.
+        num_test: Maximum number of samples for testing, evenly spaced.
+        num_evaluations: Number of evaluations of each run.
+        seed: Seeds the random choices.
+        torch_device: Device of the models: cpu or cuda.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    num_epochs: float = 1.0
+    num_workers: int = 8
+    mixed: bool = False
+    throughput: float = 80.0
+    batch_size: int = 16
+    local_steps: int = 50
+    lr: float = 1e-3
+    context: int = 128
+    width: int = 128
+    num_layers: int = 5
+    num_heads: int = 4
+    num_test: int = 1000
+    num_evaluations: int = 20
+    seed: int = 0
+    torch_device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_epochs="above 0 and finite", throughput="above 0 and finite")
+        check_ranges(self, lr="above 0 and finite", num_test="at least 1")
+        check_ranges(self, num_evaluations="at least 1", num_workers="at least 1")
+
+
+BOOKS = LanguageSettings()
+
+
+def books_gpt(
+    settings: LanguageSettings = BOOKS,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """Books of eight authors, a GPT of a million parameters, 8 uneven platforms: hours.
+
+    Args:
+        settings: Settings of the recipe.
+        data_dir: Folder with books/*.txt, one of each author; by default $EDGEGOSSIP_DATA.
+    """
+    number = settings.num_workers
+    task = language_task(books(data_dir, settings.context), settings)
+    platforms = uneven(number, settings.throughput)
+    slowest = min(platform.total_throughput for platform in platforms)
+    seconds = settings.num_epochs * len(task.dataset.train) / number / slowest
+    everyone: dict[str, Any] = {"topology": complete(number), "num_rounds": UNTIL_CUT_OFF}
+    diloco = DiLoCo(**everyone, local_steps=settings.local_steps)
+    algorithms: dict[str, Algorithm[Any]] = {
+        "diloco": diloco,
+        "edge-diloco": EdgeGossip(inner=diloco),
+        "gossip": Gossip(topology=ring(number), num_rounds=UNTIL_CUT_OFF),
+        "all-reduce": AllReduce(**everyone),
+    }
+    return Comparison(
+        experiments={
+            name: Experiment(
+                task=task,
+                algorithm=algorithm,
+                platforms=platforms,
+                links=Links(default=HOME_LINK),
+                seed=settings.seed,
+                max_seconds=seconds,
+                evaluation_interval=seconds / settings.num_evaluations,
+            )
+            for name, algorithm in algorithms.items()
+        },
+        baseline="diloco",
+    )
+
+
+def language_task(dataset: Dataset, settings: LanguageSettings) -> Task:
+    """The task of predicting the next byte of a text, with AdamW.
+
+    Args:
+        dataset: Pieces of text, as from `texts`.
+        settings: Settings of model and optimizer.
+    """
+    number = min(settings.num_test, len(dataset.test))
+    some = torch.linspace(0, len(dataset.test) - 1, number).long()
+    return Task(
+        dataset=replace(dataset, test=NestedSplit(dataset.test.batch(some))),
+        model=partial(
+            gpt,
+            num_tokens=NUM_BYTES,
+            context=settings.context,
+            width=settings.width,
+            num_layers=settings.num_layers,
+            num_heads=settings.num_heads,
+        ),
+        forward=next_token,
+        loss=TokenCrossEntropy(),
+        metrics=(BitsPerCharacter(), Perplexity()),
+        optimizer=partial(torch.optim.AdamW, lr=settings.lr),
+        batch_size=settings.batch_size,
+        partition=IID() if settings.mixed else BySubject(),
+        torch_device=settings.torch_device,
+    )

@@ -1,0 +1,192 @@
+"""Export of a run as a folder in the style of Hugging Face: model, config and model card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import Tensor
+
+from edgegossip.core.errors import RunFolderError, UsageError, unknown_name
+from edgegossip.experiments.files import make_folder, to_json, write_atomically, write_json
+from edgegossip.report.figures import metric_pictures
+from edgegossip.report.folder import EVENTS, ReportData, Run, read_folder
+from edgegossip.report.page import DRAWING_ERRORS, FIGURES, platform_groups, setting_text
+from edgegossip.report.prose import notices, story
+from edgegossip.report.style import Picture, run_colors
+from edgegossip.report.timeline import timeline_pictures
+from edgegossip.report.units import data_size, metric_value, number, seconds
+
+EXPORT = "export"
+PARAMS = "params.safetensors"
+CARD = "README.md"
+_MARK = "library_name: edgegossip"
+
+
+def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Path:
+    """Write `model.safetensors`, `config.json` and a model card, `README.md`, of a run.
+
+    The card has the run's numbers, as text and as metadata that the Hugging Face hub reads, and
+    its figures.
+
+    Args:
+        run: Folder of a run, simulated or gathered, or of a comparison.
+        out: Folder to write; None for `export` in the run's own.
+        only: Run of a comparison to export.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: If `only` is missing for a comparison, or names none of its runs.
+        RunFolderError: If `run` holds no run or no model, a file in it is damaged, or `out` has
+            a README.md of other origin or cannot be written.
+    """
+    folder = _find(run, only)
+    tensors = _read_model(folder / PARAMS)
+    try:
+        data = read_folder(folder)
+        pictures = _pictures(data)
+        card = _card(data, tensors, pictures)
+    except DRAWING_ERRORS as error:
+        raise RunFolderError(
+            f"what {folder} holds cannot be exported ({error!r:.300}); a file in it is damaged "
+            "- run the experiment again"
+        ) from error
+    out = folder / EXPORT if out is None else out
+    _require_ours(out)
+    make_folder(out / FIGURES)
+    for picture in pictures:
+        write_atomically(out / FIGURES / f"{picture.name}.png", picture.png)
+    model = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    write_atomically(out / "model.safetensors", model)
+    write_json(out / "config.json", _config(data.runs[0], tensors))
+    write_atomically(out / CARD, card.encode())
+    return out
+
+
+def _find(run: Path, only: str | None) -> Path:
+    """Folder of the single run to export."""
+    if (run / EVENTS).is_file():
+        if only is not None:
+            raise UsageError(f"{run} holds a single run, so leave out --only")
+        return run
+    names = [events.parent.name for events in sorted(run.glob(f"*/{EVENTS}"))]
+    if not names:
+        raise RunFolderError(
+            f"no run in {run}: expected {EVENTS} there or in its subfolders - give the folder "
+            "that a run or a comparison wrote"
+        )
+    if only is None:
+        raise UsageError(
+            f"{run} holds several runs; choose one with --only: {', '.join(names)}"
+        )
+    if only not in names:
+        raise UsageError(unknown_name("run", only, names))
+    return run / only
+
+
+def _read_model(path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{path} is missing: the run has left no model; let it end, or interrupt it with "
+            "Ctrl+C"
+        ) from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RunFolderError(
+            f"{path} is damaged ({error}); run the experiment again"
+        ) from error
+
+
+def _require_ours(out: Path) -> None:
+    """Check that no README of other origin would be replaced."""
+    card = out / CARD
+    if card.exists() and _MARK not in card.read_text(errors="replace"):
+        raise RunFolderError(f"{card} is no model card of a run; choose another --out")
+
+
+def _pictures(data: ReportData) -> list[Picture]:
+    """The curve over time, and the timeline."""
+    colors = run_colors([run.name for run in data.runs], data.baseline)
+    return [*[*metric_pictures(data, colors)][:1], *timeline_pictures(data, colors)]
+
+
+def _config(run: Run, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    header = {key: value for key, value in run.log.header.items() if key != "type"}
+    return {
+        "library_name": "edgegossip",
+        "model": _task(run).get("model"),
+        "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "tensors": {
+            name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).partition(".")[2]}
+            for name, tensor in tensors.items()
+        },
+        "experiment": header,
+    }
+
+
+def _task(run: Run) -> Mapping[str, Any]:
+    task = run.log.header.get("task")
+    return task if isinstance(task, dict) else {}
+
+
+def _card(data: ReportData, tensors: Mapping[str, Tensor], pictures: list[Picture]) -> str:
+    [run] = data.runs
+    header, task = run.log.header, _task(run)
+    dataset = task.get("dataset")
+    last = run.log.evaluations[-1] if run.log.evaluations else None
+    values = {spec: last.metrics[spec.name] for spec in run.log.metrics} if last else {}
+    recipe = header.get("recipe")
+    environment = Environment(
+        loader=PackageLoader("edgegossip", "report"),
+        autoescape=False,  # Markdown; the filters escape what comes from the run
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "yaml": to_json,  # YAML contains JSON
+        "plain": _plain,
+        "setting": setting_text,
+        "of_metric": metric_value,
+        "number": number,
+        "seconds": seconds,
+        "data_size": data_size,
+    }
+    return environment.get_template("model_card.md").render(
+        title=f"{recipe}: {run.name}" if recipe else run.name,
+        run=run,
+        story=story(data),
+        notices=notices(data),
+        values={spec: value for spec, value in values.items() if math.isfinite(value)},
+        dataset=dataset.get("name") if isinstance(dataset, dict) else None,
+        model=setting_text(task.get("model") or "of the task"),
+        num_parameters=sum(tensor.numel() for tensor in tensors.values()),
+        algorithm=header["algorithm"],
+        platforms=platform_groups(run),
+        versions=header.get("versions") or {},
+        command=header.get("command"),
+        seed=header.get("seed"),
+        pictures=pictures,
+        figures=FIGURES,
+    )
+
+
+def _plain(text: object) -> str:
+    """Text that Markdown shows as it is, in one line.
+
+    >>> _plain("a|b <i>")
+    'a&#124;b &#60;i&#62;'
+    """
+    shown = str(text)
+    for character in "&<>|`":
+        shown = shown.replace(character, f"&#{ord(character)};")
+    return " ".join(shown.split())

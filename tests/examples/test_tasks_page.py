@@ -1,0 +1,69 @@
+"""The tasks of the documentation are learnt as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.examples.test_readme import python_blocks
+from tests.small_tasks import experiment
+from torch import nn
+
+import edgegossip as eg
+
+REGRESSION, LANGUAGE, MASKED = python_blocks("docs/tasks.md")
+
+
+@pytest.fixture(autouse=True)
+def work_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def told(block: str, capsys: pytest.CaptureFixture[str]) -> str:
+    exec(compile(block, "docs/tasks.md", "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_the_regression_of_the_page_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    found = re.fullmatch(r"R2 (0\.\d\d), MAE (0\.\d\d)\n", told(REGRESSION, capsys))
+    assert found is not None
+    assert float(found[1]) > 0.85
+    assert float(found[2]) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "bits"), [(2, 7.0), pytest.param(20, 2.0, marks=pytest.mark.slow)]
+)
+def test_the_language_model_of_the_page_is_learnt(
+    num_rounds: int, bits: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "num_rounds=20" in LANGUAGE
+    block = LANGUAGE.replace("num_rounds=20", f"num_rounds={num_rounds}")
+    found = re.fullmatch(r"(\d\.\d\d) bits per character\n", told(block, capsys))
+    assert found is not None
+    assert float(found[1]) < bits
+
+
+@pytest.mark.parametrize("block", [REGRESSION, LANGUAGE])
+def test_the_examples_are_as_short_as_they_should_be(block: str) -> None:
+    body = block[block.index("import edgegossip as eg") :].splitlines()[1:]
+    code = [line for line in body if line.strip() and not line.lstrip().startswith("#")]
+    assert len(code) <= 16
+
+
+def test_batches_of_the_page_may_be_dicts_with_masks() -> None:
+    y = torch.rand(16, 3)
+    samples = {"x": torch.rand(16, 4), "y": y, "mask": (y > 0.5).float()}
+    around: dict[str, Any] = {
+        "eg": eg,
+        "F": torch.nn.functional,
+        "samples": samples,
+        "held_out": samples,
+        "make_model": lambda: nn.Linear(4, 3),
+    }
+    exec(compile(MASKED, "docs/tasks.md", "exec"), around)
+    results = eg.run(experiment(around["task"]), out="out")
+    assert results.final_value < results.history[0].value
