@@ -62,7 +62,7 @@ class WorkerSettings:
         checkpoint_seconds: Seconds between checkpoints.
         snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         parent: Number of a process whose end stops this worker; None for none.
-        threads: Number of threads of one training step, at least 1.
+        threads: Number of threads that a training step uses, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
 
     Raises:
@@ -389,7 +389,7 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def _require_like(state: WorkerState, fresh: WorkerState) -> None:
-    """Check that a state has the structure of a fresh one.
+    """Check that a loaded state has the same structure as a new one.
 
     Raises:
         TypeError: If it does not.

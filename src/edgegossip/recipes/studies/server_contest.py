@@ -239,7 +239,7 @@ def _measures(row: Row, adsp: Row | None) -> Measures:
 
 
 def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Panel:
-    """Draw the losses of all runs of one contest against time."""
+    """Plot the losses of a contest's runs against time."""
     return Panel(
         title=f"{group}, {setting}",
         kind="lines",
