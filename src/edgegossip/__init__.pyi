@@ -87,6 +87,11 @@ from .experiments.experiment import Comparison as Comparison, Experiment as Expe
 from .experiments.results import Evaluation as Evaluation, Results as Results
 from .experiments.run_target import LossTarget as LossTarget, MetricTarget as MetricTarget
 from .experiments.runner import run as run
+from .experiments.tracking import (
+    TrackedRun as TrackedRun,
+    Tracker as Tracker,
+    Tracking as Tracking,
+)
 from .learning.augmentation import flip_and_crop as flip_and_crop
 from .learning.built_in_metrics import (
     F1 as F1,
@@ -232,3 +237,7 @@ from .sim.platform import (
 )
 from .sim.simulator import Simulator as Simulator
 from .sim.traces import batch_jobs as batch_jobs, gpus as gpus, phones as phones
+from .trackers.mlflow import MLflow as MLflow
+from .trackers.tensorboard import TensorBoard as TensorBoard
+from .trackers.trackio import Trackio as Trackio
+from .trackers.wandb import WandB as WandB

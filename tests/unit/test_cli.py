@@ -58,6 +58,32 @@ def test_without_a_command_the_usage_is_printed_as_an_error(
     assert "usage:" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("run", "--batched"),
+        ("compare", "--processes"),
+        ("study", "--runs"),
+        ("sweep", "--seeds"),
+        ("plan", "--machines"),
+        ("launch", "-n"),
+        ("worker", "--rank"),
+        ("gather", "--only"),
+        ("profile", "--minutes"),
+    ],
+)
+def test_help_of_a_command_is_about_that_command(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([command, "--help"])
+    assert exit.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: edgegossip {command} ")
+    assert f" {option} " in said
+    assert "--help` lists all" in " ".join(said.split())
+
+
 # Wrong usage: 2.
 
 
@@ -86,6 +112,14 @@ def test_without_a_command_the_usage_is_printed_as_an_error(
         (["run", "quickstart", "--momentum", "1"], "momentum must be in"),
         (["run", "quickstart", "--throughput", "0"], "throughput must be above 0"),
         (["run", "quickstart", "--exchange-probability", "2"], "exchange_probability must be"),
+        (["run", "quickstart", "--bach-size", "3"], r"did you mean --batch-size \(samples per"),
+        (["run", "quickstart", "--learning-rate=1"], r"unknown .*did you mean --lr \(learning"),
+        (
+            ["run", "quickstart", "--xyz"],
+            "option --xyz - edgegossip run quickstart --help",
+        ),
+        (["launch", "quickstart", "-n", "4", "--num-workers", "3"], "-n sets --num-workers;"),
+        (["launch", "quickstart", "-n=4", "--num_workers=3"], "give one of them"),
         (["run", "quickstart", "--torch-device", "gpu"], "torch_device 'gpu' cannot be used"),
     ],
     ids=" ".join,
@@ -108,7 +142,6 @@ def test_wrong_usage_is_explained_in_a_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "quickstart", "--bach-size", "3"], "--batch-size"),
         (["run", "quickstart", "--batch-size", "three"], "three"),
         (["report"], "Folder of a run, a compari"),
     ],

@@ -133,6 +133,13 @@ def test_missing_file_is_named_with_where_to_get_it_and_where_to_put_it(tmp_path
         mnist(tmp_path)
 
 
+def test_a_folder_a_step_too_deep_is_noticed(mnist_dir: Path) -> None:
+    with pytest.raises(DataError) as complaint:
+        mnist(mnist_dir / "mnist")
+    assert "name the folder that holds mnist with --data-dir" in str(complaint.value)
+    assert str(complaint.value).endswith(f"(did you mean {mnist_dir}?)")
+
+
 def test_wrong_magic_is_refused_with_the_right_one(mnist_dir: Path) -> None:
     path = mnist_dir / "mnist" / "train-labels-idx1-ubyte"
     path.write_bytes(idx(pixels(20, 1, 1)))

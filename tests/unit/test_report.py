@@ -11,11 +11,12 @@ import pytest
 from tests.run_folders import Event, comparison, ended, header, whole_run, write_run
 
 from edgegossip.core.errors import RunFolderError
+from edgegossip.report import figures
 from edgegossip.report.balance import kept_shares
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import render_page, write_report
 from edgegossip.report.prose import highlights, notices, story
-from edgegossip.report.style import run_colors
+from edgegossip.report.style import figure_style, new_figure, run_colors
 
 
 class PageReader(HTMLParser):
@@ -251,6 +252,57 @@ def test_story_of_one_run_takes_its_target_from_the_summary(tmp_path: Path) -> N
     folder = write_run(tmp_path, whole_run("gossip", has_barrier=False), summary)
     assert "gossip reached its target of 90 % after" in story_of(folder)
     assert highlights(read_folder(folder))[0][1].split() == ["to", "90", "%", "accuracy"]
+
+
+def test_the_headline_is_the_end_and_not_a_peak_on_the_way(tmp_path: Path) -> None:
+    events = whole_run("gossip", has_barrier=False)
+    peak = next(each for each in events if each["type"] == "evaluated")
+    peak["accuracy"] = 0.99
+    value, label = highlights(read_folder(write_run(tmp_path, events)))[0]
+    end = [each["accuracy"] for each in events if each["type"] == "evaluated"][-1]
+    assert value.split() == [f"{100 * end:.1f}", "%"]
+    assert label.split() == [
+        "accuracy",
+        "at",
+        "the",
+        "end;",
+        "best",
+        "on",
+        "the",
+        "way",
+        "99",
+        "%",
+    ]
+
+
+def test_without_a_target_no_column_speaks_of_one(tmp_path: Path) -> None:
+    page = read_page(write_run(tmp_path, whole_run("gossip", has_barrier=False)))
+    assert "target" not in page.text
+    assert "Time to" not in page.text
+    assert "EdgeGossip" not in page.text
+
+
+def crossed(folder: Path) -> int:
+    """How many curves the target's label lies on, in the figure over time."""
+    contents = read_folder(folder)
+    with figure_style():
+        axes = new_figure(9.0, 4.6).add_subplot()
+        for run in contents.runs:
+            axes.plot(
+                [each.time for each in run.log.evaluations],
+                [each.value for each in run.log.evaluations],
+            )
+        label = figures.label_target(axes, contents.target or 0.0, contents.metric)
+    box = label.get_window_extent()
+    return sum(
+        line.get_path().transformed(line.get_transform()).intersects_bbox(box, filled=False)
+        for line in axes.lines
+    )
+
+
+@pytest.mark.parametrize("target", [0.5, 0.9, 0.93])
+def test_the_label_of_the_target_lies_on_no_curve(tmp_path: Path, target: float) -> None:
+    assert crossed(comparison(tmp_path, target=target)) == 0
 
 
 def test_faults_are_told(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_speed_ups_go_by_a_metric_that_falls(tmp_path: Path) -> None:
     assert folder.target == kept["target_mae"]
     told = " ".join(story(folder)) + " ".join(f"{n} {label}" for n, label in highlights(folder))
     assert "reached MAE" in told
-    assert "years best MAE, many" in told
+    assert "years MAE at the end, many" in told
     assert "accura" not in told
     assert "%\u00a0accuracy" not in told
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.cli.options import ManyRunsOptions, Options
+from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.cluster.ray_pool import RayPool
@@ -35,7 +37,7 @@ from edgegossip.report.study_page import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
+class RunOptions(Options, TrackOptions):
     """Options for running a recipe.
 
     Args:
@@ -100,9 +102,10 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
         "command": repeatable(command, arguments),
         "num_threads": options.threads,
         "open_pool": options.open_pool,
+        "trackers": options.trackers,
     }
     try:
-        with LiveView() as view:
+        with LiveView() as view, how_to_resume(command, arguments, out):
             if is_comparison:
                 comparison = _require_comparison(name, chosen, options.only)
                 experiments = {
@@ -122,7 +125,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
             write_report(out)  # what there is so far is worth looking at
         raise
     print_table(results)
-    print(f"report: {write_report(out)}")
+    print_report(write_report(out))
     return 0
 
 
@@ -137,9 +140,34 @@ def repeatable(command: str, arguments: list[str]) -> str:
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
     """
-    kept = without(arguments, "out", "threads", "processes", "resume", "pool", "ray-address")
-    shown = (without_password(each) if "://" in each else each for each in kept)
-    return shlex.join(["edgegossip", command, *shown])
+    free = ("out", "threads", "processes", "resume", "pool", "ray-address", "track")
+    kept = without(arguments, *free)
+    return shlex.join(["edgegossip", command, *_without_passwords(kept)])
+
+
+def _without_passwords(arguments: list[str]) -> list[str]:
+    return [without_password(each) if "://" in each else each for each in arguments]
+
+
+@contextmanager
+def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[None]:
+    """Complete the message of an interruption with the command that goes on.
+
+    >>> with how_to_resume("run", ["quickstart", "--lr", "0.1"], Path("runs/a")):
+    ...     raise Interrupted("interrupted at 3 virtual seconds; ...")
+    Traceback (most recent call last):
+    edgegossip.core.errors.Interrupted: interrupted at 3 virtual seconds; runs/a holds \
+everything so far; to go on: edgegossip run quickstart --lr 0.1 --resume --out runs/a
+    """
+    try:
+        yield
+    except Interrupted as error:
+        given = _without_passwords(without(arguments, "out", "resume"))
+        again = shlex.join(["edgegossip", command, *given, "--resume", "--out", str(out)])
+        when = str(error).partition(";")[0]
+        raise Interrupted(
+            f"{when}; {out} holds everything so far; to go on: {again}"
+        ) from error
 
 
 def without(arguments: list[str], *options: str) -> list[str]:
@@ -151,8 +179,8 @@ def without(arguments: list[str], *options: str) -> list[str]:
     kept: list[str] = []
     is_kept = True
     for argument in arguments:
-        if argument.startswith("--"):
-            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+        if argument.startswith("--") or argument == "-n":
+            name = argument.partition("=")[0].lstrip("-").removeprefix("no-")
             is_kept = name.replace("_", "-") not in options
         if is_kept:
             kept.append(argument)
@@ -185,6 +213,12 @@ def _require_comparison(
     if only is not None:
         raise UsageError(f"compare runs everything; use: edgegossip run {name} --only {only}")
     return chosen
+
+
+def print_report(page: Path) -> None:
+    """Print where the report is, and the time that a person has waited for it."""
+    waited = time.time() - psutil.Process().create_time()
+    print(f"report: {page} ({units.seconds(waited)} from the command to here)")
 
 
 def print_table(results: dict[str, Results]) -> None:

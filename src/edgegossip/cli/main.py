@@ -77,9 +77,6 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(importlib.metadata.version("edgegossip"))
         return 0
-    if rest in (["-h"], ["--help"]) and command in _WITH_RECIPE:
-        print(USAGE, end="")
-        return 0
     if command not in _COMMANDS:
         raise UsageError(unknown_name("command", command, _COMMANDS))
     return _COMMANDS[command](rest)
@@ -88,6 +85,9 @@ def _dispatch(arguments: list[str]) -> int:
 def _list(arguments: list[str]) -> int:
     from edgegossip.recipes.registry import RECIPES, STUDIES
 
+    if arguments in (["-h"], ["--help"]):
+        print("usage: edgegossip list\n\nPrints the recipes and studies, a line each.")
+        return 0
     if arguments:
         raise UsageError(f"list takes no arguments, got {' '.join(arguments)}")
     entries = RECIPES | STUDIES
@@ -141,19 +141,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "profile": _imported("edgegossip.cli.profile_command", "profile_command"),
     "doctor": _imported("edgegossip.cli.doctor_command", "doctor_command"),
 }
-
-_WITH_RECIPE = (
-    "list",
-    "run",
-    "compare",
-    "study",
-    "sweep",
-    "plan",
-    "launch",
-    "worker",
-    "gather",
-    "profile",
-)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,9 +10,12 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from edgegossip.cli.unknown_options import meanings, unknown_option
 from edgegossip.core.errors import UsageError
 from edgegossip.core.ranges import check_range
+from edgegossip.experiments.tracking import Tracker
 from edgegossip.machine.cores import num_cores
+from edgegossip.trackers.by_name import TrackerName, trackers
 
 AnyOptions = TypeVar("AnyOptions")
 
@@ -39,6 +42,23 @@ class Options:
             check_range("threads", self.threads, "at least 0")
         if self.resume and self.out is None:
             raise ValueError("--resume needs --out DIR, the folder of what was interrupted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackOptions:
+    """Options for trackers.
+
+    Args:
+        track: Show the numbers in other programs, too: tensorboard, wandb (offline), mlflow,
+            trackio.
+    """
+
+    track: tuple[TrackerName, ...] = ()
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        """The trackers of these names, with their default settings."""
+        return trackers(self.track)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +108,9 @@ def parse(
         arguments: Words typed after `prog`.
 
     Raises:
-        UsageError: If a value is out of range, or an argument of `make` has the same name as an
-            option of the command. Unknown options end the process.
+        UsageError: If an option is unknown, a value is out of range, or an argument of `make`
+            has the same name as an option of the command. A value that cannot be read ends the
+            process.
     """
     ours = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     if taken := [name for name in argument_names(make) if name in ours]:
@@ -108,13 +129,44 @@ def parse(
     }
     # The arguments follow below, each beside its option.
     description = inspect.cleandoc(make.__doc__ or "").partition("\n\nArgs:")[0]
+    config = (tyro.conf.OmitArgPrefixes,)
+    known = dict.fromkeys([*ours, *argument_names(make)], "")
+    if message := unknown_option(arguments, known | _meanings(kind, make)):
+        raise UsageError(f"{message} - {prog} --help lists all")
     try:
         return tyro.cli(
-            parsed,
-            prog=prog,
-            description=description,
-            args=arguments,
-            config=(tyro.conf.OmitArgPrefixes,),
+            parsed, prog=prog, description=description, args=arguments, config=config
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def show_help(command: str, what: str, kind: type[Any]) -> None:
+    """Print the options that a command has with every recipe or study.
+
+    Args:
+        command: Name of the command.
+        what: What it needs, in capitals.
+        kind: Class of its options.
+    """
+    summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+    own, example = ("", "NAME") if what == "STUDY" else (", or FILE.py:NAME", "quickstart")
+    tyro.cli(
+        kind,
+        prog=f"edgegossip {command} {what}",
+        description=(
+            f"{summary}\n\n{what} is a name that `edgegossip list` prints{own}. It has options "
+            f"of its own: `edgegossip {command} {example} --help` lists all."
+        ),
+        args=["--help"],
+    )
+
+
+def _meanings(kind: type[Any], make: Callable[..., Any]) -> dict[str, str]:
+    """What the docstrings say of the options of a command, and of a recipe and its settings."""
+    defaults = (each.default for each in inspect.signature(make).parameters.values())
+    documented = [*kind.__mro__, *(type(each) for each in defaults if is_dataclass(each)), make]
+    found: dict[str, str] = {}
+    for each in documented:
+        found |= meanings(each.__doc__)
+    return found

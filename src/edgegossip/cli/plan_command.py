@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.cli.commands import repeatable
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label, split_values
@@ -100,7 +99,7 @@ class Proposal:
 def plan_command(arguments: list[str]) -> int:
     """`edgegossip plan`."""
     options, study, candidates = parse_plan(arguments)
-    rows = carry_out(study, options, repeatable("plan", arguments))
+    rows = carry_out(study, options, "plan", arguments)
     for line in advice(ranked(rows.values(), options.target), candidates):
         print(line)
     return 0
@@ -112,7 +111,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
     Raises:
         UsageError: If the recipe, one of its settings, or a machine is invalid.
     """
-    name, words = recipe_name("plan", arguments)
+    name, words = recipe_name("plan", PlanOptions, arguments)
     values = split_values("plan", name, words)
     _, options, _ = parse_recipe("plan", PlanOptions, [name, *values.fixed])
     machines = read_machines(options.machines)
@@ -337,29 +336,7 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
     if not rows:
         return Exhibits()
     goal, order = ranked(rows.values(), target)
-    first = min(row["seed"] for row in rows.values())
-    shown = {each.run for each in order[:SHOWN]}
     metric = order[0].metric
-    curves = tuple(
-        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
-        for row in rows.values()
-        if row["seed"] == first and row["run"] in shown
-    )
-    panel = Panel(
-        title="The best candidates",
-        kind="lines",
-        x_label="virtual time",
-        x_unit="seconds",
-        y_label=metric.name,
-        y_unit=unit_of(metric),
-        series=curves,
-    )
-    figure = Figure(
-        name="plan",
-        heading=f"{units.capitalized(metric.name)} over time",
-        caption="On virtual machines like those that were given; one seed.",
-        panels=(panel,),
-    )
     goal_text = f"{goal:.2%}" if metric.is_share else units.metric_value(goal, metric)
     table = Table(
         heading="Candidates, best first",
@@ -377,7 +354,32 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
         f"target is {goal_text}. Sent: by each worker. Used: share of the workers' capacity "
         "that trains on samples; a server's is not counted.",
     )
-    return Exhibits(figures=(figure,), tables=(table,))
+    return Exhibits(figures=(_figure(rows.values(), order),), tables=(table,))
+
+
+def _figure(rows: Iterable[Row], order: Sequence[Outlook]) -> Figure:
+    rows, metric = list(rows), order[0].metric
+    first = min(row["seed"] for row in rows)
+    curves = tuple(
+        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
+        for row in rows
+        if row["seed"] == first and row["run"] in {each.run for each in order[:SHOWN]}
+    )
+    panel = Panel(
+        title="The best candidates",
+        kind="lines",
+        x_label="virtual time",
+        x_unit="seconds",
+        y_label=metric.name,
+        y_unit=unit_of(metric),
+        series=curves,
+    )
+    return Figure(
+        name="plan",
+        heading=f"{units.capitalized(metric.name)} over time",
+        caption="On virtual machines like those that were given; one seed.",
+        panels=(panel,),
+    )
 
 
 def _line(each: Outlook) -> tuple[str | float | None, ...]:

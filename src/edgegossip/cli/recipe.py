@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from edgegossip.cli.options import AnyOptions, parse
+from edgegossip.cli.options import AnyOptions, parse, show_help
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.recipes.registry import RECIPES, load_recipe
@@ -23,7 +24,7 @@ def parse_recipe(
     Raises:
         UsageError: If the recipe is unknown or returns something else.
     """
-    name, rest = recipe_name(command, arguments)
+    name, rest = recipe_name(command, kind, arguments)
     options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)
     if not isinstance(chosen, Experiment | Comparison):
         raise UsageError(
@@ -32,16 +33,21 @@ def parse_recipe(
     return name, options, chosen
 
 
-def recipe_name(command: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Split the recipe's name from the words after it.
+def recipe_name(
+    command: str, kind: type[Any], arguments: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Split the recipe's name from the words after it; print the help if asked for.
 
     Args:
         command: Name of the command, for messages.
+        kind: The command's options.
         arguments: Words typed after the command.
 
     Raises:
         UsageError: If there is no name.
     """
+    if arguments and arguments[0] in ("-h", "--help"):
+        show_help(command, "RECIPE", kind)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             f"{command} needs a recipe: {next(iter(RECIPES))}, another of `edgegossip list`, "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgegossip.cli.commands import default_folder, repeatable
-from edgegossip.cli.options import ManyRunsOptions, parse
+from edgegossip.cli.commands import default_folder, how_to_resume, print_report, repeatable
+from edgegossip.cli.options import ManyRunsOptions, parse, show_help
 from edgegossip.core.errors import DataError, Interrupted, TrainingError, UsageError
 from edgegossip.experiments.study import Row, Study, run_study
 from edgegossip.recipes.registry import STUDIES, load_study
@@ -30,29 +30,32 @@ class StudyOptions(ManyRunsOptions):
 def study_command(arguments: list[str]) -> int:
     """`edgegossip study`."""
     options, study = _parse(arguments)
-    carry_out(study, options, repeatable("study", arguments))
+    carry_out(study, options, "study", arguments)
     return 0
 
 
-def carry_out(study: Study, options: ManyRunsOptions, command: str) -> dict[str, Row]:
+def carry_out(
+    study: Study, options: ManyRunsOptions, command: str, arguments: list[str]
+) -> dict[str, Row]:
     """Carry out the unfinished cells of a study, draw its report, and return all rows.
 
     Args:
         study: The study.
         options: Options of the command.
-        command: Command that repeats the study.
+        command: Name of the command.
+        arguments: Words typed after it.
 
     Raises:
         TrainingError: If a cell has failed.
     """
     out = options.out or default_folder(study.name)
     try:
-        with LiveView() as view:
+        with LiveView() as view, how_to_resume(command, arguments, out):
             rows = run_study(
                 study,
                 out=out,
                 resume=options.resume,
-                command=command,
+                command=repeatable(command, arguments),
                 num_threads=options.threads,
                 num_processes=options.num_processes,
                 progress=view,
@@ -60,7 +63,7 @@ def carry_out(study: Study, options: ManyRunsOptions, command: str) -> dict[str,
     except (Interrupted, DataError):
         write_study_report(out)  # what there is so far is worth looking at
         raise
-    print(f"report: {write_study_report(out)}")
+    print_report(write_study_report(out))
     if failed := [cell.name for cell in study.cells if cell.name not in rows]:
         raise TrainingError(
             f"{len(failed)} of {len(study.cells)} cells failed, the first of them {failed[0]}; "
@@ -70,6 +73,8 @@ def carry_out(study: Study, options: ManyRunsOptions, command: str) -> dict[str,
 
 
 def _parse(arguments: list[str]) -> tuple[StudyOptions, Study]:
+    if arguments and arguments[0] in ("-h", "--help"):
+        show_help("study", "STUDY", StudyOptions)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             f"study needs a name, such as {next(iter(STUDIES))}; edgegossip list has all"

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from edgegossip.cli.commands import repeatable
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, Words, label, split_values
@@ -36,7 +35,7 @@ class SweepOptions(SeveralSeeds):
 def sweep_command(arguments: list[str]) -> int:
     """`edgegossip sweep`."""
     options, study = parse_sweep(arguments)
-    carry_out(study, options, repeatable("sweep", arguments))
+    carry_out(study, options, "sweep", arguments)
     return 0
 
 
@@ -46,7 +45,7 @@ def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
     Raises:
         UsageError: If the recipe or one of its settings is invalid.
     """
-    name, words = recipe_name("sweep", arguments)
+    name, words = recipe_name("sweep", SweepOptions, arguments)
     values = split_values("sweep", name, words)
     # All are made before the first is run: a wrong one would be found hours later.
     made = [_make(name, [*values.fixed, *point]) for point in values.points]

@@ -9,13 +9,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from edgegossip.cli.commands import default_folder, print_table, repeatable, without
-from edgegossip.cli.options import argument_names
+from edgegossip.cli.commands import (
+    default_folder,
+    how_to_resume,
+    print_report,
+    print_table,
+    repeatable,
+    without,
+)
+from edgegossip.cli.options import TrackOptions, argument_names
 from edgegossip.cli.printing import log_to_console
-from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
@@ -24,9 +32,11 @@ from edgegossip.deploy.gathering import WORKERS, gather
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings
+from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.roles import rank_name
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.threads import one_intra_op_thread
+from edgegossip.experiments.tracking import track_results
 from edgegossip.net.address import Address
 from edgegossip.net.session import LEASE
 from edgegossip.recipes.registry import load_recipe
@@ -36,7 +46,7 @@ from edgegossip.report.page import write_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(TrackOptions):
     """Options of one worker.
 
     Args:
@@ -98,10 +108,12 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(TrackOptions):
     """Options for starting all workers on this machine.
 
     Args:
+        n: Number of workers, or of stages: short for the recipe's --num-workers or
+            --num-stages.
         only: Algorithm of a comparison to run; by default its baseline.
         out: Run folder; by default runs/NAME/STAMP.
         resume: Resume the interrupted run in `out`.
@@ -110,6 +122,7 @@ class LaunchOptions:
         max_waiting_bytes: Limit of each worker's messages in memory; see `edgegossip worker`.
     """
 
+    n: Annotated[int | None, tyro.conf.arg(name="n", aliases=("-n",))] = None
     only: str | None = None
     out: Path | None = None
     resume: bool = False
@@ -122,7 +135,7 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherOptions:
+class GatherOptions(TrackOptions):
     """Options for combining the workers' folders into one run folder.
 
     Args:
@@ -159,7 +172,8 @@ def worker_command(arguments: list[str]) -> int:
     )
     print(f"{rank_name(experiment.roles, options.rank)}: {reason}")
     if reason == "interrupted":
-        raise Interrupted("stopped; the same command goes on")
+        given = ["worker", *without(arguments, "out"), "--out", str(out)]
+        raise Interrupted(f"stopped; to go on: edgegossip {shlex.join(given)}")
     if options.parent is None:  # else the launcher gathers
         metric = experiment.task.metric
         command = ["gather", name, *_of_recipe(arguments[1:], options.only)]
@@ -194,6 +208,7 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
             parent=options.parent,
             threads=options.threads,
             max_waiting_bytes=options.max_waiting_bytes,
+            trackers=options.trackers,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -224,8 +239,8 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
     )
     run = out.parent.parent if out.parent.name == WORKERS else Path("RUN")
     print(
-        f"next: copy the folders of all workers to {run / WORKERS / '0'}, "
-        f"{run / WORKERS / '1'}, ... and type\n"
+        f"next, to measure the averaged model: copy the folders of all workers to "
+        f"{run / WORKERS / '0'}, {run / WORKERS / '1'}, ... and type\n"
         f"  edgegossip {shlex.join([*gather, '--out', str(run)])}"
     )
 
@@ -234,31 +249,46 @@ _NUMBERS = ("num_workers", "num_stages")
 """Arguments that `-n` may set: it sets the first of these that the recipe has."""
 
 
-def _number(name: str) -> str:
-    """Return the argument of a recipe that `-n` sets.
+def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
+    """Replace `-n` by the recipe's own option; return that, too, or None without one.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If both are given.
     """
-    known = argument_names(load_recipe(name))
-    for each in _NUMBERS:
-        if each in known:
-            return each
-    raise UsageError(
-        f"-n sets a recipe's argument {' or '.join(_NUMBERS)}, and {name} has neither"
-    )
+    given = [each for each in arguments[1:] if each.partition("=")[0] in ("-n", "--n")]
+    known = argument_names(load_recipe(arguments[0])) if given else []
+    name = next((each for each in _NUMBERS if each in known), None)
+    if name is None:
+        return arguments, None
+    option = "--" + name.replace("_", "-")
+    if option in (each.partition("=")[0].replace("_", "-") for each in arguments):
+        raise UsageError(f"-n sets {option}; give one of them")
+    replaced = {each: option + "".join(each.partition("=")[1:]) for each in given}
+    return [replaced.get(each, each) for each in arguments], name
+
+
+def _require_number(name: str, wanted: int | None, experiment: Experiment) -> None:
+    """Check `-n` for a recipe that has no such argument.
+
+    Raises:
+        UsageError: If the run has another number of workers.
+    """
+    if wanted not in (None, experiment.num_workers):
+        raise UsageError(
+            f"{name} has {experiment.num_workers} workers, and no argument "
+            f"{' or '.join(_NUMBERS)} that -n {wanted} could set; leave out -n"
+        )
 
 
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
     log_to_console()
-    number = _number(arguments[0]) if "-n" in arguments[1:] else ""
-    option = "--" + number.replace("_", "-")
-    arguments = [option if each == "-n" else each for each in arguments]
+    recipe_name("launch", LaunchOptions, arguments)
+    arguments, number = _with_number(arguments)
     name, options, chosen = parse_recipe("launch", LaunchOptions, arguments)
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
-    passed_on = without(arguments, "out", "resume")
+    passed_on = without(arguments, "out", "resume", "n", "track")
 
     def worker(
         rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
@@ -269,12 +299,13 @@ def launch_command(arguments: list[str]) -> int:
 
     out = options.out or default_folder(name.rpartition(":")[2])
     experiment = pick(name, chosen, options.only)
+    _require_number(name, options.n, experiment)
     if number == "num_stages" and experiment.num_workers == 1:
         raise UsageError(
             "-n sets the number of stages, but this run has the whole model on one "
             "machine; choose one in stages with --only"
         )
-    with LiveView() as view, one_intra_op_thread():
+    with LiveView() as view, one_intra_op_thread(), how_to_resume("launch", arguments, out):
         results = launch(
             experiment,
             worker,
@@ -282,9 +313,10 @@ def launch_command(arguments: list[str]) -> int:
             recipe=name,
             command=repeatable("launch", arguments),
             progress=view,
+            trackers=options.trackers,
         )
     print_table({experiment.run_name: results})
-    print(f"report: {write_report(out)}")
+    print_report(write_report(out))
     return 0
 
 
@@ -293,10 +325,12 @@ def gather_command(arguments: list[str]) -> int:
     log_to_console()
     name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
     experiment = pick(name, chosen, options.only)
+    trackers = options.trackers  # before anything is written: a package may be missing
     with one_intra_op_thread():
         results, left_out = gather(experiment, options.out, name)
+    track_results(results, trackers)
     for line in left_out:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
-    print(f"report: {write_report(options.out)}")
+    print_report(write_report(options.out))
     return 0

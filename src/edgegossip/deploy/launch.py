@@ -24,6 +24,7 @@ from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.roles import who_is_who, with_article
 from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.tracking import Follower, TrackedRun, Tracker, followed
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
@@ -44,6 +45,7 @@ def launch(
     recipe: str | None = None,
     command: str | None = None,
     progress: Progress | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Results:
     """Start a process for each worker, watch them, and gather their folders in `out`.
 
@@ -57,6 +59,7 @@ def launch(
         recipe: Name of the recipe, for the record.
         command: Command that repeats the run, for the record.
         progress: Live view, if any.
+        trackers: Followers of the averaged model's numbers.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
@@ -72,15 +75,31 @@ def launch(
         described = header(experiment, recipe)
         ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
         gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
-        failures = _run_workers(
-            experiment, gathering, make_command, ended, progress or Silent()
-        )
-        if failures is None:
-            raise Interrupted(
-                f"interrupted; {out} holds the workers' checkpoints, and the same command with "
-                "--resume and this --out goes on"
-            )
-        return _gather(gathering, out, failures)
+        tracked = TrackedRun(name=experiment.run_name, folder=out, header=described)
+        with followed(trackers, tracked) as follower:
+            shown = _Followed(progress or Silent(), gathering, follower)
+            failures = _run_workers(experiment, gathering, make_command, ended, shown)
+            if failures is None:
+                raise Interrupted(
+                    f"interrupted; {out} holds the workers' checkpoints, and the same command "
+                    "with --resume and this --out goes on"
+                )
+            results = _gather(gathering, out, failures)
+            follower.tell(results.history)
+            return results
+
+
+class _Followed:
+    """A live view that also tells trackers what has been measured."""
+
+    def __init__(self, progress: Progress, gathering: Gathering, follower: Follower) -> None:
+        self._progress = progress
+        self._gathering = gathering
+        self._follower = follower
+
+    def update(self, status: Status) -> None:
+        self._progress.update(status)
+        self._follower.tell(self._gathering.history)
 
 
 def _run_workers(

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import safetensors.torch
 import torch
 
@@ -22,8 +21,10 @@ from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.introducing import introduce, run_id, run_key, shared_settings
+from edgegossip.deploy.parent_process import is_running
 from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.deploy.worker_folder import read_summary, require_numbers
+from edgegossip.deploy.worker_tracking import WorkerTracking
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
@@ -38,6 +39,8 @@ from edgegossip.experiments.roles import role_words, who_is_who
 from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import intra_op_threads
+from edgegossip.experiments.tracking import Tracker
+from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
@@ -64,6 +67,7 @@ class WorkerSettings:
         parent: Number of a process whose end stops this worker; None for none.
         threads: Number of threads that a training step uses, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
+        trackers: Followers of this worker's own numbers, such as `TensorBoard()`.
 
     Raises:
         ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1 or not a whole
@@ -80,6 +84,7 @@ class WorkerSettings:
     parent: int | None = None
     threads: int = 1
     max_waiting_bytes: int | None = None
+    trackers: tuple[Tracker, ...] = ()
 
     def __post_init__(self) -> None:
         check_counts(self, "threads", "min_workers", "max_waiting_bytes")
@@ -157,6 +162,7 @@ class _Worker:
             raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
         _make(out, self._header)
         self._diary = Diary(out / "events.jsonl")
+        self._tracking = WorkerTracking(settings.trackers, self._header, rank, out, self._diary)
         self._diary.write(
             "worker",
             **self._header,
@@ -199,24 +205,13 @@ class _Worker:
         # A resumed worker goes on with its random streams, another gets new ones.
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
         self._incarnation: int = kept
-        limit = settings.max_seconds or experiment.max_seconds or math.inf
         nothing = torch.empty(0)
         self._snapshots = Snapshots(
             self._out / "snapshots",
             lambda: host.state.estimate if host.state.is_evaluated else nothing,
         )
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
-        host_settings = HostSettings(
-            run=run_id(run_key(experiment, self._recipe, settings.name)),
-            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
-            meet_seconds=settings.meet_seconds,
-            min_to_begin=settings.min_workers or 2,
-            min_workers=settings.min_workers or 1,
-            ended=settings.ended,
-            max_seconds=limit,
-            checkpoint_seconds=settings.checkpoint_seconds,
-            max_waiting_bytes=settings.max_waiting_bytes,
-        )
+        chores = [self._show, *self._tracking.chores]
         trainer = workload.make_trainer(self._rank, self._incarnation)
         initial = workload.initial_params(self._rank)
         self._is_untried = checkpoint is not None  # until the next one is kept
@@ -228,16 +223,31 @@ class _Worker:
                 initial,
                 trainer,
                 transport,
-                settings=host_settings,
+                settings=self._host_settings(workload),
                 forecaster=forecaster,
                 evaluate=validator.evaluate if validator else None,
                 observer=self._diary,
-                chores=(self._show, *([self._snapshots.due] if is_watched else [])),
+                chores=(*chores, *([self._snapshots.due] if is_watched else [])),
                 save=self._save,
                 checkpoint=checkpoint,
             )
             _require_like(host.state, experiment.algorithm.init(self._rank, initial))
         return host
+
+    def _host_settings(self, workload: Workload) -> HostSettings:
+        experiment, settings = self._experiment, self._settings
+        limit = settings.max_seconds or experiment.max_seconds or math.inf
+        return HostSettings(
+            run=run_id(run_key(experiment, self._recipe, settings.name)),
+            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
+            meet_seconds=settings.meet_seconds,
+            min_to_begin=settings.min_workers or 2,
+            min_workers=settings.min_workers or 1,
+            ended=settings.ended,
+            max_seconds=limit,
+            checkpoint_seconds=settings.checkpoint_seconds,
+            max_waiting_bytes=settings.max_waiting_bytes,
+        )
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
@@ -255,7 +265,7 @@ class _Worker:
     def _show(self, now: Seconds) -> Seconds:
         self._diary.show()
         parent = self._settings.parent
-        if parent is not None and not _is_running(parent):
+        if parent is not None and not is_running(parent):
             self._host.stop()
         return now + _SHOW
 
@@ -293,6 +303,7 @@ class _Worker:
                 "refused": host.post.refusals,
             },
         )
+        self._tracking.end(host.now)
         if reason in _ENDS:
             try:
                 self._checkpoint.unlink(missing_ok=True)
@@ -306,14 +317,6 @@ class _Worker:
         if reason in _ENDS and validator is not None and self._workload.is_whole([self._rank]):
             _, values = validator.evaluate(host.state.estimate)
         return {f"validation_{metric.key}": values[metric.name] for metric in metrics}
-
-
-def _is_running(process: int) -> bool:
-    """Whether a process exists, whoever its parent is, so that a command may be repeated."""
-    try:
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def require_worker_of(experiment: Experiment, out: Path) -> None:
@@ -403,6 +406,5 @@ def _make(out: Path, header: dict[str, Any]) -> None:
     path = out / "experiment.json"
     for end in ("summary.json", "params.safetensors"):
         (out / end).unlink(missing_ok=True)
-    if path.exists():
-        return
-    write_json(path, header)
+    if not path.exists():
+        write_json(path, header)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import require_folder
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.signals import interrupted
+from edgegossip.experiments.tracking import Tracker
 from edgegossip.experiments.traffic import traffic
 from edgegossip.sim.pool import OpenPool
 
@@ -34,6 +35,7 @@ def compare(
     num_processes: int = 1,
     open_pool: OpenPool | None = None,
     progress: Progress | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> dict[str, Results]:
     """Run every experiment of `comparison`, each in its own folder within `out`.
 
@@ -50,6 +52,8 @@ def compare(
             experiments must be picklable. No effect on results.
         open_pool: As in `run`, for each run in turn; not with several processes.
         progress: A live view.
+        trackers: Followers of each run's numbers, as in `run`; they are pickled for several
+            processes.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
@@ -70,6 +74,7 @@ def compare(
             resume=resume and (out / name).is_dir(),
             recipe=recipe,
             command=command,
+            trackers=trackers,
         )
         for name, experiment in comparison.experiments.items()
     }

@@ -190,6 +190,7 @@ class EventLog:
         self.num_received = 0
         self.num_lost = 0
         self.commits = Commits()
+        self._recent_losses = [0.0, 0]  # the sum over samples, and their number
         self._path = path
         self._sends: dict[str, Any] | None = None
         if offset:
@@ -206,6 +207,12 @@ class EventLog:
         """Mean staleness of the messages received so far, in rounds."""
         return self.total_staleness / max(1, self.num_received)
 
+    def take_training_loss(self) -> float | None:
+        """Mean training loss of a sample since the last call; None without any."""
+        total, num_samples = self._recent_losses
+        self._recent_losses = [0.0, 0]
+        return total / num_samples if num_samples else None
+
     def write(self, event: str, /, **fields: object) -> None:
         """Add the line ``{"type": event, **fields}``."""
         self._flush_sends()
@@ -213,6 +220,9 @@ class EventLog:
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self.samples_processed += event.num_samples
+        if event.num_samples:  # where none were trained on, the loss may be NaN
+            self._recent_losses[0] += event.loss * event.num_samples
+            self._recent_losses[1] += event.num_samples
         self.write(
             "trained",
             time=now,

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from edgegossip.core.extras import require_extra
 from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Seconds
 
@@ -126,6 +127,20 @@ class Results:
     def best_accuracy(self) -> float:
         """Best accuracy of the averaged model; see `Evaluation.accuracy`."""
         return max(evaluation.accuracy for evaluation in self.history)
+
+    def frame(self) -> Any:  # noqa: ANN401 - pandas is an extra
+        """The history as a `pandas.DataFrame`, with a row for each evaluation.
+
+        Columns are `time`, `epochs`, each metric by its key, `loss`, `consensus_distance`,
+        `bytes_sent` and `samples_processed`, as in `events.jsonl`.
+
+        Raises:
+            UsageError: If pandas is missing.
+        """
+        require_extra("Results.frame", "pandas")
+        import pandas
+
+        return pandas.DataFrame([evaluation.line() for evaluation in self.history])
 
     def time_to(self, target: float) -> Seconds | None:
         """Virtual seconds until the averaged model first reached `target`; None if never."""

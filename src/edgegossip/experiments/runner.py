@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
+from edgegossip.experiments.evaluation_times import check_interval
 from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import LOADING_ERRORS
@@ -24,8 +26,9 @@ from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.roles import described_roles, who_is_who
 from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
 from edgegossip.experiments.run_target import has_come_to
-from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.experiments.signals import interrupted, on_stop_signal
 from edgegossip.experiments.threads import one_intra_op_thread
+from edgegossip.experiments.tracking import Follower, TrackedRun, Tracker, followed
 from edgegossip.sim.forecasting import profiled
 from edgegossip.sim.pool import ComputePool, OpenPool, Pool
 from edgegossip.sim.simulator import Simulator
@@ -42,6 +45,7 @@ def run(
     open_pool: OpenPool | None = None,
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Results:
     """Simulate `experiment` and keep all results in the folder `out`.
 
@@ -58,6 +62,7 @@ def run(
             effect on the result.
         checkpoint_seconds: Wall seconds between checkpoints.
         progress: A live view.
+        trackers: Followers of the numbers, such as `TensorBoard()`. One that fails is left out.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; `out` is valid and can be resumed.
@@ -72,9 +77,15 @@ def run(
         folder = RunFolder(out, header(experiment, recipe), resume=resume)
         if results := folder.finished_results():
             return results
-        with one_intra_op_thread(), (open_pool or partial(ComputePool, num_threads))() as pool:
+        tracked = TrackedRun(name=experiment.run_name, folder=out, header=folder.header)
+        with (
+            one_intra_op_thread(),
+            (open_pool or partial(ComputePool, num_threads))() as pool,
+            followed(trackers, tracked) as follower,
+        ):
+            shown = progress or Silent()
             running = _Run(
-                experiment, folder, command, pool, progress or Silent(), checkpoint_seconds
+                experiment, folder, command, pool, shown, checkpoint_seconds, follower
             )
             with on_stop_signal(running.stop):
                 return running.execute()
@@ -91,13 +102,15 @@ class _Run:
         pool: Pool,
         progress: Progress,
         checkpoint_seconds: float,
+        follower: Follower,
     ) -> None:
         self._experiment = experiment
         self._folder = folder
-        self._pool = pool
         self._progress = progress
         self._checkpoint_seconds = checkpoint_seconds
+        self._follower = follower
         self._workload = experiment.workload()
+        self._interval = check_interval(experiment, self._workload.shards)
         self._metric = experiment.task.metric
         self._history: list[Evaluation] = []
         self._num_looks = 0
@@ -126,14 +139,13 @@ class _Run:
         if checkpoint:
             self._restore(checkpoint)
         else:
-            self._log.write(
-                "experiment",
-                **folder.header,
-                command=command,
-                **described_roles(experiment, self._workload.shards),
-                wall_started=folder.started,
-            )
+            self._begin_log(command)
         self._samples_before = self._log.samples_processed
+
+    def _begin_log(self, command: str | None) -> None:
+        roles = described_roles(self._experiment, self._workload.shards)
+        begun = {"command": command, **roles, "wall_started": self._folder.started}
+        self._log.write("experiment", **self._folder.header, **begun)
 
     def stop(self) -> None:
         """Stop between two events, and write a checkpoint."""
@@ -144,13 +156,13 @@ class _Run:
         try:
             if not self._simulate_or_keep():
                 self._end("interrupted")
-                raise Interrupted(self._how_to_resume())
+                raise self._interrupted()
             results = self._end(self._reason())
             self._folder.drop_checkpoint()
         finally:
             self._log.abandon()
         if self.simulator.should_stop:
-            raise Interrupted(self._how_to_resume())  # a comparison must not go on
+            raise self._interrupted()  # a comparison must not go on
         return results
 
     def _simulate_or_keep(self) -> bool:
@@ -204,22 +216,6 @@ class _Run:
         due = epochs * len(self._history) * len(self._experiment.task.dataset.train)
         return self._log.samples_processed >= due
 
-    @property
-    def _interval(self) -> Seconds:
-        """Virtual seconds between two checks for a due evaluation."""
-        if self._experiment.evaluation_interval is not None:
-            return self._experiment.evaluation_interval
-        if self._experiment.evaluation_epochs is not None:
-            # It cannot be due sooner than if nobody ever waited.
-            num_samples = len(self._experiment.task.dataset.train)
-            throughput = sum(each.total_throughput for each in self._experiment.platforms)
-            return self._experiment.evaluation_epochs * num_samples / throughput / 4
-        epochs = [
-            len(shard) / self._experiment.platforms[rank].total_throughput
-            for rank, shard in self._workload.shards.items()
-        ]
-        return max(epochs) / 4
-
     # Measuring.
 
     def _evaluate(self, now: Seconds, *, is_final: bool = False) -> None:
@@ -244,6 +240,7 @@ class _Run:
         self._history.append(evaluation)
         self._log.write("evaluated", **evaluation.line())
         self._progress.update(self._status(now))
+        self._follower.tell(self._history, training_loss=self._log.take_training_loss())
 
     def _worker_values(self) -> list[float]:
         """The chosen metric of all workers, or of 64 evenly spaced ones.
@@ -314,10 +311,8 @@ class _Run:
         try:
             self.simulator.load_state_dict(checkpoint["simulator"])
             self._log.load_state_dict(checkpoint["log"])
-            self._history = [
-                read_evaluation(each, self._experiment.task.chosen_first)
-                for each in checkpoint["history"]
-            ]
+            metrics = self._experiment.task.chosen_first
+            self._history = [read_evaluation(each, metrics) for each in checkpoint["history"]]
             self._num_looks = int(checkpoint["num_looks"])
             self._wall_before = float(checkpoint["wall_seconds"])
         except LOADING_ERRORS as error:
@@ -363,8 +358,5 @@ class _Run:
             return self._last_params
         return self._workload.average(self.simulator.estimates())[0]
 
-    def _how_to_resume(self) -> str:
-        return (
-            f"interrupted at {self.simulator.now:g} virtual seconds; {self._folder.path} holds "
-            "everything so far, and the same command with --resume and this --out goes on"
-        )
+    def _interrupted(self) -> Interrupted:
+        return interrupted(self._folder.path, f"at {self.simulator.now:g} virtual seconds")

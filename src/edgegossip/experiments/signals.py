@@ -24,9 +24,9 @@ def interrupted(out: Path, where: str = "") -> Interrupted:
 
     Args:
         out: Folder of the runs.
-        where: The interrupted run, if known.
+        where: The place, if known, e.g. "in gosgd" or "at 3 virtual seconds".
     """
-    place = f" in {where}" if where else ""
+    place = f" {where}" if where else ""
     return Interrupted(
         f"interrupted{place}; {out} holds everything so far, and the same command with "
         "--resume and --out goes on"

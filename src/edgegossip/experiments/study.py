@@ -213,7 +213,7 @@ def _do_cells(
             with on_stop_signal(interrupt), record.keeping(cell) as keep:
                 keep(_Work(cell, record.label(cell), session)(progress))
         except (Interrupted, KeyboardInterrupt):
-            raise interrupted(out, cell.name) from None
+            raise interrupted(out, f"in {cell.name}") from None
 
 
 def _do_at_once(
@@ -234,7 +234,7 @@ def _do_at_once(
                 with record.keeping(known[name]) as keep:
                     keep(future.result())
     except (Interrupted, KeyboardInterrupt):
-        raise interrupted(out, "several cells") from None
+        raise interrupted(out, "in several cells") from None
 
 
 @dataclass(frozen=True, slots=True)

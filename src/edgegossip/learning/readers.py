@@ -64,8 +64,9 @@ def mnist(data_dir: Path | str) -> Dataset:
         recognition", Proceedings of the IEEE 1998.
     """
     mirror = "https://ossci-datasets.s3.amazonaws.com/mnist/<file>.gz"
-    with _obtainable("MNIST", f"http://yann.lecun.com/exdb/mnist (mirror: {mirror})"):
-        train, test = _idx_splits(Path(data_dir) / "mnist")
+    folder = Path(data_dir) / "mnist"
+    with _obtainable("MNIST", f"http://yann.lecun.com/exdb/mnist (mirror: {mirror})", folder):
+        train, test = _idx_splits(folder)
         mean, std = torch.tensor([0.1307]), torch.tensor([0.3081])
         return Dataset("mnist", train, test, 10, (1, 28, 28), mean, std)
 
@@ -80,8 +81,9 @@ def fashion_mnist(data_dir: Path | str) -> Dataset:
         Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
         Learning Algorithms", arXiv:1708.07747.
     """
-    with _obtainable("Fashion-MNIST", "https://github.com/zalandoresearch/fashion-mnist"):
-        train, test = _idx_splits(Path(data_dir) / "fashion-mnist")
+    folder, url = Path(data_dir) / "fashion-mnist", "https://github.com/zalandoresearch"
+    with _obtainable("Fashion-MNIST", f"{url}/fashion-mnist", folder):
+        train, test = _idx_splits(folder)
         return _standardized("fashion-mnist", train, test, 10)
 
 
@@ -97,8 +99,8 @@ def cifar10(data_dir: Path | str) -> Dataset:
         Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """
     url = "https://www.cs.toronto.edu/~kriz/cifar.html ('binary version')"
-    with _obtainable("CIFAR-10", url):
-        folder = Path(data_dir) / "cifar-10-batches-bin"
+    folder = Path(data_dir) / "cifar-10-batches-bin"
+    with _obtainable("CIFAR-10", url, folder):
         names = [f"data_batch_{number}.bin" for number in range(1, NUM_CIFAR10_BATCHES + 1)]
         batches = [read_cifar10(folder / name) for name in names]
         x_train, y_train = map(np.concatenate, zip(*batches, strict=True))
@@ -125,8 +127,8 @@ def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
         to the CIFAR datasets", arXiv:1707.08819. Labels there start at 1, here at 0.
     """
     name = f"imagenet{size}x{size}"
-    with _obtainable(f"ImageNet {size}x{size} (npz)", "https://image-net.org/download-images"):
-        folder = Path(data_dir) / name
+    folder, url = Path(data_dir) / name, "https://image-net.org/download-images"
+    with _obtainable(f"ImageNet {size}x{size} (npz)", url, folder):
         # Numbers without a gap, so that a missing batch is noticed.
         num_batches = max(1, len(list(folder.glob("train_data_batch_*.npz"))))
         paths = [folder / f"train_data_batch_{number + 1}.npz" for number in range(num_batches)]
@@ -172,8 +174,9 @@ def har(data_dir: Path | str) -> Dataset:
         Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using
         Smartphones", ESANN 2013.
     """
-    with _obtainable("UCI HAR", "https://archive.ics.uci.edu/dataset/240"):
-        return replace(npz(Path(data_dir) / "uci_har.npz"), name="har")
+    path = Path(data_dir) / "uci_har.npz"
+    with _obtainable("UCI HAR", "https://archive.ics.uci.edu/dataset/240", path):
+        return replace(npz(path), name="har")
 
 
 def huggingface(
@@ -236,14 +239,17 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
 
 
 @contextmanager
-def _obtainable(title: str, url: str) -> Iterator[None]:
-    """Add the source of the data set to any `DataError`."""
+def _obtainable(title: str, url: str, place: Path) -> Iterator[None]:
+    """Add the source of the data set, and its place in the data folder, to any `DataError`."""
     try:
         yield
     except DataError as error:
+        given = place.parent
+        is_too_deep = not place.exists() and given.name == place.name
+        hint = f" (did you mean {given.parent}?)" if is_too_deep else ""
         raise DataError(
-            f"{error}; get {title} from {url}, "
-            "and name its folder with --data-dir or EDGEGOSSIP_DATA"
+            f"{error}; get {title} from {url}, and name the folder that holds {place.name} "
+            f"with --data-dir or EDGEGOSSIP_DATA{hint}"
         ) from error
 
 

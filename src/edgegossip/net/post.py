@@ -94,9 +94,8 @@ class Post:
         """Time of the last status of each other worker."""
         # Introductions are rare and are read at once.
         largest = max(s.max_num_bytes for kind, s in schema.items() if kind != INTRODUCTION)
-        self._holding = Holding(settings.max_waiting_bytes, largest)
-        room = max(self._holding.max_bytes, self._holding.share)
-        self._outbox = Outbox(transport, room, settings.runtime)
+        self._holding = held = Holding(settings.max_waiting_bytes, largest)
+        self._outbox = Outbox(transport, max(held.max_bytes, held.share), settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Workers whose link was cut and is back, or that came back in the same life. Such a
         # worker lacks messages, so it gets no new one before it has reported which. Otherwise

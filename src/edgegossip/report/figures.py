@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
+from matplotlib.path import Path
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.experiments.results import Evaluation
@@ -97,6 +100,8 @@ def _picture(
             _curve(axes, quantity, run, target, colors[run.name], is_log)
         _limits(axes, runs, target)
         _label_ends(axes, quantity, runs, target, colors)
+        if target is not None:
+            label_target(axes, target, metric)
         png, svg = render(figure, "png"), render(figure, "svg")
     caption = quantity.caption.format(metric=metric.name)
     if is_log:
@@ -178,16 +183,42 @@ def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
         axes.set_xlim(left=0)
     if target is not None:
         axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        axes.annotate(
-            f"target {metric_value(target, metric)}",
-            (1, target),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            color=MUTED,
-            fontsize=9,
-        )
+
+
+# The size of the target's label, in shares of the axes.
+LABEL_WIDTH, LABEL_HEIGHT = 0.16, 0.065
+
+
+def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
+    """Name the target's line at the end, and on the side, that the fewest curves cross."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    height = float(to_axes.transform((axes.get_xlim()[1], target))[1])
+    curves = [
+        Path(to_axes.transform(line.get_xydata()))
+        for line in axes.lines
+        if line.get_transform() == axes.transData  # all but the target's own line
+    ]
+    places = [
+        (Bbox.from_bounds(x, y, LABEL_WIDTH, LABEL_HEIGHT), x > 0, y == height)
+        for x in (1 - LABEL_WIDTH, 0)
+        for y in (height, height - LABEL_HEIGHT)
+    ]
+    _, is_right, is_above = min(
+        places,
+        key=lambda place: sum(each.intersects_bbox(place[0], filled=False) for each in curves),
+    )
+    return axes.annotate(
+        f"target {metric_value(target, metric)}",
+        (1 if is_right else 0, target),
+        xycoords=("axes fraction", "data"),
+        xytext=(-4 if is_right else 4, 3 if is_above else -3),
+        textcoords="offset points",
+        ha="right" if is_right else "left",
+        va="bottom" if is_above else "top",
+        color=MUTED,
+        fontsize=9,
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5},
+    )
 
 
 def _vertical(

@@ -15,6 +15,7 @@ from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.roles import role_words
 from edgegossip.report.activity import mean_shares
+from edgegossip.report.balance import kept_sentence
 from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
@@ -134,6 +135,7 @@ def render_page(
         model=_model(folder),
         has_own_models=any(run.log.model == AVERAGED for run in folder.runs),
         timelines=timelines,
+        is_balanced=any(kept_sentence(run) for run in folder.runs if run.workers),
         platforms=_platform_groups(folder.runs[0]),
         has_roles=len(set(folder.runs[0].log.roles)) > 1,
         facts=_facts(header),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from edgegossip.core.metric_spec import ACCURACY
@@ -61,7 +62,7 @@ def faults(folder: ReportData) -> list[str]:
 
 def highlights(folder: ReportData) -> list[Tile]:
     """Pick the most important numbers."""
-    tiles = (_time_tile, _best_tile, _data_tile, _waiting_tile)
+    tiles = (_time_tile, _end_tile, _data_tile, _waiting_tile)
     return [found for tile in tiles if (found := tile(folder)) is not None]
 
 
@@ -76,12 +77,20 @@ def _time_tile(folder: ReportData) -> Tile | None:
     return seconds(reached[first]), f"{who} {named_value(folder.target, folder.metric)}{lead}"
 
 
-def _best_tile(folder: ReportData) -> Tile | None:
-    name, value = _best(folder)
+def _end_tile(folder: ReportData) -> Tile | None:
+    """The value at the end; the best one on the way may be a peak of chance."""
+    name, value = _best(folder, {run.name: run.summary.final_value for run in folder.runs})
     if value is None:
         return None
-    whose = f", {name}" if folder.is_comparison else ""
-    return metric_value(value, folder.metric), f"best {folder.metric.name}{whose}"
+    label = f"{folder.metric.name} at the end" + (f", {name}" if folder.is_comparison else "")
+    peak, best = _best(folder, {run.name: run.summary.best_value for run in folder.runs})
+    if best is None or not folder.metric.shortfall(value, best) > 0:
+        return metric_value(value, folder.metric), label
+    where = f" of {peak}" if peak != name else ""
+    return (
+        metric_value(value, folder.metric),
+        f"{label}; best on the way{where} {metric_value(best, folder.metric)}",
+    )
 
 
 def _data_tile(folder: ReportData) -> Tile | None:
@@ -214,17 +223,16 @@ def _goal(folder: ReportData) -> str:
 
 
 def _best_run(folder: ReportData) -> str:
-    name, value = _best(folder)
+    name, value = _best(folder, {run.name: run.summary.final_value for run in folder.runs})
     if value is None:
         return "No run was evaluated."
     if folder.metric == ACCURACY:
-        return f"The most accurate was {name} with {percent(value)}."
-    return f"The best was {name} with {named_value(value, folder.metric)}."
+        return f"The most accurate at the end was {name} with {percent(value)}."
+    return f"The best at the end was {name} with {named_value(value, folder.metric)}."
 
 
-def _best(folder: ReportData) -> tuple[str, float | None]:
-    """The best run and its best value; None if no run was evaluated."""
-    values = {run.name: run.summary.best_value for run in folder.runs}
+def _best(folder: ReportData, values: Mapping[str, float | None]) -> tuple[str, float | None]:
+    """The run with the best of these values; None if none is known."""
     known = {name: value for name, value in values.items() if value is not None}
     if not known:
         return folder.runs[0].name, None

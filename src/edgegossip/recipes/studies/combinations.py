@@ -51,13 +51,12 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     problem = DIGITS_MLP if settings.short else CIFAR10_LENET5
     num_steps = 100 if settings.short else 2_000
     num_samples = 400 if settings.short else 12_500
+    sizes = num_samples, num_steps
     cells = [
         Cell(
             name=f"{technique.replace(' ', '-')}/seed{seed}",
             group=technique.replace(" ", "-"),
-            work=partial(
-                _combination, problem, settings, technique, seed, num_samples, num_steps
-            ),
+            work=partial(_combination, problem, settings, technique, seed, *sizes),
             scaled_down=problem.scaled_down,
         )
         for technique in (*COMBINATIONS, RANDOM, ALL)

@@ -129,27 +129,8 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
     Args:
         settings: Settings of the study.
     """
-    problem = SMALL_MLP if settings.short else MNIST_MLP
-    if not settings.short:
-        problem = replace(problem, settings=replace(problem.settings, throughput=SPEED))
-    setup = machines(
-        f"H = {HETEROGENEITY:g}",
-        problem,
-        num_workers=3 if settings.short else NUM_WORKERS,
-        heterogeneity=HETEROGENEITY,
-    )
-    contests = [
-        Searches(
-            problem=problem,
-            seed=seed,
-            machines=setup,
-            lr=lr,
-            rewards=tuple(REWARDS)[:: 3 if settings.short else 1],
-            num_windows=4 if settings.short else NUM_WINDOWS,
-        )
-        for lr in (RATES[:1] if settings.short else RATES)
-        for seed in (settings.seeds[:2] if settings.short else settings.seeds)
-    ]
+    contests = _contests(settings)
+    setup = contests[0].machines
     depends_on, cells = settings_and_cells(contests, settings)
     return Study(
         name="adsp/search",
@@ -173,6 +154,30 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
         cells=cells,
         exhibit=_exhibits,
     )
+
+
+def _contests(settings: StudySettings) -> list[Searches]:
+    problem = SMALL_MLP if settings.short else MNIST_MLP
+    if not settings.short:
+        problem = replace(problem, settings=replace(problem.settings, throughput=SPEED))
+    setup = machines(
+        f"H = {HETEROGENEITY:g}",
+        problem,
+        num_workers=3 if settings.short else NUM_WORKERS,
+        heterogeneity=HETEROGENEITY,
+    )
+    return [
+        Searches(
+            problem=problem,
+            seed=seed,
+            machines=setup,
+            lr=lr,
+            rewards=tuple(REWARDS)[:: 3 if settings.short else 1],
+            num_windows=4 if settings.short else NUM_WINDOWS,
+        )
+        for lr in (RATES[:1] if settings.short else RATES)
+        for seed in (settings.seeds[:2] if settings.short else settings.seeds)
+    ]
 
 
 NOTE = (

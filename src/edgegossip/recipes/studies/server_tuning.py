@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,16 +99,9 @@ def without_test_data(dataset: Dataset, share: float) -> Dataset:
 
 
 def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) -> Exhibits:
-    """Show the time of each candidate and the best candidate of each method."""
-    told = []
-    for group in dict.fromkeys(each.group for each in contests):
-        for name in METHODS:
-            mine = [row for row in rows.values() if (row["group"], row["run"]) == (group, name)]
-            best = best_of(mine)
-            for row in mine:
-                own = "" if row["value"] is None else f"{METHODS[name].option} = {row['value']}"
-                time, mark = row["seconds_to_loss"], "best" if row is best else ""
-                told.append((group, name, row["lr"], own, time, row["final_loss"], mark))
+    """Show the time of each candidate, and the best one of each method."""
+    groups = dict.fromkeys(each.group for each in contests)
+    told = [line for group in groups for line in _candidates(group, rows.values())]
     columns: tuple[tuple[str, Unit], ...] = (
         ("problem", "text"),
         ("method", "text"),
@@ -143,6 +136,18 @@ def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) 
         panels=tuple(points),
     )
     return Exhibits(figures=(figure,), tables=(table,)) if told else Exhibits()
+
+
+def _candidates(group: str, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
+    """The lines of the table for one problem, method by method."""
+    own = [row for row in rows if row["group"] == group]
+    for name in METHODS:
+        mine = [row for row in own if row["run"] == name]
+        best = best_of(mine)
+        for row in mine:
+            value = "" if row["value"] is None else f"{METHODS[name].option} = {row['value']}"
+            time, mark = row["seconds_to_loss"], "best" if row is best else ""
+            yield group, name, row["lr"], value, time, row["final_loss"], mark
 
 
 NOTE = (

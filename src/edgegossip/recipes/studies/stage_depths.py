@@ -30,9 +30,9 @@ VGG16 = Problem(
     model=partial(vgg16_model, normalization="batch"),
     num_train=10_000,
     num_test=2_000,
-    settings=Settings(num_epochs=18),
+    settings=Settings(num_epochs=6),
     scaled_down="VGG16 with a quarter of its channels and with batch norm (the paper's is not "
-    "known); a fifth of CIFAR-10's pictures, 18 epochs, tested on 2,000.",
+    "known); a fifth of CIFAR-10's pictures, six epochs, tested on 2,000.",
 )
 BETWEEN_POOLINGS = StageSettings(
     width=0.25, cut_at=(10, 17, 24), in_flight=4, latency=0.001, bandwidth=125e6

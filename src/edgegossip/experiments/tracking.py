@@ -1,0 +1,199 @@
+"""Trackers: they follow the numbers of runs, as TensorBoard and its rivals do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from edgegossip.core.errors import EdgeGossipError, RunFolderError
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.describe import flatten
+from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.run_folder import read_json
+
+_LOG = logging.getLogger("edgegossip.experiments")
+_MAX_SETTINGS, _MAX_TEXT = 200, 250
+"""Limits of the settings that trackers get; databases behind them limit lengths, too."""
+
+Setting: TypeAlias = bool | int | float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A run that begins, for trackers.
+
+    Attributes:
+        name: Name of the run.
+        folder: Its folder.
+        header: The resolved experiment, as in `experiment.json`.
+    """
+
+    name: str
+    folder: Path
+    header: Mapping[str, Any]
+
+    @property
+    def group(self) -> str:
+        """Name that this run shares with others: that of the recipe, if any."""
+        return str(self.header.get("recipe") or self.name)
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """All settings by path, such as `task.optimizer.lr`; the first of many, shortened."""
+        flat = flatten({key: value for key, value in self.header.items() if key != "schema"})
+        known = ((name, value) for name, value in flat.items() if value is not None)
+        return {name: _short(value) for name, value in islice(known, _MAX_SETTINGS)}
+
+
+def _short(value: object) -> Setting:
+    if isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+
+
+class Tracking(Protocol):
+    """Takes the numbers of one run."""
+
+    def log(self, numbers: Mapping[str, float], *, step: int, seconds: Seconds) -> None:
+        """Take numbers of one moment.
+
+        Args:
+            numbers: Numbers by name.
+            step: Samples processed so far by all workers, or by the only one.
+            seconds: Time of the moment in the run: virtual seconds, or those of the network.
+        """
+
+    def end(self, reason: str, summary: Mapping[str, float]) -> None:
+        """Take the end of the run.
+
+        Args:
+            reason: Reason for the end, as in `summary.json`.
+            summary: All numbers of `summary.json` by name.
+        """
+
+
+class Tracker(Protocol):
+    """Follows runs; with several processes, it is pickled."""
+
+    def begin(self, run: TrackedRun) -> Tracking:
+        """Begin to track a run.
+
+        Raises:
+            EdgeGossipError: If that is impossible; it ends the run. Of all other errors a
+                warning is logged, and the run goes on without this tracker.
+        """
+
+
+class Follower:
+    """Passes the numbers of a run on to its trackers; one that fails is left out.
+
+    Args:
+        trackers: The trackers.
+        run: The run.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker], run: TrackedRun) -> None:
+        self._run = run
+        self._told_until: Seconds = -math.inf
+        self._trackings: dict[int, Tracking] = {}
+        self._names = [type(tracker).__name__ for tracker in trackers]
+        for index, tracker in enumerate(trackers):
+            with self._tolerating(index):
+                self._trackings[index] = tracker.begin(run)
+
+    def tell(self, history: Sequence[Evaluation], **more: float | None) -> None:
+        """Pass on the evaluations that are later than all that were passed on.
+
+        Earlier ones may be measured later on real machines. Trackers draw numbers in the order
+        of their arrival, so these are left out; the report has them.
+
+        Args:
+            history: Evaluations in order of time.
+            more: Further numbers of the last one; None for unknown ones.
+        """
+        if not self._trackings:
+            return
+        for evaluation in history:
+            if evaluation.time <= self._told_until:
+                continue
+            self._told_until = evaluation.time
+            numbers = evaluation.line() | _known(more if evaluation is history[-1] else {})
+            seconds, step = numbers.pop("time"), evaluation.samples_processed
+            self.log(numbers, step=step, seconds=seconds)
+
+    def log(self, numbers: Mapping[str, float], *, step: int, seconds: Seconds) -> None:
+        """Pass numbers on; see `Tracking.log`."""
+        self._each(lambda tracking: tracking.log(numbers, step=step, seconds=seconds))
+
+    def end(self) -> None:
+        """Pass on the `summary.json` of the folder, if there is one."""
+        try:
+            summary = read_json(self._run.folder / "summary.json")
+        except RunFolderError:
+            summary = {"reason": "failed"}
+        numbers = _known({name: value for name, value in summary.items() if _is_number(value)})
+        self._each(lambda tracking: tracking.end(str(summary.get("reason")), numbers))
+        self._trackings.clear()
+
+    def _each(self, act: Callable[[Tracking], None]) -> None:
+        for index in [*self._trackings]:
+            with self._tolerating(index):
+                act(self._trackings[index])
+
+    @contextmanager
+    def _tolerating(self, index: int) -> Iterator[None]:
+        """Leave a tracker out that fails: training is worth more than its curves."""
+        try:
+            yield
+        except EdgeGossipError:
+            raise
+        except Exception as error:
+            self._trackings.pop(index, None)
+            _LOG.warning(
+                "%s failed (%s: %s) - %s goes on without it",
+                self._names[index],
+                type(error).__name__,
+                error,
+                self._run.name,
+            )
+
+
+@contextmanager
+def followed(trackers: Sequence[Tracker], run: TrackedRun) -> Iterator[Follower]:
+    """Begin to track a run, and end that with its end, however it comes."""
+    follower = Follower(trackers, run)
+    try:
+        yield follower
+    finally:
+        follower.end()
+
+
+def track_results(results: Results, trackers: Sequence[Tracker]) -> None:
+    """Pass on a run that is over.
+
+    Args:
+        results: Its results, which have a folder.
+        trackers: The trackers.
+    """
+    if results.folder is None or not trackers:
+        return
+    header = read_json(results.folder / "experiment.json")
+    run = TrackedRun(name=results.name, folder=results.folder, header=header)
+    with followed(trackers, run) as follower:
+        follower.tell(results.history)
+
+
+def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,30 @@
+"""Trackers by name, for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeAlias
+
+from edgegossip.experiments.tracking import Tracker
+from edgegossip.trackers.mlflow import MLflow
+from edgegossip.trackers.tensorboard import TensorBoard
+from edgegossip.trackers.trackio import Trackio
+from edgegossip.trackers.wandb import WandB
+
+TrackerName: TypeAlias = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+_BY_NAME: dict[TrackerName, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
+
+
+def trackers(names: Iterable[TrackerName]) -> tuple[Tracker, ...]:
+    """Make the trackers of these names, with their default settings.
+
+    Raises:
+        UsageError: If the package of one is missing.
+    """
+    return tuple(_BY_NAME[name]() for name in dict.fromkeys(names))
