@@ -100,7 +100,7 @@ class WorkerLog:
 
 @dataclass(slots=True)
 class RunLog:
-    """What a report needs from one run's events.
+    """Everything that a report needs from one run's events.
 
     Attributes:
         header: The first line: the experiment, including platforms and versions.

@@ -122,7 +122,7 @@ class ServerContest(Contest):
             yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
 
     def plain(self) -> dict[str, Any]:
-        """What its rows depend on, except problem and seed, in JSON."""
+        """Everything that its rows depend on, except problem and seed, in JSON."""
         return {
             "group": self.group,
             "machines": describe(self.machines),
