@@ -177,7 +177,7 @@ class _Worker:
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
-        """Take part, and in any case leave a complete folder."""
+        """Take part, and leave a complete folder whatever happens."""
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:

@@ -66,7 +66,7 @@ class Peer:
         is_reachable: The transport can reach the worker.
         is_refused: This process is ignored, and its statements confirm nothing.
         status: Newest status of that process.
-        began_at: When it began by its status, on this worker's clock.
+        began_at: When it began, according to its status but on this worker's clock.
         life: Life for which messages are numbered.
         num_lives: Number of its lives in the current process.
         sent: Number of the last message to that life.
