@@ -1,4 +1,4 @@
-"""Measures of a run of any algorithm."""
+"""Measures for runs of any algorithm."""
 
 from __future__ import annotations
 

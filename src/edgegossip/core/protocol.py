@@ -143,7 +143,7 @@ class Trained:
         num_steps: SGD steps taken; 0 if training was skipped.
         seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
-        outputs: What layers of a split model produce for other workers; empty for a whole
+        outputs: Tensors that layers of a split model produce for others; empty for a whole
             model.
         cost: Cost in training samples: `num_samples`, and the cost of choosing them.
         metrics: The trainer's other measurements, by name.

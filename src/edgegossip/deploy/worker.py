@@ -65,7 +65,7 @@ class WorkerSettings:
         checkpoint_seconds: Seconds between checkpoints.
         snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         parent: Number of a process whose end stops this worker; None for none.
-        threads: Number of threads of one training step, at least 1.
+        threads: Number of threads that a training step uses, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
         trackers: Followers of this worker's own numbers, such as `TensorBoard()`.
 
@@ -177,7 +177,7 @@ class _Worker:
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
-        """Take part, and in any case leave a complete folder."""
+        """Take part, and leave a complete folder whatever happens."""
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:
@@ -392,7 +392,7 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def _require_like(state: WorkerState, fresh: WorkerState) -> None:
-    """Check that a state has the structure of a fresh one.
+    """Check that a loaded state has the same structure as a new one.
 
     Raises:
         TypeError: If it does not.

@@ -69,7 +69,7 @@ class Watch:
 
     Args:
         watched: The machine.
-        readings: Returns the times of the readings of the counters.
+        readings: Returns the times at which counters were read.
         make_predictor: Makes the predictor at the first forecast.
         start: Start time.
     """

@@ -314,14 +314,14 @@ class Post:
                 self._send_missing(rank)
 
     def _relink(self, rank: Rank) -> None:
-        """Now that its link is back, send `rank` the messages missing by its last report."""
+        """Now that its link is back, send `rank` the messages that its last report lacks."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank)
 
     @property
     def release_at(self) -> Seconds:
-        """Time, on this worker's clock, at which held messages are sent in any case; or
-        infinity.
+        """Time, on this worker's clock, at which held messages are sent anyway; infinity
+        without any.
         """
         return min(self._held.values(), default=math.inf)
 

@@ -147,12 +147,12 @@ class PushSettings:
 
     @property
     def schedule(self) -> Schedule:
-        """Schedule of the learning rate."""
+        """Learning-rate schedule."""
         return schedule(self.decay, self.num_epochs)
 
     @property
     def compressor(self) -> PartwiseCompressor:
-        """Compressor of the messages, or of each layer, in compressed runs."""
+        """Compressor that compressed runs use for messages, or for each layer."""
         return compressor(self.keep_ratio, self.value_bits)
 
 
@@ -277,7 +277,7 @@ def _algorithms(settings: PushSettings, steps: int, sent: Compressor) -> list[Al
 
 
 def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor) -> int:
-    """Number of rounds of `final` that add a tenth to the bytes of `num_rounds`, at least 1.
+    """How many rounds of `final`, at least 1, add a tenth to the bytes of `num_rounds`.
 
     >>> affordable_rounds(500, TopK(0.1, Quantize(4)), Quantize(4))
     11

@@ -1,4 +1,4 @@
-"""Waiting of the workers, and the effect of balancing, in words."""
+"""How workers wait, and what balancing changes, in words."""
 
 from __future__ import annotations
 

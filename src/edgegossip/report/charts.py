@@ -87,7 +87,7 @@ def line_styles(colors: Mapping[str, str]) -> dict[str, str]:
 
 
 def _draw_legend(canvas: Figure, colors: Mapping[str, str]) -> None:
-    """Name the series of all panels once; a single series needs no name besides the title."""
+    """Name the series of all panels once; the title names a single series."""
     handles: dict[str, Any] = {}
     for axes in canvas.axes:
         found, labels = axes.get_legend_handles_labels()

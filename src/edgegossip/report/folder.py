@@ -41,7 +41,7 @@ class Summary:
 
 
 def summary_keys(metric: MetricSpec) -> dict[str, str]:
-    """Names in `summary.json` of the fields of `Summary` that are of the metric."""
+    """Names in `summary.json` of those fields of `Summary` that depend on the metric."""
     worst = "min" if metric.higher_is_better else "max"
     return {
         "final_value": f"final_{metric.key}",

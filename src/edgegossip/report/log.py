@@ -100,14 +100,14 @@ class WorkerLog:
 
 @dataclass(slots=True)
 class RunLog:
-    """What a report needs from one run's events.
+    """Everything that a report needs from one run's events.
 
     Attributes:
         header: The first line: the experiment, including platforms and versions.
         workers: One log for each rank.
         evaluations: Evaluations in order of virtual time.
         lost: Number of lost messages, by reason.
-        notes: Notes of the algorithm, in order of virtual time.
+        notes: The algorithm's notes, in order of virtual time.
         metrics: Metrics of the task, the chosen one first.
         ended: End of the run; None if the process was killed or is still running.
         duration: Virtual time of the last event.

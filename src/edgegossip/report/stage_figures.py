@@ -89,7 +89,7 @@ def _panels(
         runs: Runs, at least one; the axes of a single run show `titles` instead of its name.
         colors: Colors of the runs.
         draw: Called for each run.
-        titles: Titles of the axes of a run.
+        titles: Titles for the axes of a run.
         shown: Stages in the legend.
     """
     width = len(titles)

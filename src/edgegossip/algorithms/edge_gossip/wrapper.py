@@ -74,7 +74,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
     its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
-    the inner algorithm's own messages, which grow by some 40 bytes (`Fastest`); the balancer
+    the inner algorithm's own messages, which grow by about 40 bytes (`Fastest`); the balancer
     then does not notice failures. A late or lost forecast blocks nobody: after `timeout` the
     last known one is used.
 

@@ -54,7 +54,7 @@ class SeveralServersState(WorkerState):
     """State of a worker; `params` and `round` are those of `inner`.
 
     Attributes:
-        inner: State of the worker of a single server.
+        inner: State that a worker of a single server would have.
         life: Time of the last return, if any; pieces from an earlier life are older.
         serial: Serial number of the worker's last commit.
         epoch: Epoch of the last request for its model; answers of earlier epochs no longer
@@ -283,5 +283,5 @@ def _answer(part: Message) -> tuple[float, float]:
 
 @cache
 def several_servers(algorithm: ParameterServer) -> SeveralServers:
-    """Build the behavior of the ranks of `algorithm`; cached."""
+    """Build the behavior of `algorithm`'s ranks; cached."""
     return SeveralServers(algorithm)

@@ -124,7 +124,7 @@ class Contest(ABC):
 def settings_and_cells(
     contests: Sequence[Contest], settings: StudySettings
 ) -> tuple[dict[str, object], tuple[Cell, ...]]:
-    """What all rows of a study of these contests depend on, in JSON, and its cells."""
+    """Everything that a study of these contests depends on, in JSON, and its cells."""
     problems = {each.problem.name: each.problem.plain() for each in contests}
     depends_on = {**settings.plain(), "problems": [*problems.values()]}
     cells = (cell for each in contests for cell in each.cells(settings.data_dir))

@@ -1,4 +1,4 @@
-"""Measures of training, from the events of a run."""
+"""Measures of training, computed from a run's events."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ def race_table(
         found: Scores in the order of the rows.
         heading: Heading of the table.
         target_gap: As in `standings`.
-        dash: Further meaning of a dash, besides missing epochs.
+        dash: Further meaning of a dash, in addition to missing epochs.
         looks: When evaluations take place, for the description of the target.
     """
     note = (

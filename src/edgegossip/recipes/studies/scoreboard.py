@@ -123,7 +123,7 @@ def score_table(
         found: Scores in the order of the table's rows.
         heading: Heading of the table.
         note: Explanation.
-        setting: Title of the column of settings.
+        setting: Title of the column with the settings.
         left_out: Measures without a column.
     """
     runs: dict[tuple[str, str, str], list[Score]] = {}
@@ -214,7 +214,7 @@ def curves(
     x_unit: Unit = "number",
     is_x_log: bool = False,
 ) -> Panel:
-    """The curves of all runs of one contest.
+    """Make curves of all runs of one contest.
 
     Args:
         rows: Rows of this and possibly other contests.

@@ -122,7 +122,7 @@ class ServerContest(Contest):
             yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
 
     def plain(self) -> dict[str, Any]:
-        """What its rows depend on, except problem and seed, in JSON."""
+        """Everything that its rows depend on, except problem and seed, in JSON."""
         return {
             "group": self.group,
             "machines": describe(self.machines),
@@ -239,7 +239,7 @@ def _measures(row: Row, adsp: Row | None) -> Measures:
 
 
 def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Panel:
-    """Draw the losses of all runs of one contest against time."""
+    """Plot the losses of a contest's runs against time."""
     return Panel(
         title=f"{group}, {setting}",
         kind="lines",

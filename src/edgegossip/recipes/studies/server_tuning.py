@@ -82,7 +82,7 @@ def best_of(rows: list[Row]) -> Row | None:
 
 
 def most_accurate(session: Session, **facts: object) -> Row:
-    """Find the most accurate tuning candidate with these facts."""
+    """Find the most accurate tuning candidate among the rows with these values."""
     tried = [
         row
         for row in session.rows.values()

@@ -39,7 +39,7 @@ def processor_seconds(work: Callable[[], object], num_repeats: int = 3) -> Secon
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Processor seconds of the three steps of aggregation."""
+    """Processor seconds that the three steps of aggregation take."""
 
     reduction: Seconds
     division: Seconds
