@@ -146,7 +146,7 @@ usage: edgegossip certs init [OPTIONS]            an authority, once for all wor
        edgegossip certs list                      what there is
        edgegossip certs init --help               every option; the same for issue
 """
-_COMMANDS: dict[str, type[Init | Issue | Revoke | List]] = {
+CERTS_COMMANDS: dict[str, type[Init | Issue | Revoke | List]] = {
     "init": Init,
     "issue": Issue,
     "revoke": Revoke,
@@ -161,12 +161,13 @@ def certs_command(arguments: list[str]) -> int:
         return 0
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
-            f"certs needs one of: {', '.join(_COMMANDS)}; for example: edgegossip certs init"
+            f"certs needs one of: {', '.join(CERTS_COMMANDS)}; "
+            "for example: edgegossip certs init"
         )
     name, *rest = arguments
-    if name not in _COMMANDS:
-        raise UsageError(unknown_name("command of certs", name, _COMMANDS))
-    command = tyro.cli(_COMMANDS[name], prog=f"edgegossip certs {name}", args=rest)
+    if name not in CERTS_COMMANDS:
+        raise UsageError(unknown_name("command of certs", name, CERTS_COMMANDS))
+    command = tyro.cli(CERTS_COMMANDS[name], prog=f"edgegossip certs {name}", args=rest)
     try:
         command.run()
     except ValueError as error:  # out of range

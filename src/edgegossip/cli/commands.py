@@ -191,13 +191,13 @@ def without(arguments: list[str], *options: str) -> list[str]:
 def report_command(arguments: list[str]) -> int:
     """`edgegossip report`."""
     log_to_console()
-    folder = tyro.cli(_report_folder, prog="edgegossip report", args=arguments)
+    folder = tyro.cli(report_folder, prog="edgegossip report", args=arguments)
     write = write_study_report if (folder / STUDY).exists() else write_report
     print(f"report: {write(folder)}")
     return 0
 
 
-def _report_folder(folder: tyro.conf.Positional[Path]) -> Path:
+def report_folder(folder: tyro.conf.Positional[Path]) -> Path:
     """Redraw the figures and report.html of a run folder.
 
     Args:

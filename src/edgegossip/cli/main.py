@@ -36,6 +36,8 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip profile RECIPE         how fast this machine is under load, for EdgeGossip
   edgegossip doctor                 what this machine can do, and whom it reaches
 
+  edgegossip completion bash        a script that completes commands in bash, zsh or fish
+
   edgegossip run RECIPE --help      every option of a recipe
   edgegossip study STUDY --help     every option of a study
 
@@ -141,6 +143,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "gather": _imported("edgegossip.cli.worker_command", "gather_command"),
     "certs": _imported("edgegossip.cli.certs_command", "certs_command"),
     "profile": _imported("edgegossip.cli.profile_command", "profile_command"),
+    "completion": _imported("edgegossip.cli.completion_command", "completion_command"),
     "doctor": _imported("edgegossip.cli.doctor_command", "doctor_command"),
 }
 

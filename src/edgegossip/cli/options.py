@@ -119,14 +119,6 @@ def parse(
             "argument of the recipe another name"
         )
 
-    def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
-        return options, made
-
-    # `make` is known only now, so tyro is told here that its arguments are ours too.
-    parsed.__annotations__ = {
-        "options": Annotated[kind, tyro.conf.arg(name="")],
-        "made": Annotated[Any, tyro.conf.arg(name="", constructor=make)],
-    }
     # The arguments follow below, each beside its option.
     description = inspect.cleandoc(make.__doc__ or "").partition("\n\nArgs:")[0]
     config = (tyro.conf.OmitArgPrefixes,)
@@ -135,10 +127,28 @@ def parse(
         raise UsageError(f"{message} - {prog} --help lists all")
     try:
         return tyro.cli(
-            parsed, prog=prog, description=description, args=arguments, config=config
+            together(kind, make),
+            prog=prog,
+            description=description,
+            args=arguments,
+            config=config,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def together(kind: type[Any], make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """Make a function with the options of both, which returns both results."""
+
+    def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        return options, made
+
+    # `make` is known only now, so tyro is told here that its arguments are ours too.
+    parsed.__annotations__ = {
+        "options": Annotated[kind, tyro.conf.arg(name="")],
+        "made": Annotated[Any, tyro.conf.arg(name="", constructor=make)],
+    }
+    return parsed
 
 
 def show_help(command: str, what: str, kind: type[Any]) -> None:

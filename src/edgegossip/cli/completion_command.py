@@ -1,0 +1,158 @@
+"""The command that prints a script for shell completion; importing this imports torch."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Union
+
+import tyro
+
+from edgegossip.cli.certs_command import CERTS_COMMANDS
+from edgegossip.cli.commands import (
+    CompareOptions,
+    ExportOptions,
+    RunOptions,
+    report_folder,
+)
+from edgegossip.cli.doctor_command import Doctor
+from edgegossip.cli.options import together
+from edgegossip.cli.plan_command import PlanOptions
+from edgegossip.cli.profile_command import ProfileOptions
+from edgegossip.cli.router_command import RouterOptions
+from edgegossip.cli.study_command import StudyOptions
+from edgegossip.cli.sweep_command import SweepOptions
+from edgegossip.cli.worker_command import GatherOptions, LaunchOptions, WorkerOptions
+from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.recipes.registry import RECIPES, STUDIES
+
+USAGE = """\
+usage: edgegossip completion bash|zsh|fish
+
+Prints a script that completes the commands of edgegossip, e.g. for bash:
+  edgegossip completion bash > ~/.local/share/bash-completion/completions/edgegossip
+"""
+_SPEC = re.compile(r"^COMPLETION_SPEC = (.+)$", re.MULTILINE)
+_MAX_DESCRIPTION = 60
+SHELLS = ("bash", "zsh", "fish")
+_WITH_RECIPE = {
+    "run": RunOptions,
+    "compare": CompareOptions,
+    "sweep": SweepOptions,
+    "plan": PlanOptions,
+    "launch": LaunchOptions,
+    "worker": WorkerOptions,
+    "gather": GatherOptions,
+    "profile": ProfileOptions,
+}
+# Where nothing is to be completed, bash then offers files: recipes of one's own, run folders.
+_FILES_IN_BASH = "complete -o default -o bashdefault -F _tyro_edgegossip edgegossip\n"
+
+
+def completion_command(arguments: list[str]) -> int:
+    """`edgegossip completion`."""
+    if arguments in (["-h"], ["--help"]):
+        print(USAGE, end="")
+        return 0
+    if len(arguments) != 1:
+        raise UsageError(f"completion needs one shell: {', '.join(SHELLS)}")
+    [shell] = arguments
+    if shell not in SHELLS:
+        raise UsageError(unknown_name("shell", shell, SHELLS))
+    print(_script(shell), end="")
+    return 0
+
+
+def _script(shell: str) -> str:
+    """The script for a shell, of all commands, recipes, studies and options."""
+    commands = _choice(_commands())
+    found = _SPEC.search(_by_tyro(commands, "bash"))
+    script = _by_tyro(commands, shell)
+    if found is not None:
+        compact = f"COMPLETION_SPEC = {_shared(ast.literal_eval(found[1]))}"
+        script = _SPEC.sub(lambda _: compact, script)
+    return script + (_FILES_IN_BASH if shell == "bash" else "")
+
+
+def _commands() -> dict[str, Callable[..., Any]]:
+    return {
+        **{name: _with_names(kind, RECIPES) for name, kind in _WITH_RECIPE.items()},
+        "study": _with_names(StudyOptions, STUDIES),
+        "report": report_folder,
+        "export": ExportOptions,
+        "router": RouterOptions,
+        "certs": _choice(CERTS_COMMANDS),
+        "doctor": Doctor,
+        "list": _nothing,
+        "completion": _choice(dict.fromkeys(SHELLS, _nothing)),
+    }
+
+
+def _by_tyro(commands: Callable[..., Any], shell: str) -> str:
+    said = io.StringIO()
+    # AssertionError: a shell that an older tyro does not know.
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit, AssertionError):
+        tyro.cli(
+            commands,
+            prog="edgegossip",
+            args=["--tyro-write-completion", shell, "-"],
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        )
+    if not said.getvalue():
+        raise UsageError(f"the installed tyro knows no {shell}; pip install --upgrade tyro")
+    return said.getvalue()
+
+
+def _shared(spec: Mapping[str, Any]) -> str:
+    """A specification of tyro as a Python expression with each option once.
+
+    tyro repeats the options of each recipe with each command, and a shell would read a megabyte
+    at each press of Tab. The expression has no character that a shell would treat as special.
+    """
+    options: dict[str, str] = {}
+
+    def written(node: Mapping[str, Any]) -> str:
+        texts = [repr({**each, "description": _line(each)}) for each in node["options"]]
+        names = [options.setdefault(text, f"o[{len(options)}]") for text in texts]
+        below = ", ".join(f"{name!r}: {written(x)}" for name, x in node["subcommands"].items())
+        about = repr(node.get("prog", node.get("description")))
+        return (
+            f"{{'prog': {about}, 'description': {about}, 'options': [{', '.join(names)}], "
+            f"'subcommands': {{{below}}}, 'frontier_groups': {node['frontier_groups']!r}}}"
+        )
+
+    body = written(spec)
+    return f"(lambda o: {body})([{', '.join(options)}])"
+
+
+def _line(option: Mapping[str, Any]) -> str:
+    """The beginning of an option's description, in letters that need no quoting."""
+    text = " ".join(re.sub(r"[\"'$`\\]", "", option["description"]).split())
+    return text if len(text) <= _MAX_DESCRIPTION else text[:_MAX_DESCRIPTION].rstrip() + "..."
+
+
+def _with_names(kind: type[Any], entries: Mapping[str, Any]) -> Callable[..., Any]:
+    """A command with a recipe or a study; a recipe of one's own has the command's options."""
+    makers = {name: together(kind, entry.load()) for name, entry in entries.items()}
+    return together(kind, _choice(makers))
+
+
+def _choice(makers: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """A function whose argument is one of several subcommands."""
+
+    def chosen(command: Any) -> Any:  # noqa: ANN401
+        return command
+
+    kinds = tuple(
+        Annotated[Any, tyro.conf.subcommand(name=name, constructor=make)]
+        for name, make in makers.items()
+    )
+    chosen.__annotations__ = {"command": Union[kinds]}  # noqa: UP007 - of a tuple
+    return chosen
+
+
+def _nothing() -> None:
+    """A command without options."""
