@@ -1,4 +1,4 @@
-"""What a worker among many pays before an epoch: its own forecast, and everybody's shares.
+"""The cost before an epoch of a worker among many: its own forecast, and everybody's shares.
 
     python benchmarks/balancing.py [--platforms 1000] [--repeats 200]
 

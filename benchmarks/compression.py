@@ -110,7 +110,7 @@ def measure(compressor: Compressor, x: Tensor, num_repeats: int) -> dict[str, fl
 
 
 def position_bits(positions: Positions, numel: int) -> Bits:
-    """What codes take for a position; "information" if all subsets were as likely."""
+    """Bits that codes take for a position; "information" if all subsets were equally likely."""
     count = len(positions)
     share, gaps = count / numel, np.diff(positions, prepend=-1) - 1
     information = -share * math.log2(share) - (1 - share) * math.log2(1 - share)

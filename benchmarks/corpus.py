@@ -1,4 +1,4 @@
-"""What the fuzzing is done with: messages that were sent, and what describes them."""
+"""The material for fuzzing: messages that were sent, and their descriptions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SCHEMA = {
 
 
 def frames() -> list[bytes]:
-    """What was sent."""
+    """All sent messages as frames."""
     return [
         b"".join(pack(Envelope(RUN, SENDER, SENDER_LIFE, OWN_LIFE, number), message))
         for number, message in enumerate(SENT, 1)
@@ -76,7 +76,7 @@ def frames() -> list[bytes]:
 
 
 class Described:
-    """What a `Post` asks of an algorithm."""
+    """The part of an algorithm that a `Post` uses."""
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         return SCHEMA

@@ -65,7 +65,7 @@ ALLOWED = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Who sends how fast, and when.
+    """The senders' speeds and starting times.
 
     Attributes:
         downlink: Mbit/s of the receiver's cable.

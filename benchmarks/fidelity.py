@@ -178,7 +178,7 @@ def are_equal(one: Results, other: Results) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """What runs have in common.
+    """The settings that runs have in common.
 
     Attributes:
         arguments: Name of a recipe that is a comparison, and its options, on the command line.
@@ -202,7 +202,7 @@ class Setting:
 
     @cached_property
     def experiments(self) -> Mapping[str, Experiment]:
-        """What the recipe compares."""
+        """The runs that the recipe compares."""
         chosen = parse_recipe("compare", RunOptions, [*self.arguments])[2]
         assert isinstance(chosen, Comparison)
         return chosen.experiments

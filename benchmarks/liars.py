@@ -156,7 +156,7 @@ def truly(algorithm: Algorithm[Any], receiver: Rank, message: Message) -> Messag
 
 @dataclass(frozen=True)
 class Case:
-    """What worker 0 does.
+    """The behavior of worker 0.
 
     Attributes:
         lie: Instead of what is true.
@@ -213,7 +213,7 @@ def paced(trainer: Trainer) -> Trainer:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all processes of a run know.
+    """The values that all processes of a run know.
 
     Attributes:
         endpoints: Where each worker listens.

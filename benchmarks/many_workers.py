@@ -103,7 +103,7 @@ def peak() -> int:
 
 
 def alone(work: partial[Any]) -> Any:  # noqa: ANN401
-    """What `work` returns, called in a process of its own."""
+    """The result of `work`, called in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work).result()
 

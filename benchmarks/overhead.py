@@ -1,4 +1,4 @@
-"""What taking part in a real run costs, against plain PyTorch.
+"""The cost of taking part in a real run, compared with plain PyTorch.
 
     python benchmarks/overhead.py           a table
     python benchmarks/overhead.py --json    one JSON object
@@ -92,7 +92,7 @@ class Part:
 
 
 class Person:
-    """What a person would write: float pictures in memory, one SGD step after another."""
+    """A hand-written loop: float pictures in memory, one SGD step after another."""
 
     def __init__(self, part: Part) -> None:
         indices = torch.arange(part.rank, len(part.dataset.train), part.num_workers)

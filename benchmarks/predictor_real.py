@@ -48,7 +48,7 @@ from edgegossip.machine.profiling import TimedTraining, choose_loads, measure, p
 
 @dataclass(frozen=True)
 class Block:
-    """Of training, some seconds long."""
+    """A stretch of training, some seconds long."""
 
     kind: str
     num_bytes: int

@@ -80,7 +80,7 @@ def pictures(num_samples: int) -> Dataset:
 
 
 def raw_loop(num_steps: int, memory_format: torch.memory_format) -> None:
-    """What a person would write: float pictures in memory, one SGD step after another."""
+    """A hand-written loop: float pictures in memory, one SGD step after another."""
     torch.set_num_threads(1)
     x = torch.rand(12_500, 1, 28, 28)
     y = torch.randint(10, (12_500,))
@@ -212,7 +212,7 @@ def processes(num_processes: int) -> ProcessPoolExecutor:
 
 
 def alone(work: Callable[..., float], *arguments: object) -> float:
-    """What `work` returns, called in a process of its own."""
+    """The result of `work`, called in a process of its own."""
     with processes(1) as pool:
         return pool.submit(work, *arguments).result()
 

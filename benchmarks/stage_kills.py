@@ -79,7 +79,7 @@ PROCESSES = multiprocessing.get_context("fork")  # importing PyTorch again would
 
 @dataclass(frozen=True)
 class Setting:
-    """What all processes of a run know."""
+    """The values that all processes of a run know."""
 
     experiment: Experiment
     out: Path

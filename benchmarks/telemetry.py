@@ -1,4 +1,4 @@
-"""What collecting and storing one sample of telemetry takes: the paper's Fig. 11.
+"""The time to collect and store one sample of telemetry: the paper's Fig. 11.
 
     python benchmarks/telemetry.py           a table
     python benchmarks/telemetry.py --json    one JSON object

@@ -18,8 +18,8 @@ import edgegossip as eg
 def make_dataset(num_samples: int = 2000) -> eg.Dataset:
     """Points in 20 dimensions whose class is the sign of a product: your data goes here.
 
-    Any map-style PyTorch data set of pairs (x, y) will do, e.g. those of torchvision. Arrays
-    that are in memory anyway are read faster through `ArraySplit`.
+    Any map-style PyTorch data set of pairs (x, y) will do, such as those of torchvision. Arrays
+    that are already in memory are read faster through `ArraySplit`.
     """
     x = torch.randn(num_samples, 20, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] * x[:, 1] > 0).long()
@@ -30,7 +30,7 @@ def make_dataset(num_samples: int = 2000) -> eg.Dataset:
 
 
 def make_model() -> nn.Module:
-    """Any module that gives one output for each class: your model goes here.
+    """A module with one output per class: your model goes here.
 
     It is called once, with PyTorch's global generator seeded by the experiment; every worker
     starts from a copy.

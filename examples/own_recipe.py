@@ -1,6 +1,6 @@
 """A recipe of your own: a function that returns an experiment, or a comparison of several.
 
-Its arguments become options of the command line, with the help from its docstring:
+Its arguments become command-line options, whose help is taken from its docstring:
 
     edgegossip compare examples/own_recipe.py:skewed_digits --help
     edgegossip compare examples/own_recipe.py:skewed_digits --alpha 0.5 --num-workers 4
@@ -23,10 +23,10 @@ def skewed_digits(
     """Digits dealt out unevenly; worker 1 crashes and comes back, some messages are lost.
 
     Args:
-        alpha: Of the Dirichlet partition; near 0 a worker sees few classes.
-        num_workers: Workers, each on a platform of its own.
-        virtual_seconds: What each algorithm gets.
-        seed: Of everything random.
+        alpha: Concentration of the Dirichlet partition; near 0 a worker sees few classes.
+        num_workers: Number of workers, each on a platform of its own.
+        virtual_seconds: Time that each algorithm gets.
+        seed: Seed of everything random.
     """
     dataset = eg.digits()
     task = eg.Task(

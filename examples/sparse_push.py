@@ -1,7 +1,7 @@
 """Why numerator, weight and error memory belong together: the figure of docs/sparse-push.md.
 
-Eight workers average vectors along a directed graph, and on the way each part of Sparse-Push is
-left out once. Takes seconds, and gives the same picture each time:
+Eight workers average vectors along a directed graph; in some runs, a part of Sparse-Push is
+left out. This takes seconds and gives the same picture each time:
 
     python examples/sparse_push.py docs/images/sparse-push.svg
 """
@@ -48,7 +48,7 @@ TOP_TENTH = Unpacked(keep_ratio=0.1)
 
 
 class Undivided(SparsePushState):
-    """Takes the numerator for the estimate."""
+    """A state that takes the numerator as its estimate."""
 
     @property
     def estimate(self) -> Tensor:
@@ -56,7 +56,7 @@ class Undivided(SparsePushState):
 
 
 class WithoutWeight(eg.SparsePush):
-    """Sparse-Push whose weight nobody looks at."""
+    """Sparse-Push that ignores the weight."""
 
     def init(self, rank: Rank, params: Tensor) -> SparsePushState:
         return Undivided(rank=rank, params=params, error=torch.zeros_like(params))
@@ -76,7 +76,7 @@ class WithoutMemory(eg.SparsePush):
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """What happened, round by round; row 0 is the start.
+    """The course of the rounds; row 0 is the start.
 
     Attributes:
         numerators: [num_rounds + 1, num_workers, dim], float64.
@@ -90,28 +90,30 @@ class Course:
 
     @property
     def mean(self) -> Tensor:
-        """What all should find: the mean of the starts, [dim]."""
+        """The vector that all should find: the mean of the starts, [dim]."""
         return self.numerators[0].mean(dim=0)
 
     @property
     def distances(self) -> Tensor:
-        """Root mean square, of the estimates from the mean; 1 at first, [num_rounds + 1]."""
+        """Root mean square distances of the estimates from the mean; 1 at first, [num_rounds +
+        1].
+        """
         squares = (self.estimates - self.mean).square().sum(dim=2).mean(dim=1)
         return (squares / squares[0]).sqrt()
 
     @property
     def sums(self) -> Tensor:
-        """Of the numerators, and at the end of the weights, [num_rounds + 1, dim + 1]."""
+        """Sums of the numerators and, last, of the weights, [num_rounds + 1, dim + 1]."""
         return torch.cat([self.numerators, self.weights[:, :, None]], dim=2).sum(dim=1)
 
     @property
     def drift(self) -> float:
-        """How far the sums have moved at most, over what they are."""
+        """The largest change of the sums, relative to the sums."""
         return float((self.sums - self.sums[0]).norm(dim=1).max() / self.sums[0].norm())
 
 
 def algorithms(num_rounds: int) -> Mapping[str, PushSum[Any]]:
-    """What is compared, by name; the consensus step is the default, the share that is kept."""
+    """The algorithms to compare, by name, with the default consensus step."""
     compressed: Mapping[str, Callable[..., PushSum[Any]]] = {
         "without weight": WithoutWeight,
         "without memory": WithoutMemory,
@@ -128,7 +130,7 @@ def algorithms(num_rounds: int) -> Mapping[str, PushSum[Any]]:
 
 
 def average(algorithm: PushSum[Any], seed: int = 0) -> Course:
-    """Let the workers average, from starts that have a part in common and one of their own."""
+    """Let the workers average; their starts have a common part and a part of their own."""
     draws = generator(seed, "starts")
     starts = torch.randn(DIM, generator=draws) + torch.randn(NUM_WORKERS, DIM, generator=draws)
     simulator = Simulator(
@@ -156,7 +158,7 @@ def average(algorithm: PushSum[Any], seed: int = 0) -> Course:
 
 
 def draw(courses: Mapping[str, Course]) -> bytes:
-    """Draw all courses, as SVG."""
+    """Draw all courses as SVG."""
     palette = (RUN_COLORS[1], RUN_COLORS[3], RUN_COLORS[0], RUN_COLORS[2], BASELINE_COLOR)
     colors = dict(zip(courses, palette, strict=True))
     with figure_style():
@@ -183,12 +185,12 @@ def _begin(axes: Axes, title: str) -> None:
 
 
 def typical_entry(mean: Tensor) -> int:
-    """The entry of median magnitude."""
+    """Index of the entry whose mean has median magnitude."""
     return int(mean.abs().argsort()[DIM // 2])
 
 
 def draw_entry(axes: Axes, course: Course, color: str) -> None:
-    """One line for each worker, and dashed what all should find."""
+    """Draw one line for each worker and, dashed, the value that all should find."""
     entry = typical_entry(course.mean)
     axes.plot(course.estimates[:, :, entry], color=color, linewidth=0.9, alpha=0.8)
     axes.axhline(float(course.mean[entry]), color=INK, linewidth=1.2, linestyle=(0, (4, 3)))

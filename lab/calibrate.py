@@ -43,7 +43,7 @@ SHORT_EPOCH = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure.
+    """The pieces to measure.
 
     Args:
         rank: Of the worker.

@@ -28,12 +28,12 @@ GOODPUT = 1448 / 1514
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """What one host is given.
+    """The resources that one host gets.
 
     Args:
         cpu: Cores that all its processes together may use, at least 0.05; None for no limit.
-            With no more than one, they stay on one core: where a second one takes a slice of
-            so small a quota, most of the slice is lost.
+            With one or less they stay on one core, because most of a slice that a second core
+            takes from so small a quota would be lost.
         bandwidth: Bytes per second, each way, of frames with their headers; None for no limit.
         latency: Seconds from the host to the switch, and as many back.
 

@@ -193,7 +193,7 @@ def remove_stale() -> None:
 
 
 def missing() -> list[str]:
-    """What this machine lacks for a lab, in words; empty if nothing."""
+    """The features for a lab that this machine lacks, in words; empty if it lacks none."""
     if sys.platform != "linux":
         return ["Linux"]
     commands = [

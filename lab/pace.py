@@ -68,7 +68,7 @@ class Pace:
         return self.trace(core, since, until, until - since)[0][1]
 
     def path(self, core: int) -> Path:
-        """What was found of `core`."""
+        """The file with the measurements of `core`."""
         return self.folder / str(core)
 
 

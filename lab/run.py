@@ -32,7 +32,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SI
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """What happens `at` seconds after the start.
+    """An event `at` seconds after the start.
 
     >>> Fault.parse("30 cut 0,1 2")
     Fault(at=30.0, action='cut', hosts=((0, 1), (2,)))

@@ -93,6 +93,7 @@ Sparse-Push <benchmarks/results/sparse-push>
 Parameter servers <benchmarks/results/adsp>
 All systems <benchmarks/results/systems>
 Stages <benchmarks/results/stages>
+Compression <benchmarks/results/compression>
 Simulator <benchmarks/results/simulator>
 Real machines <benchmarks/results/real-machines>
 ```

@@ -56,6 +56,7 @@ PURE = {"core", "algorithms"}
 # Where particular algorithms may be named: where they are, are chosen, and are shown.
 CHOOSES = {"algorithms", "recipes", "contract.py"}
 MOST_CODE_LINES = 300
+MOST_LINES_OF_A_BODY = 40
 IMPURE = {"time", "asyncio", "socket", "random", "threading", "logging"}
 PICKLE = re.compile(
     r"import (cloud)?pickle|from pickle|allow_pickle=True"
@@ -246,8 +247,8 @@ def test_no_file_and_no_class_has_the_name_of_another() -> None:
     assert [name for name, count in (files + classes).items() if count > 1] == []
 
 
-def code_lines(file: Path) -> int:
-    """Lines of code: no docstrings, no comments, no empty lines."""
+def code_lines(file: Path) -> list[int]:
+    """The numbers of its lines of code: no docstrings, no comments, no empty lines."""
     text, _, nodes = read(file)
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings = {
@@ -256,13 +257,26 @@ def code_lines(file: Path) -> int:
         if isinstance(node, documented) and ast.get_docstring(node)
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
-    lines = enumerate(text.splitlines(), start=1)
-    return sum(
-        bool(line.strip()) and not line.strip().startswith("#") and number not in docstrings
-        for number, line in lines
-    )
+    return [
+        number
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.strip().startswith("#") and number not in docstrings
+    ]
 
 
 def test_files_are_short() -> None:
-    num_lines = {file.name: code_lines(file) for file in FILES}
+    num_lines = {file.name: len(code_lines(file)) for file in FILES}
     assert {name: num for name, num in num_lines.items() if num > MOST_CODE_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    too_long = {
+        f"{file}:{node.lineno} {node.name}": num_lines
+        for file in FILES
+        for node in read(file)[2]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for body in [range(node.body[0].lineno, (node.end_lineno or 0) + 1)]
+        if len(body) > MOST_LINES_OF_A_BODY
+        if (num_lines := len({*body} & {*code_lines(file)})) > MOST_LINES_OF_A_BODY
+    }
+    assert too_long == {}

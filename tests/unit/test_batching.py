@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.small_runs import FAULTS, SHAPE, adam, small_model, small_task
+from tests.small_tasks import language, regression
 from torch import Tensor, nn
 
 from edgegossip.algorithms.gosgd import GoSGD
@@ -285,3 +286,19 @@ def test_the_command_says_in_the_folder_what_it_chose(tmp_path: Path) -> None:
         kept = json.loads((out / "experiment.json").read_text())
         assert kept["task"]["trainer"] == trainer
     assert main([*words, "--batched", "off", "--out", str(tmp_path / "on"), "--resume"]) == 1
+
+
+def test_regressions_train_together_as_they_do_alone() -> None:
+    task = regression()
+    assert why_not_batched(task) is None
+    together = replace(task, trainer=StackedLearner)
+    params = []
+    for each in (task, together):
+        workload = Workload(each, [0], seed=0)
+        trainer = workload.make_trainer(0)
+        params.append(trainer.train(Train(workload.initial_params(), Epochs())).params)
+    torch.testing.assert_close(*params)
+
+
+def test_a_forward_of_ones_own_does_not_train_together() -> None:
+    assert why_not_batched(language()) == "the task has a forward of its own"

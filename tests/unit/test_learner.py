@@ -144,7 +144,9 @@ def test_an_optimizer_without_momentum_cannot_be_asked_for_one() -> None:
         some.train(Train(start(some), Steps(1), momentum=0.5))
 
 
-@pytest.mark.parametrize("wrong", [{"rate_ratio": 0.0}, {"momentum": 1.0}, {"batch_ratio": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"rate_ratio": 0.0}, {"momentum": 1.0}, {"batch_ratio": -1}, {"keep_ratio": 1.5}]
+)
 def test_what_no_training_can_have_cannot_be_asked_for(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         Train(torch.zeros(1), Steps(1), **wrong)

@@ -15,7 +15,7 @@ from edgegossip.sim.pool import ComputePool
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_every_task_gives_its_own_result(num_threads: int) -> None:
     with ComputePool(num_threads) as pool:
-        pending = [pool.submit(lambda k=k: k * k) for k in range(20)]  # type: ignore[misc]
+        pending = [pool.submit(lambda k=k: k * k) for k in range(20)]
         assert [one.result() for one in reversed(pending)] == [k * k for k in range(20)][::-1]
 
 
@@ -73,7 +73,7 @@ def test_a_closed_pool_forgets_what_has_not_begun() -> None:
     with ComputePool(1) as pool:
         pool.submit(first)
         for k in range(5):
-            pool.submit(lambda k=k: ran.append(k))  # type: ignore[misc]
+            pool.submit(lambda k=k: ran.append(k))
         has_begun.wait()
     assert ran == []
 

@@ -178,7 +178,7 @@ def test_work_and_evaluations_of_one_platform_take_turns_in_the_order_asked() ->
 def test_a_monitor_does_not_take_an_evaluation_for_training() -> None:
     effects: list[Effect] = [Evaluate(torch.zeros(3)), Train(torch.zeros(3), Steps(20))]
     result = world(on_start({0: [*effects, Evaluate(torch.zeros(3))]}), 1, **EVALUATION).run()
-    assert result.simulator._machines.monitor(0)._spans == [(2.0, 4.0)]
+    assert result.simulator._machines.monitor(0)._all_spans() == [(2.0, 4.0)]
 
 
 def test_an_evaluation_begins_when_the_data_is_ready() -> None:

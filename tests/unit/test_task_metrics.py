@@ -14,6 +14,7 @@ from torch import Tensor
 
 from edgegossip.core.errors import DataError
 from edgegossip.core.metric_spec import ACCURACY, MetricSpec
+from edgegossip.experiments.run_target import MetricTarget
 from edgegossip.learning.built_in_metrics import (
     F1,
     R2,
@@ -143,3 +144,27 @@ def test_the_best_of_a_falling_metric_is_its_least() -> None:
 def test_a_target_is_easier_by_a_part_of_the_value_and_of_shares_by_a_difference() -> None:
     assert MetricSpec(name="R2").easier(-2.0, 0.1) == pytest.approx(-2.2)
     assert MetricSpec(name="F1", unit="percent").easier(0.5, 0.1) == pytest.approx(0.4)
+
+
+def test_measurements_of_workers_add_up() -> None:
+    metric, parts = Accuracy(), []
+    for some in torch.split(torch.arange(60), [10, 50]):
+        part = Measurement(
+            num_samples=len(some), total_loss=1.5 * len(some), num_terms=len(some)
+        )
+        part.add(metric, metric.sums(LOGITS[some], CLASSES[some]))
+        parts.append(part)
+    both = parts[0] + parts[1]
+    assert (both.num_samples, both.loss) == (60, 1.5)
+    assert both.sums["accuracy"].tolist()[1] == 60
+    assert math.isnan(Measurement().loss)
+
+
+def test_a_target_of_several_looks_goes_by_their_mean() -> None:
+    error = MetricSpec(name="MAE", higher_is_better=False)
+    target = MetricTarget(value=1.0, num_looks=2)
+    assert not target.is_reached([0.5], error)
+    assert not target.is_reached([3.0, 2.0, 0.5], error)
+    assert target.is_reached([3.0, 1.4, 0.5], error)
+    with pytest.raises(ValueError, match="value must be finite, got nan"):
+        MetricTarget(value=math.nan)

@@ -146,7 +146,7 @@ def test_in_the_simulator_only_reports_read_the_test_split(
     for state in simulator.states:
         require_every_answer(state)
     machines = simulator._machines
-    roots = [simulator.states, simulator._algorithm, simulator._queue]
+    roots = [simulator.states, simulator._algorithm, list(simulator._agenda)]
     roots += [(machines.trainer(r), machines.monitor(r)) for r in range(NUM_WORKERS)]
     assert not leads_to(roots, guard.forbidden)
 

@@ -56,7 +56,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
     References:
         Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
         workstations", JPDC 2009. Departure: chunks travel directly between all pairs instead
-        of around a ring, which costs as many bytes and only two latencies.
+        of around a ring, which costs the same number of bytes but only two latencies.
     """
 
     def __post_init__(self) -> None:

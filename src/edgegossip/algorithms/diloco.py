@@ -101,7 +101,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by :math:`1 / (1 - \beta)`,
             so halve the learning rate.
         outer_lr: :math:`\alpha`, above 0.
-        repair_rounds: Number of parts of a model in a repair of workers that differ.
+        repair_rounds: Number of parts in which a model is sent to repair workers that differ.
         timeout: Seconds that a worker waits for its neighbors in one exchange, well above the
             duration of a round of training. See `RoundBased`.
         seed: Seeds compressors that draw at random.
@@ -214,7 +214,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return {}  # all is optional, because a worker may have no new update
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Updates of workers, with parts of the model during a repair."""
+        """Workers' updates, with parts of the model during a repair."""
         numel = params.numel()
         largest = 2 * (numel // self.repair_rounds + 1)
         update = {

@@ -142,7 +142,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     @abstractmethod
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
-        """Describe the payloads of one kind of offer, for `numel` parameters."""
+        """Describe an offer's payload for `numel` parameters, by kind of offer."""
 
     def meet(self, state: P, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
         """Restart a link; both ends know the sender's estimate, [num_params].

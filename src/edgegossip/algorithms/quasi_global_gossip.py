@@ -74,9 +74,9 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         Lin, Karimireddy, Stich & Jaggi, "Quasi-Global Momentum: Accelerating Decentralized
         Deep Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, Algorithm 1.
         Departures: after a change of :math:`\eta` the earlier momentum keeps its length and
-            decays by a factor of :math:`\mu + (1 - \mu) \beta` per round, while the paper
-            rescales it at once; with several local steps, momentum acts once per round, on the
-            whole block; the paper's Nesterov variant is omitted.
+        decays by a factor of :math:`\mu + (1 - \mu) \beta` per round, while the paper
+        rescales it at once; with several local steps, momentum acts once per round, on the
+        whole block; the paper's Nesterov variant is omitted.
     """
 
     momentum: float = 0.9

@@ -14,7 +14,7 @@ from edgegossip.core.protocol import Payload, Rank
 
 @dataclass(slots=True, eq=False)
 class Replicas:
-    r"""Copies of the senders' estimates at the ends of each link.
+    r"""Copies of the senders' estimates, at both ends of each link.
 
     Receivers with the same copy share one tensor and one payload for the next difference.
 

@@ -152,7 +152,7 @@ def _without_passwords(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[None]:
-    """Complete the message of an interruption with the command that goes on.
+    """Complete the message of an interruption with the command that continues.
 
     >>> with how_to_resume("run", ["quickstart", "--lr", "0.1"], Path("runs/a")):
     ...     raise Interrupted("interrupted at 3 virtual seconds; ...")

@@ -173,7 +173,7 @@ def show_help(command: str, what: str, kind: type[Any]) -> None:
 
 
 def _meanings(kind: type[Any], make: Callable[..., Any]) -> dict[str, str]:
-    """What the docstrings say of the options of a command, and of a recipe and its settings."""
+    """Descriptions of options, from the docstrings of a command, a recipe and its settings."""
     defaults = (each.default for each in inspect.signature(make).parameters.values())
     documented = [*kind.__mro__, *(type(each) for each in defaults if is_dataclass(each)), make]
     found: dict[str, str] = {}

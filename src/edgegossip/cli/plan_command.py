@@ -53,7 +53,7 @@ class PlanOptions(SeveralSeeds):
             speed (relative to this machine) or samples_per_second, mbits, latency_ms, count.
         target: Value of the task's metric to reach; by default the best found less one point
             of a percentage, or one percent of other values.
-        max_seconds: Virtual seconds of each candidate; unlimited by default.
+        max_seconds: Virtual seconds for each candidate; unlimited by default.
     """
 
     machines: Path
@@ -241,7 +241,7 @@ class Outlook:
 
     Attributes:
         run: Label of the candidate.
-        times: Time to the target, for each seed; infinite if never reached.
+        times: Time to the target for each seed; infinite if never reached.
         value: Value of the metric at the end.
         metric: The metric.
         bytes_per_second: Bytes per second sent by each worker.
@@ -336,29 +336,7 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
     if not rows:
         return Exhibits()
     goal, order = ranked(rows.values(), target)
-    first = min(row["seed"] for row in rows.values())
-    shown = {each.run for each in order[:SHOWN]}
     metric = order[0].metric
-    curves = tuple(
-        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
-        for row in rows.values()
-        if row["seed"] == first and row["run"] in shown
-    )
-    panel = Panel(
-        title="The best candidates",
-        kind="lines",
-        x_label="virtual time",
-        x_unit="seconds",
-        y_label=metric.name,
-        y_unit=unit_of(metric),
-        series=curves,
-    )
-    figure = Figure(
-        name="plan",
-        heading=f"{units.capitalized(metric.name)} over time",
-        caption="On virtual machines like those that were given; one seed.",
-        panels=(panel,),
-    )
     goal_text = f"{goal:.2%}" if metric.is_share else units.metric_value(goal, metric)
     table = Table(
         heading="Candidates, best first",
@@ -376,7 +354,32 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
         f"target is {goal_text}. Sent: by each worker. Used: share of the workers' capacity "
         "that trains on samples; a server's is not counted.",
     )
-    return Exhibits(figures=(figure,), tables=(table,))
+    return Exhibits(figures=(_figure(rows.values(), order),), tables=(table,))
+
+
+def _figure(rows: Iterable[Row], order: Sequence[Outlook]) -> Figure:
+    rows, metric = list(rows), order[0].metric
+    first = min(row["seed"] for row in rows)
+    curves = tuple(
+        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
+        for row in rows
+        if row["seed"] == first and row["run"] in {each.run for each in order[:SHOWN]}
+    )
+    panel = Panel(
+        title="The best candidates",
+        kind="lines",
+        x_label="virtual time",
+        x_unit="seconds",
+        y_label=metric.name,
+        y_unit=unit_of(metric),
+        series=curves,
+    )
+    return Figure(
+        name="plan",
+        heading=f"{units.capitalized(metric.name)} over time",
+        caption="On virtual machines like those that were given; one seed.",
+        panels=(panel,),
+    )
 
 
 def _line(each: Outlook) -> tuple[str | float | None, ...]:

@@ -31,7 +31,7 @@ class RouterOptions:
         run: Name of a run with its own certificates (certs issue --run); repeatable.
         insecure: Allow plain links beyond this machine, so that anybody can read and join.
         num_workers: Number of workers in the largest run.
-        lease: Lease of links in seconds; use that of the workers.
+        lease: Lease of links in seconds; use the same as for the workers.
     """
 
     listen: tuple[str, ...]

@@ -13,7 +13,7 @@ def unknown_option(arguments: Sequence[str], known: Mapping[str, str]) -> str | 
 
     Args:
         arguments: Words as typed.
-        known: Meaning of each option, by its name in Python.
+        known: Meaning of each option, by Python name.
 
     Returns:
         The message; None if all options are known.

@@ -227,7 +227,7 @@ def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
 
 
 def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> None:
-    """Print this worker's result, and the command that gathers the run."""
+    """Print this worker's result and the command that gathers the run."""
     found = read_json(out / "summary.json")
     value, commits = found[f"validation_{metric.key}"], found["commits"]
     shown = f", validation {metric.name} {units.metric_value(value, metric, 2)}"

@@ -92,7 +92,7 @@ class RayPool:
         if not isinstance(trainer, Twin):
             return self._here.train(trainer, request, progress)
         if self._placement.seconds(trainer) < self._min_seconds:
-            return self._here.submit(partial(_train_here, trainer, request, progress))
+            return self._here.submit(_train_here, trainer, request, progress)
         return _Arriving(self._placement.put(trainer, request, progress))
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Traits:
         local_steps: SGD steps between two exchanges; None without a fixed number.
         is_synchronous: A late worker makes its neighbors wait.
         takes_repeats: A duplicate message does no harm. A worker that resumes from a checkpoint
-            may then send other messages than it had sent after that checkpoint.
+            may then send messages that differ from those it had sent after that checkpoint.
         is_balanced: Each worker trains on a share of its data that fits its speed.
         changes_roles: A rank may take over the role of another, as an elected server does.
     """

@@ -107,7 +107,8 @@ def decode(data: Buffer) -> Message:
 
 
 def num_bytes(message: Message) -> int:
-    """Size of ``encode(message)``; computed without encoding for known forms of messages.
+    """Size of ``encode(message)``, computed without encoding if the form of the message is
+    known.
 
     >>> import torch
     >>> message = Message("params", 3, {"params": torch.zeros(10)})

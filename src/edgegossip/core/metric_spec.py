@@ -1,4 +1,4 @@
-"""What a metric is called, and which of two values is better."""
+"""Names, units and directions of metrics."""
 
 from __future__ import annotations
 

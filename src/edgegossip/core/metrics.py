@@ -1,4 +1,4 @@
-"""Measures of a run of any algorithm."""
+"""Measures for runs of any algorithm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def staleness(receiver_round: int, message_round: int) -> int:
     >>> staleness(receiver_round=7, message_round=5), staleness(5, 7)
     (2, 0)
     """
-    return max(0, receiver_round - message_round)
+    return receiver_round - message_round if receiver_round > message_round else 0
 
 
 def payload_num_bytes(payload: Payload) -> int:

@@ -76,6 +76,11 @@ def _require_ratio(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
 
 
+def _require_factor(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be above 0, got {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Layout of a parameter vector: trained entries first, then running statistics.
@@ -138,7 +143,7 @@ class Trained:
         num_steps: SGD steps taken; 0 if training was skipped.
         seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
-        outputs: What layers of a split model produce for other workers; empty for a whole
+        outputs: Tensors that layers of a split model produce for others; empty for a whole
             model.
         cost: Cost in training samples: `num_samples`, and the cost of choosing them.
         metrics: The trainer's other measurements, by name.
@@ -293,10 +298,19 @@ class Train:
     inputs: Payload = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        momentum = self.momentum
+        if not (
+            0 < self.keep_ratio <= 1
+            and 0 < self.batch_ratio < math.inf
+            and 0 < self.rate_ratio < math.inf
+            and (momentum is None or 0 <= momentum < 1)
+        ):
+            self._reject()  # apart, because there is a `Train` for each few events of a run
+
+    def _reject(self) -> None:
         _require_ratio("keep_ratio", self.keep_ratio)
-        for name in ("batch_ratio", "rate_ratio"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        _require_factor("batch_ratio", self.batch_ratio)
+        _require_factor("rate_ratio", self.rate_ratio)
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 

@@ -21,7 +21,7 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Description of one tensor of a message.
+    """Description of a tensor in a message.
 
     Attributes:
         dtype: Data type; floats must be finite.
@@ -121,7 +121,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class MessageSpec:
-    """Description of the messages of one kind.
+    """Description of all messages of a kind.
 
     Args:
         tensors: Required tensors of the payload, by name; an example tensor describes one like
@@ -165,7 +165,7 @@ class MessageSpec:
 
     @property
     def max_num_bytes(self) -> int:
-        """Maximum size of the tensors of such a message in bytes."""
+        """Maximum size of all tensors in such a message, in bytes."""
         return sum(spec.max_num_bytes for spec in self.specs.values())
 
     def mismatch(

@@ -23,7 +23,7 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     """Split `tree` into plain JSON and the tensors in it.
 
     A tensor or dataclass that occurs in several places is stored once, and is shared again
-    after `assemble`. Keys of dicts are numbers, strings or tuples of them.
+    after `assemble`. Keys of dicts must be numbers, strings or tuples of these.
 
     Raises:
         TypeError: If an item is neither a dataclass, list, tuple, dict, str, number, bool, None

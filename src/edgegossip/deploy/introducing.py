@@ -49,7 +49,7 @@ def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
 
 
 def run_id(key: str) -> bytes:
-    """The 8 bytes that stand for a run's name in every message."""
+    """The 8 bytes that represent a run's name in every message."""
     return hashlib.sha256(key.encode()).digest()[:8]
 
 

@@ -33,7 +33,7 @@ class Connection:
     """A worker's connection to the others.
 
     Args:
-        address: Endpoints of this worker and of the others.
+        address: Endpoints of this worker and of those that it calls.
         tls: Folder with ca.pem and this rank's certificate and key; None for plain links.
         ban: Serial numbers, in hex, of certificates to reject.
         insecure: Allow plain links beyond this machine.

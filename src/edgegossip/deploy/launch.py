@@ -1,4 +1,4 @@
-"""Launching all workers of a run as processes of this machine."""
+"""Launching all workers of a run as processes on this machine."""
 
 from __future__ import annotations
 

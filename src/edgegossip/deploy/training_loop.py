@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import NetworkError, TrainingError
-from edgegossip.core.protocol import Epochs, Layout, Rank, Seconds, Steps, Train
+from edgegossip.core.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.deploy.final_average import FinalAverage, FinalState
@@ -73,12 +73,12 @@ class TrainingLoop:
             with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
             begin and may continue without any.
         max_seconds: Time limit, counted from the beginning.
-        final_average: Average the models of all evaluated workers at the end; each sends its
-            own to all others once.
+        final_average: At the end, average the models of all evaluated workers; each sends its
+            own once to all others.
         evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
             or a pair of it and metrics by name (or an accuracy). It is called on another
             thread, with a copy of `model` in evaluation mode.
-        has_buffers: Exchange floating-point buffers (running means) too.
+        has_buffers: Also exchange floating-point buffers (running means).
         torch_device: Device of the model.
 
     >>> import edgegossip as eg
@@ -116,13 +116,7 @@ class TrainingLoop:
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
     ) -> None:
-        has_data = algorithm.role(rank).has_data
-        if algorithm.role(rank).num_slices > 1 and not final_average:
-            raise ValueError(
-                f"rank {rank} has a slice of the model alone, and no model to end with; give "
-                "all ranks final_average=True"
-            )
-        check_range("num_samples", num_samples, "at least 1" if has_data else "at least 0")
+        _check_role(algorithm.role(rank), rank, num_samples, final_average=final_average)
         # The caller's batches come as they are, so its weights stay as they are.
         flat = partial(
             FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
@@ -139,29 +133,21 @@ class TrainingLoop:
             "num_params": len(params),
             "final_average": final_average,
         }
-        introduction = _introduction(described, max_seconds)
+        settings = HostSettings(
+            run=run_id(f"training loop {name}"),
+            introduction=_introduction(described, max_seconds),
+            meet_seconds=meet_seconds,
+            min_to_begin=min_workers or 2,
+            min_workers=min_workers or 1,
+            max_seconds=math.inf if final_average else max_seconds,
+        )
         if final_average:
             algorithm = FinalAverage(
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
             )
-            max_seconds = math.inf
-        self._host: Host[Any] = Host(
-            algorithm,
-            rank,
-            num_workers,
-            params,
-            self._work,
-            transport,
-            settings=HostSettings(
-                run=run_id(f"training loop {name}"),
-                introduction=introduction,
-                meet_seconds=meet_seconds,
-                min_to_begin=min_workers or 2,
-                min_workers=min_workers or 1,
-                max_seconds=max_seconds,
-            ),
-            forecaster=forecaster,
-            evaluate=judge,
+        host = partial(Host, settings=settings, forecaster=forecaster, evaluate=judge)
+        self._host: Host[Any] = host(
+            algorithm, rank, num_workers, params, self._work, transport
         )
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
         self._error: BaseException | None = None
@@ -281,6 +267,16 @@ class TrainingLoop:
         self._host.stop()
         self._work.cancel()
         self._thread.join()
+
+
+def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool) -> None:
+    """Raise `ValueError` if a loop cannot play this role with these arguments."""
+    if role.num_slices > 1 and not final_average:
+        raise ValueError(
+            f"rank {rank} has a slice of the model alone, and no model to end with; give "
+            "all ranks final_average=True"
+        )
+    check_range("num_samples", num_samples, f"at least {int(role.has_data)}")
 
 
 def _introduction(described: Mapping[str, Any], max_seconds: Seconds) -> Introduction:

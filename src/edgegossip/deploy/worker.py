@@ -40,6 +40,7 @@ from edgegossip.experiments.run_folder import first_difference, read_json, short
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import intra_op_threads
 from edgegossip.experiments.tracking import Tracker
+from edgegossip.learning.task import Workload
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
@@ -64,7 +65,7 @@ class WorkerSettings:
         checkpoint_seconds: Seconds between checkpoints.
         snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         parent: Number of a process whose end stops this worker; None for none.
-        threads: Number of threads of one training step, at least 1.
+        threads: Number of threads that a training step uses, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
         trackers: Followers of this worker's own numbers, such as `TensorBoard()`.
 
@@ -176,7 +177,7 @@ class _Worker:
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
-        """Take part, and in any case leave a complete folder."""
+        """Take part, and leave a complete folder whatever happens."""
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:
@@ -204,7 +205,6 @@ class _Worker:
         # A resumed worker goes on with its random streams, another gets new ones.
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
         self._incarnation: int = kept
-        limit = settings.max_seconds or experiment.max_seconds or math.inf
         nothing = torch.empty(0)
         self._snapshots = Snapshots(
             self._out / "snapshots",
@@ -212,17 +212,6 @@ class _Worker:
         )
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
         chores = [self._show, *self._tracking.chores]
-        host_settings = HostSettings(
-            run=run_id(run_key(experiment, self._recipe, settings.name)),
-            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
-            meet_seconds=settings.meet_seconds,
-            min_to_begin=settings.min_workers or 2,
-            min_workers=settings.min_workers or 1,
-            ended=settings.ended,
-            max_seconds=limit,
-            checkpoint_seconds=settings.checkpoint_seconds,
-            max_waiting_bytes=settings.max_waiting_bytes,
-        )
         trainer = workload.make_trainer(self._rank, self._incarnation)
         initial = workload.initial_params(self._rank)
         self._is_untried = checkpoint is not None  # until the next one is kept
@@ -234,7 +223,7 @@ class _Worker:
                 initial,
                 trainer,
                 transport,
-                settings=host_settings,
+                settings=self._host_settings(workload),
                 forecaster=forecaster,
                 evaluate=validator.evaluate if validator else None,
                 observer=self._diary,
@@ -244,6 +233,21 @@ class _Worker:
             )
             _require_like(host.state, experiment.algorithm.init(self._rank, initial))
         return host
+
+    def _host_settings(self, workload: Workload) -> HostSettings:
+        experiment, settings = self._experiment, self._settings
+        limit = settings.max_seconds or experiment.max_seconds or math.inf
+        return HostSettings(
+            run=run_id(run_key(experiment, self._recipe, settings.name)),
+            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
+            meet_seconds=settings.meet_seconds,
+            min_to_begin=settings.min_workers or 2,
+            min_workers=settings.min_workers or 1,
+            ended=settings.ended,
+            max_seconds=limit,
+            checkpoint_seconds=settings.checkpoint_seconds,
+            max_waiting_bytes=settings.max_waiting_bytes,
+        )
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
@@ -388,7 +392,7 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def _require_like(state: WorkerState, fresh: WorkerState) -> None:
-    """Check that a state has the structure of a fresh one.
+    """Check that a loaded state has the same structure as a new one.
 
     Raises:
         TypeError: If it does not.

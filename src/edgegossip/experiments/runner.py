@@ -106,7 +106,6 @@ class _Run:
     ) -> None:
         self._experiment = experiment
         self._folder = folder
-        self._pool = pool
         self._progress = progress
         self._checkpoint_seconds = checkpoint_seconds
         self._follower = follower
@@ -140,14 +139,13 @@ class _Run:
         if checkpoint:
             self._restore(checkpoint)
         else:
-            self._log.write(
-                "experiment",
-                **folder.header,
-                command=command,
-                **described_roles(experiment, self._workload.shards),
-                wall_started=folder.started,
-            )
+            self._begin_log(command)
         self._samples_before = self._log.samples_processed
+
+    def _begin_log(self, command: str | None) -> None:
+        roles = described_roles(self._experiment, self._workload.shards)
+        begun = {"command": command, **roles, "wall_started": self._folder.started}
+        self._log.write("experiment", **self._folder.header, **begun)
 
     def stop(self) -> None:
         """Stop between two events, and write a checkpoint."""
@@ -313,10 +311,8 @@ class _Run:
         try:
             self.simulator.load_state_dict(checkpoint["simulator"])
             self._log.load_state_dict(checkpoint["log"])
-            self._history = [
-                read_evaluation(each, self._experiment.task.chosen_first)
-                for each in checkpoint["history"]
-            ]
+            metrics = self._experiment.task.chosen_first
+            self._history = [read_evaluation(each, metrics) for each in checkpoint["history"]]
             self._num_looks = int(checkpoint["num_looks"])
             self._wall_before = float(checkpoint["wall_seconds"])
         except LOADING_ERRORS as error:

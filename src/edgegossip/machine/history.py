@@ -23,8 +23,8 @@ class _Others:
     """Use by others, computed from total and own use.
 
     The two counts never agree exactly: a file reaches the disk long after we wrote it, and
-    processor time comes in ticks. Use of ours that the total lacks is subtracted later, and
-    slowly forgotten in case it never appears.
+    processor time comes in ticks. Our use that the total lacks is subtracted later, and slowly
+    forgotten in case it never appears.
     """
 
     all: float

@@ -62,7 +62,7 @@ class BaseTime:
         average: Seconds per sample, without the effect of contention.
         last: The last observation.
         num_averaged: Number of observations in `average`; 0 if it is assumed.
-        variance: Variance of the relative noise of an observation.
+        variance: Variance of observations' relative noise.
         num_beyond: Number of consecutive recent observations that deviate too far; negative if
             they are below the average.
     """
@@ -170,7 +170,7 @@ class PerformancePredictor:
     :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`.
 
     Args:
-        num_executors: Number of executors of the platform.
+        num_executors: Number of executors on the platform.
         regressor: Any scikit-learn regressor, unfitted; None for a Gaussian process.
         seconds_alone: :math:`t_0` before the first profile or observation.
 

@@ -48,7 +48,7 @@ class Watching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Measurement of one second of training.
+    """Measurements from one second of training.
 
     Attributes:
         load: Load during the second; None without a load.

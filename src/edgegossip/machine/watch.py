@@ -69,12 +69,14 @@ class Watch:
 
     Args:
         watched: The machine.
-        readings: Returns the times of the readings of the counters.
+        readings: Returns the times at which counters were read.
         make_predictor: Makes the predictor at the first forecast.
         start: Start time.
     """
 
     __slots__ = (
+        "_began",
+        "_ended",
         "_has_observed",
         "_last_reading",
         "_make_predictor",
@@ -99,19 +101,25 @@ class Watch:
         self._predictor: Predictor | None = None
         self._start = self._last_reading = self._observed_until = start
         self._has_observed = False
-        # Spans of training that were not observed yet.
+        # Spans of training that were not observed yet: the last one, which training without a
+        # pause extends, and those before it.
+        self._began = self._ended = start
         self._spans: list[Span] = []
 
     def trained(self, start: Seconds, end: Seconds) -> None:
         """Record that training ran from `start` to `end`."""
-        spans = self._spans
-        if spans and spans[-1][1] == start:
-            spans[-1] = (spans[-1][0], end)
-            return
-        spans.append((start, end))
-        if len(self._spans) > _MAX_SPANS:
-            # Runs that never ask for a forecast must not pay for it.
-            del self._spans[: _MAX_SPANS // 2]
+        if start != self._ended:
+            if self._began < self._ended:
+                self._spans.append((self._began, self._ended))
+            self._began = start
+            if len(self._spans) >= _MAX_SPANS:
+                # Runs that never ask for a forecast must not pay for it.
+                del self._spans[: _MAX_SPANS // 2]
+        self._ended = end
+
+    def _all_spans(self) -> list[Span]:
+        last = (self._began, self._ended)
+        return [*self._spans, last] if self._began < self._ended else self._spans
 
     def forecast(self, now: Seconds) -> Predicted:
         """Forecast the throughput of the work that begins at `now`."""
@@ -149,7 +157,8 @@ class Watch:
                     predictor.observe(executor, contention, seconds)
         self._has_observed |= trained > 0
         self._observed_until = now
-        self._spans.clear()
+        self._began = self._ended
+        self._spans = []
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
         """Those `readings` with at least a stretch of training between them, and the first and
@@ -164,7 +173,7 @@ class Watch:
 
     def _trained_within(self, begin: Seconds, end: Seconds) -> list[Span]:
         """Spans of training from `begin` to `end`."""
-        overlaps = ((max(start, begin), min(stop, end)) for start, stop in self._spans)
+        overlaps = ((max(start, begin), min(stop, end)) for start, stop in self._all_spans())
         return [(start, stop) for start, stop in overlaps if start < stop]
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,7 +183,7 @@ class Watch:
             "last_reading": self._last_reading,
             "observed_until": self._observed_until,
             "has_observed": self._has_observed,
-            "spans": list(self._spans),
+            "spans": self._all_spans(),
             "predictor": None if self._predictor is None else self._predictor.state_dict(),
         }
 
@@ -183,7 +192,7 @@ class Watch:
         self._start, self._last_reading = state["start"], state["last_reading"]
         self._observed_until = state["observed_until"]
         self._has_observed = state["has_observed"]
-        self._spans = list(state["spans"])
+        *self._spans, (self._began, self._ended) = state["spans"] or [(self._start,) * 2]
         self._predictor = None
         if state["predictor"] is not None:
             self._predictor = self._make_predictor()

@@ -10,7 +10,7 @@ from edgegossip.net.host_settings import Chore
 
 
 class Chores:
-    """Periodic chores; each first runs at once.
+    """Periodic chores; each runs immediately the first time.
 
     >>> chores = Chores([lambda now: now + 5.0])
     >>> chores.do_due(2.0)

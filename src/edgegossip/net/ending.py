@@ -43,7 +43,7 @@ class Ending:
 
     @property
     def tell_at(self) -> Seconds:
-        """Time of the next report of counts, unless something happens before."""
+        """When counts are reported next, unless something happens before."""
         return self._changed_at + self._settings.quiet_seconds
 
     def is_over(self, now: Seconds) -> bool:

@@ -66,7 +66,7 @@ class Host(Generic[State]):
         trainer: This worker's trainer.
         transport: Carries messages; opened and closed here.
         settings: Settings of this host.
-        forecaster: Answers `Predict`, and learns the duration of training; None if unused.
+        forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate` with loss and metrics.
         observer: Observes this worker.
         chores: Periodic chores between two events.

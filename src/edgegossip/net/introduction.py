@@ -104,7 +104,9 @@ class Introductions:
         self._differences[rank] = differences
 
     def difference(self, rank: Rank) -> str:
-        """How the settings of `rank` differ, by its introduction; empty if they do not."""
+        """How the settings of `rank` differ, according to its introduction; empty if they do
+        not.
+        """
         return _list(self._differences.get(rank, []))
 
     def require_majority(self, *, is_waiting: bool) -> None:

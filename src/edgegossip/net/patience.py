@@ -108,8 +108,8 @@ class Patience:
         """Whether to give up a worker that sent its last message at `heard_at`.
 
         Args:
-            heard_at: Time of its last message of the algorithm.
-            spoke_at: Time of its last status.
+            heard_at: Time at which its last algorithm message arrived.
+            spoke_at: Time at which its last status arrived.
             now: Current time on the clock of the wait.
         """
         assert self._since is not None

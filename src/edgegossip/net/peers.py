@@ -66,7 +66,7 @@ class Peer:
         is_reachable: The transport can reach the worker.
         is_refused: This process is ignored, and its statements confirm nothing.
         status: Newest status of that process.
-        began_at: When it began by its status, on this worker's clock.
+        began_at: When it began, according to its status but on this worker's clock.
         life: Life for which messages are numbered.
         num_lives: Number of its lives in the current process.
         sent: Number of the last message to that life.
@@ -74,7 +74,7 @@ class Peer:
         kept: Number of the last message from it in this worker's checkpoint.
         known_life: Last life that the algorithm knows about; 0 for none.
         is_lost: The algorithm was told of the loss, or will be when it starts.
-        heard_at: Time of the last message of the algorithm.
+        heard_at: Time at which the last algorithm message arrived.
         num_gaps: Consecutive statuses that reported more messages than have arrived.
         has_lost_some: A message has arrived without its predecessor.
     """

@@ -94,9 +94,8 @@ class Post:
         """Time of the last status of each other worker."""
         # Introductions are rare and are read at once.
         largest = max(s.max_num_bytes for kind, s in schema.items() if kind != INTRODUCTION)
-        self._holding = Holding(settings.max_waiting_bytes, largest)
-        room = max(self._holding.max_bytes, self._holding.share)
-        self._outbox = Outbox(transport, room, settings.runtime)
+        self._holding = held = Holding(settings.max_waiting_bytes, largest)
+        self._outbox = Outbox(transport, max(held.max_bytes, held.share), settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Workers whose link was cut and is back, or that came back in the same life. Such a
         # worker lacks messages, so it gets no new one before it has reported which. Otherwise
@@ -315,14 +314,14 @@ class Post:
                 self._send_missing(rank)
 
     def _relink(self, rank: Rank) -> None:
-        """Now that its link is back, send `rank` the messages missing by its last report."""
+        """Now that its link is back, send `rank` the messages that its last report lacks."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank)
 
     @property
     def release_at(self) -> Seconds:
-        """Time, on this worker's clock, at which held messages are sent in any case; or
-        infinity.
+        """Time, on this worker's clock, at which held messages are sent anyway; infinity
+        without any.
         """
         return min(self._held.values(), default=math.inf)
 

@@ -64,7 +64,7 @@ def authority_id(authority: x509.Certificate) -> bytes:
 
 
 def list_path(folder: Path) -> Path:
-    """Path in `folder` of the list of revoked certificates."""
+    """Path of the list of revoked certificates in `folder`."""
     return folder / "revoked.pem"
 
 

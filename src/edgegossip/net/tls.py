@@ -41,7 +41,7 @@ _SOON = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class IdentityFiles:
-    """Validated contents of the files of a worker or router.
+    """Validated contents of a worker's or router's files.
 
     Args:
         ca: Certificates of the authorities, in PEM.
@@ -133,8 +133,7 @@ class TLS:
     """The files that identify a worker or router and its peers; all in PEM.
 
     Args:
-        ca: Certificate of the authority of all workers, or of both during a change of
-            authority.
+        ca: Certificate of the authority, or of both authorities during a change.
         certificate: Certificate of the worker or router.
         key: Private key, without a password.
         revoked: The authorities' lists of revoked certificates, if the file exists.

@@ -53,7 +53,7 @@ class Work:
         trainer: Trains on a thread of its own. Other threads call only `epoch_cost`, `layout`,
             `state_dict` and `cancel`, the last two even while it sets up or trains.
         items: Queue of `Completed` items for `take`.
-        forecaster: Answers `Predict`, and learns the duration of training; None if unused.
+        forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate` with loss and metrics; None if nobody asks.
         runtime: Provides the threads and the forecaster's clock.
 

@@ -1,4 +1,4 @@
-"""The baselines and EdgeGossip on the same machines, for the same virtual time."""
+"""The baselines and EdgeGossip on the same machines for the same virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
 HOME_LINK = Link(latency=0.005, bandwidth=12.5e6)
-"""100 Mbit/s and 5 ms, as on a good home or campus network."""
+"""A link of 100 Mbit/s and 5 ms, as in a good home or campus network."""
 
 
 def compare_baselines(
@@ -45,7 +45,7 @@ def compare_baselines(
     accuracy_aware: AccuracyAware = ACCURACY_AWARE,
     target: float | None = None,
 ) -> Comparison:
-    """Compare EpochGossip for ``settings.num_epochs`` with the others in the same time.
+    """Compare EpochGossip for ``settings.num_epochs`` with the others for the same time.
 
     Args:
         dataset: Training and test samples.
@@ -55,7 +55,7 @@ def compare_baselines(
         partition: Partition of the samples among the workers.
         augmentation: Augmentation of the training batches.
         link: Link between any two workers.
-        accuracy_aware: Choice of samples by EdgeGossip.
+        accuracy_aware: How EdgeGossip chooses samples.
         target: See `Comparison`.
 
     Raises:

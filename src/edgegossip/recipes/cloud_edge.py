@@ -1,4 +1,6 @@
-"""Cloud and edge: phones with private data hold a model's lower stage, a cloud the upper."""
+"""Cloud and edge: phones with private data hold a model's lower stage, a cloud the other
+one.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 AT = (6,)
-"""Cut after the second of three convolutions: 2,048 numbers per window."""
+"""The cut is after the second of three convolutions: 2,048 numbers per window."""
 CLOUD_SPEED = 20.0
 """Throughput of the cloud relative to the fastest phone."""
 DEFAULTS = replace(HAR_CNN, num_epochs=15)

@@ -34,7 +34,7 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
 LINK = Link(latency=0.005, bandwidth=12.5e6)
-"""100 Mbit/s and 5 ms."""
+"""A link of 100 Mbit/s and 5 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +43,24 @@ class ServerSettings:
 
     Args:
         seconds: Virtual time of each run, above 0.
-        num_workers: Number of workers, without servers.
+        num_workers: Number of workers, not counting servers.
         throughput: Training samples per second of the fastest worker, and of the server.
-        heterogeneity: Mean of the workers' speeds over the slowest, at least 1.
+        heterogeneity: Mean of the workers' speeds relative to the slowest, at least 1.
         batch_size: Samples per step and worker.
         lr: Learning rate.
-        momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds more.
+        momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
+            momentum.
         weight_decay: Weight decay of SGD.
         window: Seconds of a check period of ADSP and ADACOMM, above 0.
         min_interval: Minimum seconds between two commits of ADSP, below `window`.
-        rate: Commits in a window of ADSP+, at least 1.
-        slack: Steps that a worker of SSP may be ahead, at least 1.
-        tau: Local steps of FixedADACOMM, and of ADACOMM at first, at least 1.
+        rate: Commits per window of ADSP+, at least 1.
+        slack: Steps by which a worker of SSP may be ahead, at least 1.
+        tau: Local steps of FixedADACOMM, and initial ones of ADACOMM, at least 1.
         validation_share: Share of the training samples to hold out for the search of ADSP and
             the steps of ADACOMM, in (0, 1).
-        standby: Workers that can replace the server; see `ParameterServer`.
-        num_servers: Ranks that share the model, at least 1; `standby` needs exactly 1.
+        standby: Number of workers that can replace the server; see `ParameterServer`.
+        num_servers: Number of servers that share the model, at least 1; `standby` needs exactly
+            1.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
     """
@@ -102,15 +104,16 @@ HAR_SVM = ServerSettings(seconds=30.0, lr=0.02)
 
 
 def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> list[Platform]:
-    """Make platforms with evenly spread speeds and a given ratio of the mean to the slowest.
+    """Make platforms with evenly spread speeds and a given ratio of mean to minimum.
 
     >>> [each.throughput for each in heterogeneous(3, 900.0, 2.0)]
     [300.0, 600.0, 900.0]
 
     Args:
-        num_workers: Platforms.
-        throughput: Throughput of the fastest, in samples per second.
-        heterogeneity: H, mean over minimum of the speeds, at least 1 and below `num_workers`.
+        num_workers: Number of platforms.
+        throughput: Throughput of the fastest platform, in samples per second.
+        heterogeneity: H, the mean of the speeds over their minimum, at least 1 and below
+            `num_workers`.
     """
     check_range("heterogeneity", heterogeneity, "at least 1")
     widest = 2 * heterogeneity - 1  # the fastest over the slowest
@@ -200,7 +203,7 @@ def compare_servers(
 
 
 def methods(settings: ServerSettings) -> dict[str, ParameterServer]:
-    """All methods by name, built from the settings."""
+    """Build all methods from the settings, by name."""
     common: dict[str, Any] = {
         "num_workers": settings.num_workers,
         "num_rounds": UNTIL_CUT_OFF,

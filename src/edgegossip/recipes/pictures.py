@@ -1,4 +1,4 @@
-"""The baselines and EdgeGossip on pictures: MNIST and CIFAR-10, uneven platforms."""
+"""The baselines and EdgeGossip on pictures: MNIST and CIFAR-10 on uneven platforms."""
 
 from __future__ import annotations
 

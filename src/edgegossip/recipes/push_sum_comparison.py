@@ -49,7 +49,7 @@ Decay: TypeAlias = Literal["constant", "steps", "cosine"]
 
 BYTES_PER_MEGABIT = 125_000
 LATENCY = 0.03
-"""Seconds; as over a mobile network."""
+"""Latency in seconds, as in a mobile network."""
 
 DENSE = "stochastic-gradient-push"
 """The reference run."""
@@ -60,21 +60,24 @@ class PushSettings:
     """Common settings of the Sparse-Push recipes; each recipe has its own defaults.
 
     Args:
-        num_epochs: Epochs of every run; all take equally many steps.
-        num_workers: Workers on equal platforms, in a directed ring.
-        global_batch: Samples per step of all workers together, a multiple of their number.
+        num_epochs: Epochs of each run; all runs take equally many steps.
+        num_workers: Number of workers on equal platforms, in a directed ring.
+        global_batch: Samples per step of all workers together, a multiple of the number of
+            workers.
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
         nesterov: Use Nesterov's momentum, as in the paper.
         weight_decay: Weight decay of SGD.
-        decay: Decay of the learning rate after a first epoch at a tenth: none, to a tenth after
-            1/2 and 3/4 of the epochs, or along a cosine.
-        skew: Share of the samples dealt out sorted by class, in [0, 1].
-        dirichlet_alpha: Deal classes in random proportions instead; small values are skewed.
-        by_subject: Keep the samples of each person together instead.
+        decay: Decay of the learning rate after a first epoch at a tenth of it: none, to a tenth
+            after 1/2 and 3/4 of the epochs, or along a cosine.
+        skew: Share of the samples that is dealt out sorted by class, in [0, 1].
+        dirichlet_alpha: Deal classes out in random proportions instead; smaller values skew
+            more.
+        by_subject: Keep each person's samples together instead.
         keep_ratio: Share of the entries in compressed messages, in (0, 1].
         value_bits: Bits of each entry: 1 to 8, 16 or 32.
-        per_layer: Keep that share of each layer, as in the paper, instead of the whole vector.
+        per_layer: Keep that share of each layer, as in the paper, instead of that of the whole
+            vector.
         consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
             Sparse-Push's own rule, and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense one sends
@@ -82,7 +85,7 @@ class PushSettings:
         compensation_rounds: Final rounds of averaging in the skew-compensated run; by default
             as many as add a tenth to its bytes.
         compensation_bits: Bits of each entry in these rounds: 1 to 8, 16 or 32.
-        link: Bandwidth of each worker's uplink in Mbit/s.
+        link: Bandwidth of each worker's uplink, in Mbit/s.
         throughput: Training samples per second of each platform.
         num_evaluations: Number of evaluations of each run, at least 1.
         seed: Seeds the random choices.
@@ -135,7 +138,7 @@ class PushSettings:
 
     @property
     def partition(self) -> Partition:
-        """Deals the samples to the workers."""
+        """Partition of the samples among the workers."""
         if self.by_subject:
             return BySubject()
         if self.dirichlet_alpha is not None:
@@ -144,21 +147,21 @@ class PushSettings:
 
     @property
     def schedule(self) -> Schedule:
-        """Schedule of the learning rate."""
+        """Learning-rate schedule."""
         return schedule(self.decay, self.num_epochs)
 
     @property
     def compressor(self) -> PartwiseCompressor:
-        """Compressor of the messages in compressed runs, or of each layer."""
+        """Compressor that compressed runs use for messages, or for each layer."""
         return compressor(self.keep_ratio, self.value_bits)
 
 
 def schedule(decay: Decay, num_epochs: int) -> Schedule:
-    """Schedule for `num_epochs` that begins with an epoch at a tenth of the rate.
+    """Make a schedule for `num_epochs` that begins with an epoch at a tenth of the rate.
 
     References:
-        The code behind Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, multiplies by
-        0.1 after 100 and 150 of 200 epochs of ResNet-20.
+        The code behind Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, multiplies the
+        rate by 0.1 after 100 and 150 of 200 epochs of ResNet-20.
     """
     warm_up = WarmUp(share=1 / num_epochs) if num_epochs > 1 else None
     match decay:
@@ -171,14 +174,15 @@ def schedule(decay: Decay, num_epochs: int) -> Schedule:
 
 
 def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
-    """Compressor for each layer of the task's model separately."""
+    """Make a compressor that treats each layer of the task's model separately."""
     with torch.random.fork_rng(devices=[]):
         (model,) = (make() for make in task.models.values())
     return PerLayer(compressor, FlatModel(model, has_buffers=task.has_buffers).sizes)
 
 
 def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
-    """Compressor of the largest entries with this number of bits; none for all in 32 bits.
+    """Make a compressor of the largest entries with this many bits, or of nothing for all in
+    32.
 
     >>> compressor(0.01, 4)
     TopK(keep_ratio=0.01, values=Quantize(bits=4))
@@ -189,7 +193,7 @@ def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
 
 
 def num_steps(task: Task, num_workers: int, num_epochs: float) -> int:
-    """Steps of each worker for this number of epochs of all workers together."""
+    """Steps of each worker in this many epochs of all workers together."""
     a_step = task.batch_size * num_workers
     return max(1, round(num_epochs * len(task.dataset.train) / a_step))
 
@@ -201,8 +205,7 @@ def compare_pushes(
     *,
     augmentation: Augmentation | None = None,
 ) -> Comparison:
-    """Compare dense push-sum, Sparse-Push with and without skew compensation, and
-    DifferencePush.
+    """Compare dense push-sum, Sparse-Push (with and without compensation) and DifferencePush.
 
     Args:
         dataset: Training and test samples.
@@ -274,7 +277,7 @@ def _algorithms(settings: PushSettings, steps: int, sent: Compressor) -> list[Al
 
 
 def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor) -> int:
-    """Number of rounds of `final` that add a tenth to the bytes of `num_rounds`; at least 1.
+    """How many rounds of `final`, at least 1, add a tenth to the bytes of `num_rounds`.
 
     >>> affordable_rounds(500, TopK(0.1, Quantize(4)), Quantize(4))
     11
@@ -285,7 +288,7 @@ def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor
 
 
 def bold_step(keep_ratio: float) -> float:
-    """Step for DifferencePush with top-k: still stable, and faster agreement than the default.
+    """A step for DifferencePush with top-k: still stable, and faster than the default.
 
     >>> bold_step(0.25), bold_step(1.0)
     (0.75, 1.0)
@@ -321,9 +324,9 @@ def har_cnn(
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
-    """Push-sum, dense and compressed: activities of 21 people at 7 workers in a ring.
+    """Push-sum, dense and compressed: activities of 21 people on 7 workers in a ring.
 
-    With --by-subject every worker has three people of its own.
+    With --by-subject, every worker has the data of three people.
 
     Args:
         settings: Settings of the recipe.

@@ -16,7 +16,7 @@ from edgegossip.sim.platform import uneven
 DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)
 
 IN_TURN = AccuracyAware(selection=Cyclic())
-"""Aggregating the data would take as long as three epochs of this small model."""
+"""A choice of samples without aggregation, which would take as long as three epochs here."""
 
 
 def quickstart(settings: Settings = DEFAULTS) -> Comparison:

@@ -1,4 +1,4 @@
-"""Common settings of recipes."""
+"""Settings common to recipes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 
 ACCURACY_AWARE = AccuracyAware()
-"""EdgeGossip's choice of samples in recipes and studies."""
+"""How EdgeGossip chooses samples in recipes and studies."""
 
 
 def default_data_dir() -> Path:
@@ -19,7 +19,7 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Common settings of all recipes; each recipe has its own defaults.
+    """Settings common to all recipes; each recipe has its own defaults.
 
     Args:
         num_epochs: Epochs of EpochGossip; the others get the same virtual time.

@@ -1,4 +1,4 @@
-"""Recipes and studies by name. Imports nothing heavy, so that listing them is instant."""
+"""Recipes and studies by name. Nothing heavy is imported, so listing them is instant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MakeStudy: TypeAlias = "Callable[..., Study]"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Location of a recipe or a study.
+    """The location of a recipe or a study.
 
     Args:
         module: Full name of its module.
@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """First line of the function's docstring, read without importing its module."""
+        """The first line of the function's docstring, read without importing its module."""
         return _summaries(self.module)[self.function]
 
     def load(self) -> Any:  # noqa: ANN401 - a recipe's or a study's function
@@ -48,7 +48,7 @@ class Entry:
 
 @cache
 def _summaries(module: str) -> dict[str, str]:
-    """First docstring line of each function of `module`."""
+    """The first docstring line of each function in `module`."""
     path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
     return {
         node.name: (ast.get_docstring(node) or "").partition("\n")[0]
@@ -58,7 +58,7 @@ def _summaries(module: str) -> dict[str, str]:
 
 
 def _entries(package: str, modules: Mapping[str, str]) -> dict[str, Entry]:
-    """Entries by name; a function is named after the last part of the recipe or study."""
+    """Make entries by name; a function is named after the last part of its recipe or study."""
     return {
         name: Entry(f"{package}.{module}", name.rpartition("/")[2].replace("-", "_"))
         for name, module in modules.items()
@@ -136,7 +136,7 @@ def load_study(name: str) -> MakeStudy:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Find a recipe by name, or as a function in a file, ``my_recipe.py:name``.
+    """Find a recipe by name, or as a function in a file (``my_recipe.py:name``).
 
     Raises:
         UsageError: If the name is unknown, or the file cannot be imported.

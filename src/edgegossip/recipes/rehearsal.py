@@ -1,4 +1,4 @@
-"""End times of EpochGossip's epochs, simulated without training."""
+"""The end times of EpochGossip's epochs, simulated without training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def epoch_gossip_seconds(
 ) -> Seconds:
     """Virtual seconds until EpochGossip on the complete graph has done `num_epochs`.
 
-    Beyond `MANY` epochs, each takes the average duration of the later half of these.
+    Epochs beyond `MANY` take the average duration of the later half of those simulated.
 
     Args:
         workload: Workload with the sizes of shards and messages.

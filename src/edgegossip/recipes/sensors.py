@@ -1,4 +1,4 @@
-"""The baselines and EdgeGossip on sensor data of phones, one person per worker."""
+"""The baselines and EdgeGossip on the sensor data of phones, one person per worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HAR_CNN = Settings(
     num_epochs=30, num_workers=21, throughput=500.0, batch_size=32, exchange_probability=0.1
 )
 PHONE_LINK = Link(latency=0.03, bandwidth=2.5e6)
-"""20 Mbit/s and 30 ms, as over a mobile network."""
+"""A link of 20 Mbit/s and 30 ms, as in a mobile network."""
 
 
 def har_cnn(

@@ -49,20 +49,20 @@ class StageSettings:
         num_epochs: Passes over the training data, at least 1.
         num_stages: Number of machines, each with one stage; a single machine trains the whole
             model.
-        cut_at: Index of the first block of each stage except the first; the default makes the
-            slowest machine or link fastest.
-        in_flight: Batches in flight in pipelined training, by default two per stage; in
+        cut_at: Index of the first block of each stage except the first; by default, the cut
+            whose slowest machine or link is fastest.
+        in_flight: In pipelined training, batches in flight, by default two per stage; in
             decoupled training, unanswered batches of each stage, by default 4.
-        throughput: Training samples of the whole model per second of a machine of speed 1.
+        throughput: Samples per second with which a machine of speed 1 trains the whole model.
         speeds: Speeds of the machines, in the order of their stages; by default all are 1. The
-            first machine trains the whole model.
-        width: Width of the model, relative to the usual one.
-        batch_size: Samples a step.
+            run of the whole model uses the first machine.
+        width: Width of the model relative to the usual one.
+        batch_size: Samples per step.
         lr: Learning rate.
-        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use none, and the learning
-            rate over 1 - momentum.
+        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use no momentum, and instead
+            the learning rate over 1 - momentum.
         weight_decay: Weight decay of SGD.
-        teacher_lr: Learning rate of Adam for the teachers of stages.
+        teacher_lr: Adam's learning rate for the teachers of stages.
         latency: Latency of each link, in seconds.
         bandwidth: Bandwidth of each link, in bytes per second.
         precision: Precision of activations and gradients in transit.
@@ -152,7 +152,7 @@ def eight_layers(
 def compare_stages(
     dataset: Dataset, model: Callable[..., nn.Module], settings: StageSettings
 ) -> Comparison:
-    """Train the same model whole, pipelined and decoupled, with equally many samples."""
+    """Train the same model whole, pipelined and decoupled, on equally many samples."""
     names = (*COMPETITORS, *METHODS)
     experiments = {name: stage_run(name, dataset, model, settings) for name in names}
     return Comparison(experiments=experiments, baseline="whole")
@@ -163,7 +163,7 @@ def stage_run(
 ) -> Experiment:
     """Make the run of one of `COMPETITORS` or `METHODS`.
 
-    The cut makes the slowest machine or link fastest.
+    By default, the cut is the one whose slowest machine or link is fastest.
     """
     task = make_task(
         dataset,
@@ -210,7 +210,7 @@ def stage_run(
 def _cut(
     task: Task, settings: StageSettings, teacher: TeacherFactory | None
 ) -> tuple[int, ...]:
-    """Find the cut with the fastest slowest machine or link, including the work of teachers."""
+    """Find the cut whose slowest machine (with its teacher) or link is fastest."""
     assert not isinstance(task.model, Mapping)  # it is whole
     with drawn_from(settings.seed):
         layers = blocks(task.model())
@@ -245,8 +245,8 @@ def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
 
 
 def _without_momentum(settings: StageSettings) -> SGD:
-    """Return SGD without momentum with the same total movement, because a predicted gradient
-    lags behind momentum.
+    """Return SGD with the same total movement but no momentum, which predicted gradients lag
+    behind.
     """
     rate = settings.lr / (1 - settings.momentum)
     return SGD(lr=rate, momentum=0.0, weight_decay=settings.weight_decay)

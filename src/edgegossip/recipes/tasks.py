@@ -1,4 +1,4 @@
-"""Tasks from the settings of recipes."""
+"""Tasks, made from the settings of recipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.learning.task import Task
 
 
 class TrainingSettings(Protocol):
-    """Settings common to all recipes."""
+    """The settings that all recipes share."""
 
     @property
     def lr(self) -> float:

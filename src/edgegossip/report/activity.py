@@ -1,4 +1,4 @@
-"""Activity of workers: time for training, sending, waiting, crashes."""
+"""Workers' activity: time spent training, sending, waiting and crashed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from edgegossip.report.log import RunLog, WorkerLog
 from edgegossip.report.units import percent
 
 Spans: TypeAlias = NDArray[np.float64]
-"""Starts and ends, [num_spans, 2]; may overlap unless merged."""
+"""Starts and ends, [num_spans, 2]; spans may overlap unless merged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activity:
-    """The spans of one worker, each clipped to the run.
+    """The spans of one worker, clipped to the run.
 
     Attributes:
         training: Spans of training.
         sending: Spans of a busy uplink, often during training.
         crashed: Spans after crashes.
-        unfinished: Spans from the last log entry to a crash or an early end. Work that is cut
-            off is not in the log, so training and waiting cannot be distinguished.
+        unfinished: Spans from the last log entry to a crash or an early end. Work that was cut
+            off is not in the log, so training and waiting cannot be told apart.
         present: Spans from the start, or a return from a crash, to the end of the worker or the
             run.
         shares: Share of the run's virtual time for each kind. A moment counts once, for the
-            first of crashed, training, sending, unfinished, waiting; the rest is finished.
+            first that applies of crashed, training, sending, unfinished and waiting; the rest
+            is finished.
     """
 
     training: Spans
@@ -42,7 +43,8 @@ class Activity:
 
 
 def described(shares: Mapping[str, float]) -> str:
-    r"""Shares as words: training always, the others from half a percent on.
+    r"""The shares in words: always training, and the others if they are at least half a
+    percent.
 
     >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
     'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
@@ -63,7 +65,7 @@ def described(shares: Mapping[str, float]) -> str:
 
 
 def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
-    """Each kind's share of time, averaged over the workers; at least one is needed."""
+    """Each kind's share of time, averaged over the workers, of which there must be one."""
     kinds = workers[0].shares
     return {
         kind: sum(worker.shares[kind] for worker in workers) / len(workers) for kind in kinds
@@ -71,7 +73,7 @@ def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
 
 
 def activities(log: RunLog) -> list[Activity]:
-    """Account for the time of each worker of a run; empty if no virtual time passed."""
+    """Account for the time of each worker in a run; empty if no virtual time passed."""
     if log.duration <= 0:
         return []
     return [_activity(worker, log.duration) for worker in log.workers]
@@ -140,14 +142,14 @@ def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
 
 
 def _present(worker: WorkerLog, duration: Seconds) -> list[Span]:
-    """All time except that between finishing and a crash, and after the final finish."""
+    """All time except between finishing and a crash, and after finishing for good."""
     until = duration if worker.finished is None else worker.finished
     starts = [0.0, *(end for _, end in worker.rests)]
     return list(zip(starts, [*(start for start, _ in worker.rests), until], strict=True))
 
 
 def _cut_off(worker: WorkerLog, duration: Seconds) -> list[Span]:
-    """Spans from the last log entry to each crash, and to the end of an unfinished run."""
+    """Spans from the last log entry to each crash and to the end of an unfinished run."""
     at_rest = {end for _, end in worker.rests}
     stops = [stop for stop in worker.crashes if stop not in at_rest]
     is_away = len(worker.crashes) > len(worker.recoveries)

@@ -1,4 +1,4 @@
-"""Waiting of the workers, and the effect of balancing, in words."""
+"""How workers wait, and what balancing changes, in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.units import listing, number, percent
 
 MAX_NAMED = 8
-"""Maximum number of individually named workers."""
+"""Maximum number of workers that are named individually."""
 
 
 def kept_shares(run: Run) -> list[float] | None:
@@ -26,7 +26,7 @@ def kept_shares(run: Run) -> list[float] | None:
 
 
 def kept_sentence(run: Run) -> str:
-    """Describe the shares; empty without any."""
+    """Describe the shares; empty if there are none."""
     shares = kept_shares(run)
     if shares is None:
         return ""
@@ -47,7 +47,7 @@ def balance(folder: ReportData) -> str:
 
 
 def _before(folder: ReportData) -> str:
-    """Describe the baseline."""
+    """Describe the waits in the baseline."""
     run = next((run for run in folder.runs if run.name == folder.baseline), None)
     if run is None or not run.workers or kept_shares(run) is not None:
         return ""

@@ -1,4 +1,4 @@
-"""Draw a study's figures: panels of curves or bars, from plain values."""
+"""Drawing a study's figures: panels of curves or bars, from plain values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from edgegossip.report.units import NO_BREAK, listing, written
 
 WIDTH, HEIGHT = 9.6, 3.7
 LEGEND_WIDTH = 130
-"""Width in letters; a line before each name takes 8."""
+"""Width in letters, of which the line before each name takes 8."""
 GREY = ("epoch-gossip", "stochastic-gradient-push", "paper")
-"""Reference runs, drawn in gray as in every report."""
+"""Reference runs, which are drawn in gray as in every report."""
 
 
 def study_picture(figure: Mapping[str, Any]) -> Picture:
@@ -59,7 +59,7 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
 
 
 def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """One color for each name in all panels.
+    """Choose a color for each name, the same in all panels.
 
     >>> series_colors([{"series": [{"name": "epoch-gossip"}, {"name": "random"}]}])
     {'epoch-gossip': '#5b6470', 'random': '#0072b2'}
@@ -72,7 +72,7 @@ def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def line_styles(colors: Mapping[str, str]) -> dict[str, str]:
-    """Distinguish series of one color.
+    """Choose line styles that distinguish series of the same color.
 
     >>> line_styles({"gosgd": "#0072b2", "diloco": "#d55e00", "ssp": "#0072b2"})
     {'gosgd': '-', 'diloco': '-', 'ssp': ':'}
@@ -87,7 +87,7 @@ def line_styles(colors: Mapping[str, str]) -> dict[str, str]:
 
 
 def _draw_legend(canvas: Figure, colors: Mapping[str, str]) -> None:
-    """Name the series of all panels once; the title says what a single one is."""
+    """Name the series of all panels once; the title names a single series."""
     handles: dict[str, Any] = {}
     for axes in canvas.axes:
         found, labels = axes.get_legend_handles_labels()
@@ -125,7 +125,7 @@ def draw_panel(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) 
 
 
 class _Written(LogFormatter):
-    """Formats numbers as everywhere else, without matplotlib's formulas."""
+    """Formats numbers as elsewhere in reports, without matplotlib's formulas."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()

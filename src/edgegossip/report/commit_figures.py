@@ -1,4 +1,4 @@
-"""Commits of workers to a server over time, and the search for their rate."""
+"""Workers' commits to a server over time, and the search for their rate."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from edgegossip.report.style import (
 from edgegossip.report.units import listing, number, seconds
 
 NUM_POINTS = 240
-"""Maximum points of a line; more would not be visible."""
+"""Maximum number of points of a line; more would not be visible."""
 COMMITS_PER_BIN = 4
 MAX_BINS = 40
 SPEEDS = LinearSegmentedColormap.from_list("speeds", ["#8cc8e6", "#0072b2", "#06263d"])
-"""From the slowest to the fastest worker."""
+"""Colors from the slowest to the fastest worker."""
 
 
 def commit_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Picture]:
-    """Draw the commits of each worker, and each search; nothing for runs without a server."""
+    """Draw the commits of each worker and each search; nothing for runs without a server."""
     runs = [run for run in folder.runs if has_commits(run) and run.log.duration > 0]
     if runs:
         yield _commits(runs, colors)
@@ -170,11 +170,11 @@ def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
 
 
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Heights of steps, and their edges."""
+"""Heights of steps and their edges."""
 
 
 def _rate(run: Run) -> Curve:
-    """Commits per second and worker, in steps with several commits each."""
+    """Commits per second and worker, in steps that have several commits each."""
     workers = [run.log.workers[rank] for rank in run.log.trainers]
     times = np.concatenate([worker.commits for worker in workers])
     num_bins = int(np.clip(len(times) / len(workers) / COMMITS_PER_BIN, 1, MAX_BINS))
@@ -190,7 +190,7 @@ def _mean_rate(run: Run) -> float:
 def _name_rates(
     axes: Axes, runs: Sequence[Run], curves: Mapping[str, Curve], colors: Mapping[str, str]
 ) -> None:
-    """Label each curve beside the axes, near the height of its end."""
+    """Label each curve beside the axes, near the height at which it ends."""
     to_axes = axes.transData + axes.transAxes.inverted()
     low = axes.get_ylim()[0]
     ends = [max(low, float(curves[run.name][0][-1])) for run in runs]
@@ -249,7 +249,7 @@ def _search_caption(found: Sequence[Search]) -> str:
 
 
 def _are_relative(found: Sequence[Search]) -> bool:
-    """Whether the rewards of one search would hide the curve of another."""
+    """Whether the rewards of one search would flatten the curve of another."""
     bests = [max(reward for _, reward in each.rewards) for each in found if each.rewards]
     return len(bests) > 1 and min(bests) > 0 and max(bests) >= LOG_RATIO * min(bests)
 
@@ -276,7 +276,7 @@ def _draw_rewards(axes: Axes, found: Sequence[Search], color: str) -> None:
 
 
 def _draw_rates(axes: Axes, run: Run, notes: Sequence[Noted], color: str) -> None:
-    """Draw the wanted and the achieved rate in each window."""
+    """Draw the requested and the achieved rate of each window."""
     axes.set_title("Commits in each window", fontsize=11)
     axes.set_ylabel("commits of each worker")
     ends = [note.time for note in notes]

@@ -120,7 +120,7 @@ def _picture(
 
 
 def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run], metric: MetricSpec) -> bool:
-    """Set up the axes' scales and ticks; return whether the horizontal one is logarithmic."""
+    """Set the axes' scales and ticks; return whether the horizontal axis is logarithmic."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: metric_value(value, metric)))
     if quantity is not DATA:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
@@ -163,7 +163,7 @@ def _curve(
 def _risen(curves: Sequence[Sequence[float]]) -> float:
     """A value that each curve exceeds after its first tenth, less a margin.
 
-    A tenth of the later values may be lower, because a single dip does not end the rise.
+    A tenth of the later values may be lower, so a single dip does not count.
     """
     early = [curve[min(2 + len(curve) // 10, len(curve) - 1)] for curve in curves]
     best = max(itertools.chain(*curves))
@@ -174,9 +174,7 @@ def _risen(curves: Sequence[Sequence[float]]) -> float:
 
 
 def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
-    """Emphasize the differences of the curves: the first steep rise gets only a part of the
-    scale.
-    """
+    """Emphasize differences: the first steep rise gets only a part of the scale."""
     metric = runs[0].log.metric
     axes.set_ylim(
         _vertical(metric, [[e.value for e in r.log.evaluations] for r in runs], target)
@@ -249,7 +247,7 @@ def _label_ends(
     target: float | None,
     colors: dict[str, str],
 ) -> None:
-    """Label each curve beside the axes, near the height of its end."""
+    """Label each curve beside the axes, near the height at which it ends."""
     low, high = axes.get_ylim()
     heights = [(run.log.evaluations[-1].value - low) / (high - low) for run in runs]
     right = axes.get_xlim()[1]
@@ -293,7 +291,7 @@ def write_name(
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights in [0, 1] apart until neighbors are `gap` from each other.
 
-    The gap shrinks if there are too many; the order from low to high stays.
+    If there are too many, the gap shrinks. The order from low to high is kept.
 
     >>> [round(height, 2) for height in spread_out([0.9, 0.2, 0.95], gap=0.1)]
     [0.9, 0.2, 1.0]

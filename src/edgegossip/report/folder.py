@@ -1,4 +1,4 @@
-"""Read a run folder: one run, or a comparison with a subfolder for each run."""
+"""Reading a run folder: one run, or a comparison with a subfolder for each run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Summary:
 
 
 def summary_keys(metric: MetricSpec) -> dict[str, str]:
-    """Names in `summary.json` of the fields of `Summary` that are of the metric."""
+    """Names in `summary.json` of those fields of `Summary` that depend on the metric."""
     worst = "min" if metric.higher_is_better else "max"
     return {
         "final_value": f"final_{metric.key}",
@@ -59,7 +59,7 @@ class Run:
         name: Name of the run.
         log: Its events.
         summary: Its numbers.
-        workers: Use of time of each rank; empty if no virtual time passed.
+        workers: How each rank spent its time; empty if no virtual time passed.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it ended by itself."""
+        """Whether the run ended by itself."""
         return self.log.ended is not None and self.log.ended.reason in ENDS
 
     @property
     def trainers(self) -> list[Activity]:
-        """Use of time of the training workers; empty if no virtual time passed."""
+        """How the training workers spent their time; empty if no virtual time passed."""
         return [self.workers[rank] for rank in self.log.trainers] if self.workers else []
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def throughputs(self) -> list[float]:
-        """Samples per second of each worker, all its executors together, on an idle machine."""
+        """Samples per second of each worker, with all its executors, on an idle machine."""
         return [
             platform["throughput"] * platform["executors"]
             for platform in self.log.header["platforms"]
@@ -93,11 +93,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:
-    """Subject of a report.
+    """The subject of a report.
 
     Attributes:
         title: The recipe, or the name of the only run.
-        runs: Runs, with the baseline first, if any; never empty.
+        runs: Runs, of which there is at least one; a baseline comes first.
         baseline: Name of the reference run; None for a single run.
         target: Target of the chosen metric; None without one.
         throughput_bound: Ratio of samples per second without waiting to those with a barrier
@@ -191,7 +191,7 @@ def _only_metric(path: Path, logs: Mapping[str, RunLog]) -> MetricSpec:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Read one object; {} if missing, as in an interrupted run."""
+    """Read one object; {} if the file is missing, as in an interrupted run."""
     try:
         return read_json(path) if path.exists() else {}
     except RunFolderError as error:
@@ -202,7 +202,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 def _summary(
     path: Path, log: RunLog, target: float | None, given: Mapping[str, Any]
 ) -> Summary:
-    """Use the given numbers, and compute missing ones from the events."""
+    """Use the given numbers, and compute those missing from the events."""
     numbers = _from_events(log, target)
     keys = summary_keys(log.metric)
     for field in fields(Summary):

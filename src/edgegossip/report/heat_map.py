@@ -1,4 +1,4 @@
-"""Draw a panel of colored cells, with a number for each pair of settings."""
+"""Drawing a panel of colored cells, with a number for each pair of settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
     Args:
         axes: Axes to draw on.
         panel: Panel of `study.json`. Cells without a number are hatched; a mark becomes a line
-            over the cells.
+            across the cells.
     """
     rows = [each for each in panel["series"] if not each["is_mark"]]
     x, y = np.array(rows[0]["x"], float), np.array([float(each["name"]) for each in rows])
@@ -77,7 +77,7 @@ def map_words(panel: Mapping[str, Any]) -> list[str]:
 
 
 def _edges(centers: Sequence[float] | Doubles) -> Doubles:
-    """Ends of cells around `centers`, which ascend or descend, on a logarithmic scale."""
+    """The edges of cells around `centers`, which ascend or descend, on a logarithmic scale."""
     logs = np.log(np.asarray(centers, float))
     steps = np.diff(logs) if len(logs) > 1 else np.ones(1)
     middles = (logs[1:] + logs[:-1]) / 2

@@ -1,4 +1,4 @@
-"""View of a running experiment: a live table, or plain lines without a terminal."""
+"""The view of a running experiment: a live table, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgegossip.experiments.results import Evaluation
 from edgegossip.report import units
 
 MAX_ROWS = 12
-"""Maximum number of runs on a screen; the newest stay."""
+"""Maximum number of runs on the screen; the newest ones stay."""
 
 METRIC = "metric"
 """Title of the column of different metrics; of one, it is its name."""

@@ -1,4 +1,4 @@
-"""Read `events.jsonl`: the activity of every worker."""
+"""Reading `events.jsonl`: the activity of every worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
-"""Thirty million years; later times are damage, and no axis can show them."""
+"""Thirty million years; later times are damage that no axis can show."""
 _LARGEST = 1e30
 """Largest number in a note; no axis can show more."""
 HEADER_TYPES = {
@@ -37,12 +37,12 @@ JOINED = "the model joined from its stages"
 SERVER = "server"
 """The role of a server."""
 _BY_RANK = {"roles": str, "evaluated": int, "shard_sizes": int}
-"""Lists in a header, and the types of their items."""
+"""The lists in a header and the types of their items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Reason for the end of a run; see `Results.reason`."""
+    """The reason for the end of a run; see `Results.reason`."""
 
     reason: str
     error: str | None
@@ -67,13 +67,13 @@ class WorkerLog:
         training: Spans of training.
         sending: Spans of a busy uplink.
         crashes: Times of crashes.
-        recoveries: Times of returns.
+        recoveries: Times of returns after a crash.
         rests: Spans from a finish to a later crash.
-        finished: Time of its finish; None if it never finished, or not since a crash.
+        finished: Time at which it finished; None if it has not, or has not since a crash.
         commits: Times of commits to a server.
         num_samples: Total samples processed.
         num_steps: Total steps taken.
-        num_rounds: Rounds with sent parameters; 0 for algorithms without rounds.
+        num_rounds: Rounds in which it sent parameters; 0 for algorithms without rounds.
         round_samples: Samples processed in those rounds.
     """
 
@@ -90,7 +90,7 @@ class WorkerLog:
     round_samples: int = 0
 
     def crash(self, now: Seconds) -> None:
-        """Account for a crash, which also ends transmissions; the worker may return."""
+        """Account for a crash, which also ends transmissions; the worker may come back."""
         self.crashes.append(now)
         self.sending = [(start, min(end, now)) for start, end in self.sending if start < now]
         if self.finished is not None:
@@ -100,16 +100,16 @@ class WorkerLog:
 
 @dataclass(slots=True)
 class RunLog:
-    """All contents of one run's events for a report.
+    """Everything that a report needs from one run's events.
 
     Attributes:
-        header: The first line: the experiment, with its platforms and versions.
+        header: The first line: the experiment, including platforms and versions.
         workers: One log for each rank.
         evaluations: Evaluations in order of virtual time.
-        lost: Messages lost, by reason.
-        notes: Notes of the algorithm, in order of virtual time.
+        lost: Number of lost messages, by reason.
+        notes: The algorithm's notes, in order of virtual time.
         metrics: Metrics of the task, the chosen one first.
-        ended: End of the run; None if the process was killed, or is still running.
+        ended: End of the run; None if the process was killed or is still running.
         duration: Virtual time of the last event.
     """
 
@@ -144,7 +144,7 @@ class RunLog:
 
     @property
     def trainers(self) -> list[Rank]:
-        """The ranks with data or with training; all if unknown."""
+        """The ranks that have data or have trained; all ranks if this is unknown."""
         ranks = range(len(self.workers))
         sizes = self.header.get("shard_sizes")
         if not sizes or "roles" not in self.header:
@@ -154,7 +154,7 @@ class RunLog:
 
     @property
     def model(self) -> str:
-        """The measured model, in words."""
+        """The model that was measured, in words."""
         evaluated = [self.roles[rank] for rank in self.header.get("evaluated", [])]
         if len(evaluated) == 1 and evaluated[0] != WORKER.name:
             return f"the {evaluated[0]}\u2019s model"
@@ -168,7 +168,7 @@ class RunLog:
         return rank_name(self.roles, rank)
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Account for one event; types without a place in the report are skipped.
+        """Account for one event; types that the report does not show are skipped.
 
         Raises:
             LookupError: If a field is missing; the log is then unchanged.
@@ -264,12 +264,12 @@ def _count(event: Mapping[str, Any], name: str) -> int:
 
 
 def read_log(path: Path) -> RunLog:
-    """Read the events of one run; damaged lines are skipped, with a warning for each.
+    """Read the events of one run; damaged lines are skipped with a warning each.
 
     `experiment.json` replaces a damaged first line.
 
     Raises:
-        RunFolderError: If the file cannot be read, or does not contain the experiment.
+        RunFolderError: If the file cannot be read or does not contain the experiment.
     """
     skipped = SkippedLines(path)
     events = read_events(path, skipped)
@@ -313,7 +313,7 @@ def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
 
 
 def _check_header(header: Mapping[str, Any]) -> None:
-    """Validate everything that the report relies on."""
+    """Validate everything on which the report relies."""
     for key, kind in HEADER_TYPES.items():
         if not isinstance(header[key], kind):
             raise TypeError(f"`{key}` is {header[key]!r}")

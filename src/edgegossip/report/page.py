@@ -1,4 +1,4 @@
-"""Turn a run folder into figures and one self-contained HTML page."""
+"""Turning a run folder into figures and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DRAWING_ERRORS = (
     ValueError,
     TemplateError,
 )
-"""Errors of drawing invalid values."""
+"""Errors that drawing invalid values raises."""
 # A topology may carry all its edges: enough to recognize it, not enough to bury the page.
 MAX_SETTING = 160
 
@@ -68,14 +68,13 @@ def write_report(folder: Path) -> Path:
     """Write `figures/*.png`, `figures/*.svg` and `report.html` into a run folder.
 
     Args:
-        folder: Folder of a run or a comparison; it may have been interrupted.
+        folder: Folder of a run or a comparison, which may have been interrupted.
 
     Returns:
         Path of the page, which is self-contained and makes no requests.
 
     Raises:
-        RunFolderError: If the folder has no run, a file in it is damaged, or it cannot be
-            written to.
+        RunFolderError: If the folder has no run or cannot be written to, or a file is damaged.
     """
     try:
         contents = read_folder(folder)
@@ -144,7 +143,7 @@ def render_page(
 
 
 def template(name: str) -> Template:
-    """A template with the report's filters."""
+    """Load a template with the report's filters."""
     environment = Environment(
         loader=PackageLoader("edgegossip", "report"),
         autoescape=True,

@@ -32,7 +32,7 @@ MAX_SPEEDS = 8
 
 
 def story(folder: ReportData) -> list[str]:
-    """Describe the setting, the outcome, the traffic and the faults, a sentence or two each."""
+    """Describe setting, outcome, traffic and faults, in a sentence or two each."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
         parts += [_traffic(folder), _bound(folder)]
@@ -43,12 +43,12 @@ def story(folder: ReportData) -> list[str]:
 
 
 def notices(folder: ReportData) -> list[str]:
-    """Warn of every unfinished run."""
+    """Warn about every unfinished run."""
     return [text for run in folder.runs if (text := _notice(run))]
 
 
 def faults(folder: ReportData) -> list[str]:
-    """Describe crashes and lost messages, one sentence for equal faults."""
+    """Describe crashes and lost messages, with one sentence for equal faults."""
     told: dict[str, list[str]] = {}
     for run in folder.runs:
         sentence = _faults(run)
@@ -116,7 +116,7 @@ def _waiting_tile(folder: ReportData) -> Tile | None:
 
 
 def _clock(run: Run) -> str:
-    """Kind of time, in words; empty for real machines, which have only one kind."""
+    """The kind of time, in words; empty for real machines, which have only one kind."""
     return "" if run.log.header.get("driver") == "network" else " of virtual time"
 
 
@@ -171,7 +171,7 @@ def _crew(run: Run) -> str:
 
 
 def _race(folder: ReportData) -> str:
-    """Describe which run reached the target first, later and never."""
+    """Say which runs reached the target first, later and never."""
     target, baseline = folder.target, folder.baseline
     if target is None:
         return _best_run(folder)
@@ -198,7 +198,7 @@ def _race(folder: ReportData) -> str:
 
 
 def _times_to_target(folder: ReportData) -> dict[str, float]:
-    """Time to the target of each run that reached it, fastest first."""
+    """The time to the target of each run that reached it, fastest first."""
     reached = {
         run.name: run.summary.time_to_target
         for run in folder.runs
@@ -208,7 +208,7 @@ def _times_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _head_start(folder: ReportData) -> float | None:
-    """Ratio of the baseline's time to the target to the fastest one; None if undefined."""
+    """The baseline's time to the target over the fastest run's; None if undefined."""
     reached = _times_to_target(folder)
     if folder.baseline is None or folder.baseline not in reached:
         return None
@@ -241,7 +241,7 @@ def _best(folder: ReportData, values: Mapping[str, float | None]) -> tuple[str, 
 
 
 def _data_to_target(folder: ReportData) -> dict[str, float]:
-    """Bytes sent by the time of the target, for each run that reached it, fewest first."""
+    """Bytes that each run had sent when it reached the target, fewest first."""
     sent = {
         run.name: reached.bytes_sent
         for run in folder.runs

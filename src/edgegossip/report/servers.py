@@ -1,4 +1,4 @@
-"""Commits of workers to a server, and the search for the commit rate: in numbers."""
+"""Workers' commits to a server, and the search for the commit rate, in numbers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from edgegossip.report.log import SERVER, Noted
 from edgegossip.report.units import listing, number
 
 SEARCH = "search"
-"""The kind of a server's note at the end of each window of its search."""
+"""The kind of note that a server makes at the end of each window of its search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRow:
-    """One row in the table of runs with a server.
+    """A row in the table of runs with a server.
 
     Attributes:
         run: Run of the row.
         servers: Ranks of the servers, in words; empty if no role names one.
         total: Commits of all workers.
-        least: Commits of the worker with the fewest.
-        most: Commits of the worker with the most.
+        least: Commits of the worker with the fewest commits.
+        most: Commits of the worker with the most commits.
         seconds: Mean seconds between two commits of a worker; None without commits.
         num_steps: Steps between two commits; None without commits.
         explicit_momentum: Momentum of the workers' optimizer; None if unknown.
-        implicit_momentum: Median over the windows of a search; None without notes.
+        implicit_momentum: Its median over the windows of a search; None without notes.
     """
 
     run: Run
@@ -55,7 +55,7 @@ def has_commits(run: Run) -> bool:
 
 
 def servers(run: Run) -> list[Rank]:
-    """The ranks of the servers; several servers share the model."""
+    """The ranks of the servers; if there are several, they share the model."""
     return [rank for rank, role in enumerate(run.log.roles) if role == SERVER]
 
 
@@ -87,7 +87,7 @@ def _row(run: Run) -> CommitRow:
 
 
 def explicit_momentum(run: Run) -> float | None:
-    """The momentum of the workers' optimizer; None if its settings do not contain it."""
+    """The momentum of the workers' optimizer; None if its settings have none."""
     optimizer = run.log.header.get("task", {}).get("optimizer")
     value = optimizer.get("momentum") if isinstance(optimizer, Mapping) else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -95,7 +95,7 @@ def explicit_momentum(run: Run) -> float | None:
 
 
 def windows(run: Run) -> list[Noted]:
-    """The drawable windows of a search for the commit rate."""
+    """Those windows of a search for the commit rate that can be drawn."""
     notes = [note for note in run.log.notes if note.kind == SEARCH]
     return [note for note in notes if {"window", "rate"} <= {*note.numbers}]
 
@@ -105,7 +105,7 @@ class Search:
     """One search for the commit rate, from its beginning to the next.
 
     Attributes:
-        rewards: Tried rates and their rewards, in order.
+        rewards: The rates that were tried and their rewards, in order.
         chosen: The final rate; None for an unfinished search.
     """
 
@@ -130,7 +130,7 @@ def _search(notes: Sequence[Noted]) -> Search:
 
 
 def search_sentences(folder: ReportData) -> list[str]:
-    """Describe the tried and final rates of each run with a search."""
+    """Describe the rates that each run with a search tried, and the final one."""
     return [_sentence(run) for run in folder.runs if windows(run)]
 
 

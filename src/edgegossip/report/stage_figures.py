@@ -1,4 +1,4 @@
-"""Stages over time: work, queues and quality of gradients."""
+"""Stages over time: work, queues and the quality of gradients."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from edgegossip.report.style import MUTED, WAITING, Picture, figure_style, new_f
 from edgegossip.report.units import number, percent
 
 NUM_POINTS = 240
-"""Maximum points of a line; more would not be visible."""
+"""Maximum number of points of a line; more would not be visible."""
 NUM_MEANS = 30
-"""Points of a line through scattered values."""
+"""Number of points of a line through scattered values."""
 PIECES_PER_BIN = 4
 MAX_BINS = 40
 
 
 def stage_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Picture]:
-    """Draw work, queues and gradients of stages; nothing for runs of a whole model."""
+    """Draw the work, queues and gradients of stages; nothing for runs of a whole model."""
     runs = [run for run in folder.runs if run.log.stages and run.workers]
     rows = [row for row in stage_rows(folder) if row.run in runs]
     if runs:
@@ -48,7 +48,7 @@ def stage_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Pi
 
 
 def stage_colors(stages: Iterable[int]) -> dict[int, str]:
-    """Give each stage one color for all figures, the darkest to the first.
+    """Give each stage one color in all figures, with the darkest for the first.
 
     >>> stage_colors([0, 1])
     {0: '#440154', 1: '#6ece58'}
@@ -63,7 +63,7 @@ def _has(run: Run, *names: str) -> bool:
 
 
 def _each_rank(run: Run) -> Iterator[tuple[int, Rank]]:
-    """Each stage, with each rank that holds it."""
+    """All pairs of a stage and a rank that holds it."""
     return ((stage, rank) for stage, ranks in run.log.stages.items() for rank in ranks)
 
 
@@ -73,7 +73,7 @@ def _each_rank(run: Run) -> Iterator[tuple[int, Rank]]:
 Palette: TypeAlias = Mapping[int, str]
 """The color of each stage."""
 Draw: TypeAlias = Callable[[Run, Sequence[Axes], Palette], None]
-"""Draws a run into its axes with the given colors of stages."""
+"""Draws a run into its axes, with the given colors of stages."""
 
 
 def _panels(
@@ -83,13 +83,13 @@ def _panels(
     titles: Sequence[str],
     shown: Iterable[int],
 ) -> tuple[bytes, bytes]:
-    """Draw axes for each run, one per title; return PNG and SVG.
+    """Draw axes for each run and title; return PNG and SVG.
 
     Args:
-        runs: Runs, at least one; for a single run, axes have `titles` instead of its name.
+        runs: Runs, at least one; the axes of a single run show `titles` instead of its name.
         colors: Colors of the runs.
         draw: Called for each run.
-        titles: Titles of the axes of a run.
+        titles: Titles for the axes of a run.
         shown: Stages in the legend.
     """
     width = len(titles)
@@ -131,7 +131,7 @@ def _dress(axes: Axes, run: Run) -> None:
 
 
 def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow], str]) -> str:
-    """Collect the nonempty words of `say` on each stage of the runs."""
+    """Collect what `say` says about each stage of the runs."""
     words = []
     for run in runs:
         said = [
@@ -243,7 +243,7 @@ def _draw_queue(
 def _chunks(
     values: Sequence[float], most: int, joined: Callable[[NDArray[np.float64]], float]
 ) -> NDArray[np.float64]:
-    """Reduce the numbers to at most `most` chunks of about equal length."""
+    """Cut the numbers into at most `most` chunks of about equal length."""
     chunks = np.array_split(np.array(values), min(most, len(values)))
     return np.array([joined(chunk) for chunk in chunks])
 

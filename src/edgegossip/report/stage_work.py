@@ -16,24 +16,24 @@ from edgegossip.report.log import Noted
 from edgegossip.report.units import percent
 
 STAGE = "stage"
-"""The kind of a stage's periodic note."""
+"""The kind of note that a stage makes periodically."""
 COSINE = "gradient_cosine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """One stage of a run; None for unknown or missing numbers.
+    """One stage of a run; unknown or missing numbers are None.
 
     Attributes:
         run: Run of the stage.
         stage: Number of the stage, from 0.
         ranks: Ranks of the stage, in words.
-        worked: Mean share of the steady state with training.
-        waited: Mean share of the steady state without training while present.
+        worked: Mean share of the steady state spent training.
+        waited: Mean share of the steady state spent present but not training.
         num_batches: Total batches that updated the stage.
-        num_given_up: Total batches without an answer in time.
-        most_waiting: Maximum number of waiting batches from below at one rank.
-        most_pending: Maximum number of batches of one rank without an answer from above.
+        num_given_up: Total batches that got no answer in time.
+        most_waiting: Maximum number of batches from below that waited at one rank.
+        most_pending: Maximum number of one rank's batches that had no answer from above.
         cosine: Cosine of synthetic and true gradient: median over the second half of the notes.
     """
 
@@ -55,7 +55,7 @@ def stage_rows(folder: ReportData) -> list[StageRow]:
 
 
 def stage_sentence(run: Run) -> str:
-    """Describe the busiest stage and the waiting ones; empty if there are none."""
+    """Describe the busiest stage and those that wait; empty without stages."""
     rows = [_row(run, stage) for stage in run.log.stages]
     known = [(row.worked, row.waited or 0.0, row.stage) for row in rows if row.worked]
     if len(known) < 2:
@@ -69,15 +69,15 @@ def stage_sentence(run: Run) -> str:
 
 
 def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
-    """The notes of a stage with all numbers in `names`."""
+    """The notes of a stage that have all numbers in `names`."""
     notes = [note for note in run.log.notes if (note.kind, note.rank) == (STAGE, rank)]
     return [note for note in notes if {*names} <= {*note.numbers}]
 
 
 def steady_state(run: Run) -> Span:
-    """Span from the first training of the last stage to the last training of the first stage.
+    """The span from the last stage's first training to the first stage's last training.
 
-    It is the whole run if that span is empty.
+    If that span is empty, the whole run.
     """
     begins, ends = [], []
     for ranks in run.log.stages.values():
@@ -110,7 +110,7 @@ def _row(run: Run, stage: int) -> StageRow:
 
 
 def _shares(workers: Sequence[Activity], span: Span) -> tuple[float | None, float | None]:
-    """Mean shares of `span` with work and with waits."""
+    """The mean shares of `span` spent working and waiting."""
     if not workers:
         return None, None
     begin, end = span
@@ -141,7 +141,7 @@ def _most(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
 
 
 def _sum(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
-    """Add up the counts of each rank, before and after restarts."""
+    """Add up the counts of each rank from before and after restarts."""
     counts = [[note.numbers[name] for note in stage_notes(run, rank, name)] for rank in ranks]
     if not any(counts):
         return None
@@ -154,7 +154,7 @@ def _sum(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
 
 
 def worked_shares(workers: Sequence[Activity], edges: Spans) -> Spans:
-    """Mean share of time with training of `workers` between consecutive `edges`.
+    """The mean share of time that `workers` spent training between consecutive `edges`.
 
     Args:
         workers: Workers, at least one.

@@ -36,7 +36,7 @@ def write_study_report(folder: Path) -> Path:
     """Write `figures/*.png`, `figures/*.svg` and `report.html` from `study.json` alone.
 
     Args:
-        folder: Folder of a study; it may have been interrupted.
+        folder: Folder of a study, which may have been interrupted.
 
     Returns:
         Path of the page, which is self-contained and makes no requests.
@@ -68,7 +68,7 @@ def _require_drawable(figures: Sequence[Mapping[str, Any]]) -> None:
     """Validate the names and the size of figures.
 
     Raises:
-        ValueError: If one is invalid; other errors if they are no figures at all.
+        ValueError: If one is invalid. Values that are not figures at all raise other errors.
     """
     for figure in figures:
         if not re.fullmatch(r"\w[\w.-]{,99}", figure["name"], re.ASCII):

@@ -1,4 +1,4 @@
-"""Style of figures: one palette, one type size, the same bytes for the same data."""
+"""The style of figures: one palette, one type size, the same bytes for the same data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A figure as files, with a description in words.
+    """A figure as files, with descriptions in words.
 
     Attributes:
         name: File name without suffix.
@@ -82,7 +82,7 @@ class Picture:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Context with the report's style, independent of the user's matplotlibrc."""
+    """A context with the report's style, independent of the user's matplotlibrc."""
     with mpl.style.context(["default", STYLE]):
         yield
 
@@ -103,7 +103,7 @@ def render(figure: Figure, image_format: str) -> bytes:
 
 
 def run_colors(names: list[str], baseline: str | None) -> dict[str, str]:
-    """Give each run one color for the whole report; gray for the baseline.
+    """Give each run one color for the whole report; the baseline is gray.
 
     >>> run_colors(["all-reduce", "gossip"], baseline="all-reduce")
     {'all-reduce': '#5b6470', 'gossip': '#0072b2'}

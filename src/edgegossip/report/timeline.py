@@ -1,4 +1,4 @@
-"""Timeline of every worker: training, sending, waiting, crashed."""
+"""Timelines of workers: training, sending, waiting, crashed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KINDS = {
 
 
 def timeline_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
-    """Draw the timeline of each run with any virtual time."""
+    """Draw a timeline of each run in which virtual time has passed."""
     for run in folder.runs:
         if run.workers:
             name = f"timeline-{run.name}" if folder.is_comparison else "timeline"
@@ -48,9 +48,9 @@ def timeline_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Pi
 
 
 def legible_window(workers: Sequence[Activity], duration: Seconds) -> Seconds:
-    """Duration from the start that can be drawn with visible bars.
+    """The duration from the start that can be drawn with visible bars.
 
-    It fits `LEGIBLE_BARS` typical bars of the worker with the shortest ones.
+    It holds `LEGIBLE_BARS` typical bars of the worker with the shortest bars.
     """
     typical = [
         float(np.median(worker.training[:, 1] - worker.training[:, 0]))
@@ -116,7 +116,7 @@ def _shown_ranks(run: Run) -> list[Rank]:
 def _draw_spans(
     axes: Axes, workers: Sequence[Activity], window: Seconds, styles: dict[str, Any]
 ) -> None:
-    """Draw one shape for each kind of span, because an artist per event would take minutes."""
+    """Draw one shape for each kind of span; an artist per event would take minutes."""
     upper, lower, whole = (-0.38, 0.16), (0.21, 0.38), (-0.38, 0.38)
     layers: list[tuple[str, tuple[float, float], Callable[[Activity], Spans]]] = [
         ("waiting", upper, lambda worker: worker.present),

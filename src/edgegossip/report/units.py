@@ -1,4 +1,4 @@
-"""Readable numbers: seconds, bytes, percent, times."""
+"""Readable numbers: seconds, bytes, percent and ratios."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNKNOWN = "\u2013"
 
 
 def number(value: float | None) -> str:
-    """Format with three significant digits and separated thousands.
+    """Format a number with three significant digits and separated thousands.
 
     >>> number(12.345), number(1437), number(0.5), number(None) == UNKNOWN
     ('12.3', '1,437', '0.5', True)
@@ -31,7 +31,7 @@ def seconds(value: float | None) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share in [0, 1].
+    """Format a share in [0, 1].
 
     >>> percent(0.95).split(), percent(0.9512).split()
     (['95', '%'], ['95.1', '%'])
@@ -67,7 +67,7 @@ def named_value(value: float | None, metric: MetricSpec) -> str:
 
 
 def data_size(num_bytes: float | None) -> str:
-    """Bytes with a decimal prefix.
+    """Format bytes with a decimal prefix.
 
     >>> data_size(12).split(), data_size(123_456).split(), data_size(2.5e9).split()
     (['12', 'B'], ['123', 'kB'], ['2.5', 'GB'])
@@ -82,7 +82,7 @@ def data_size(num_bytes: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio.
+    """Format a ratio.
 
     >>> times(3.14159).split()[0]
     '3.1'
@@ -93,7 +93,7 @@ def times(value: float | None) -> str:
 
 
 def points(value: float | None) -> str:
-    """A difference of shares, in percentage points.
+    """Format a difference of shares, in percentage points.
 
     >>> points(0.0078).split(), points(-0.001).split()
     (['0.78', 'pp'], ['-0.10', 'pp'])
@@ -102,7 +102,7 @@ def points(value: float | None) -> str:
 
 
 def written(value: str | float | None, unit: str) -> str:
-    """A value in its unit: text, number, seconds, bytes, percent, points or times.
+    """Format a value in its unit: text, number, seconds, bytes, percent, points or times.
 
     >>> written(0.5, "percent").split(), written("LeNet-5", "text")
     (['50', '%'], 'LeNet-5')

@@ -1,15 +1,14 @@
-"""Entries of the simulator's queue and its records of workers."""
+"""Items of the simulator's agenda, and its record of each worker."""
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from edgegossip.core.protocol import Message, Rank, Seconds, Trained
 from edgegossip.core.trainer import TrainingResult
+from edgegossip.sim.agenda import Agenda
 from edgegossip.sim.downlink import Downlink
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.pool import Pending
@@ -110,17 +109,11 @@ class WorkerRecord:
     alarms: dict[str, int] = field(default_factory=dict)
 
 
-Entry: TypeAlias = tuple[Seconds, int, Rank, Any]
-"""Time, serial number for ties, rank and item; the queue is a heap of these."""
-
-
-def forget_crashed(queue: list[Entry], rank: Rank, now: Seconds) -> None:
+def forget_crashed(agenda: Agenda, rank: Rank, now: Seconds) -> None:
     """Remove the work of the crashed worker `rank`, and cut off its messages."""
     kept = (Crash, Recover, Delivery, FirstByte)
-    # In place: the loop holds the list.
-    queue[:] = [entry for entry in queue if entry[2] != rank or isinstance(entry[3], kept)]
-    heapq.heapify(queue)
-    for _, _, _, item in queue:
+    agenda.keep(lambda entry: entry[1] != rank or isinstance(entry[2], kept))
+    for _, _, item in agenda:
         delivery = item.delivery if isinstance(item, FirstByte) else item
         if isinstance(delivery, Delivery) and delivery.sender == rank and delivery.end > now:
             delivery.is_cut_off = True

@@ -80,7 +80,7 @@ class Faults:
     Args:
         script: Faults, in any order.
         detection_time: Seconds until the others are told of a lost worker.
-        seed: Seed of the drops and delays of messages.
+        seed: Seed for drops and delays.
 
     Raises:
         ValueError: If a time or probability is out of range.

@@ -1,4 +1,4 @@
-"""Garbage collection with a cost independent of the number of workers."""
+"""Garbage collection whose cost does not depend on the number of workers."""
 
 from __future__ import annotations
 

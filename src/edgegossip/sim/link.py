@@ -49,4 +49,6 @@ class Links:
 
     def link(self, sender: Rank, receiver: Rank) -> Link:
         """The link from `sender` to `receiver`."""
+        if not self.overrides:
+            return self.default
         return self.overrides.get((sender, receiver), self.default)

@@ -54,10 +54,9 @@ class Machines:
         return self._monitors[rank]
 
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
-        """Schedule work (in samples) for when the platform is free; return its start and
-        end.
-        """
-        start = max(now, self._busy_until[rank])
+        """Schedule work (in samples) for when the platform is free; return start and end."""
+        busy_until = self._busy_until[rank]
+        start = now if now > busy_until else busy_until
         end = start + self._platforms[rank].duration(start, cost)
         self._busy_until[rank] = end
         return start, end

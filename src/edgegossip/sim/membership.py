@@ -22,7 +22,7 @@ class Membership:
 
     Attributes:
         is_online: Whether each rank is online.
-        offline_since: Time of the crash of each offline rank.
+        offline_since: Time at which each offline rank crashed.
         partitions: All partitions of the run, in the order of their starts.
         believed_lost: Ordered pairs (believing worker, worker believed lost), each with whether
             the lost one has restarted since.

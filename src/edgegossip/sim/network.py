@@ -58,9 +58,10 @@ class Network:
         if self._wire:
             message = codec.decode(bytearray().join(codec.encode(message)))
         link = self._links.link(sender, receiver)
-        start = max(now, record.uplink_free)
-        end = start + num_bytes / min(link.bandwidth, self._platforms[sender].uplink)
-        record.uplink_free = end
+        start = now if now > record.uplink_free else record.uplink_free
+        uplink = self._platforms[sender].uplink
+        bandwidth = link.bandwidth if link.bandwidth < uplink else uplink
+        end = record.uplink_free = start + num_bytes / bandwidth
         is_dropped, delay = False, 0.0
         if self._drops or self._delays:
             is_dropped, delay = self._disturb(now, sender, receiver, serial)
@@ -85,14 +86,14 @@ class Network:
         )
         return is_dropped, delay
 
-    def entry(self, delivery: Delivery) -> tuple[Seconds, Rank, FirstByte | Delivery]:
-        """Return time, rank and entry of the next event of a sent message.
+    def arrival(self, delivery: Delivery) -> tuple[Seconds, FirstByte | Delivery]:
+        """Return the time and the item of the next event of a sent message.
 
         An unlimited downlink delays nothing, so only the last byte counts there.
         """
         if self._platforms[delivery.receiver].downlink == math.inf:
-            return delivery.last, delivery.receiver, delivery
-        return delivery.first, delivery.receiver, FirstByte(delivery)
+            return delivery.last, delivery
+        return delivery.first, FirstByte(delivery)
 
     def receive(self, now: Seconds, record: WorkerRecord, delivery: Delivery) -> Seconds:
         """Queue a message whose first byte arrives; return when it has passed."""

@@ -175,7 +175,7 @@ class Platform:
     def duration(self, start: Seconds, cost: float) -> Seconds:
         """Seconds that work of `cost` samples takes from `start` on, under the contention."""
         if self.trace is None and self.throttling is None:
-            return cost / self.total_throughput
+            return cost / (self.throughput * self.executors)
         now, remaining = start, float(cost)
         while True:
             speed, end = self._speed(now)
@@ -217,10 +217,8 @@ def uneven(
     >>> [platform.throughput for platform in uneven(4)]
     [1000.0, 800.0, 330.0, 250.0]
     """
-    chosen = [speeds[rank % len(speeds)] for rank in range(num_workers)]
-    return tuple(
-        Platform(name=f"{speed:g}x", throughput=throughput * speed) for speed in chosen
-    )
+    kinds = [Platform(name=f"{speed:g}x", throughput=throughput * speed) for speed in speeds]
+    return tuple(kinds[rank % len(kinds)] for rank in range(num_workers))
 
 
 def paper(throughput: float = 250.0) -> tuple[Platform, ...]:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -54,18 +54,20 @@ OpenPool: TypeAlias = Callable[[], AbstractContextManager[Pool]]
 class _Deferred(Generic[T]):
     """A task that runs once, in the caller's thread, when its result is needed."""
 
-    __slots__ = ("_error", "_result", "_task")
+    __slots__ = ("_arguments", "_error", "_result", "_task")
 
-    def __init__(self, task: Callable[[], T]) -> None:
-        self._task: Callable[[], T] | None = task
+    def __init__(self, task: Callable[..., T], arguments: tuple[Any, ...]) -> None:
+        self._task: Callable[..., T] | None = task
+        self._arguments = arguments
         self._result: T
         self._error: Exception | None = None
 
     def result(self) -> T:
         if self._task is not None:
             task, self._task = self._task, None
+            arguments, self._arguments = self._arguments, ()
             try:
-                self._result = task()
+                self._result = task(*arguments)
             except Exception as error:
                 self._error = error
         if self._error is not None:
@@ -120,11 +122,11 @@ class ComputePool:
             else None
         )
 
-    def submit(self, task: Callable[[], T]) -> Pending[T]:
-        """Start `task`, or store it if there are no threads."""
+    def submit(self, task: Callable[..., T], *arguments: object) -> Pending[T]:
+        """Start ``task(*arguments)``, or store it if there are no threads."""
         if self._executor is None:
-            return _Deferred(task)
-        future: Future[T] = self._executor.submit(task)
+            return _Deferred(task, arguments)
+        future: Future[T] = self._executor.submit(task, *arguments)
         return future
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
@@ -140,7 +142,7 @@ class ComputePool:
         """
         prepared = trainer.prepare(request, progress)
         if prepared is None:
-            return self.submit(partial(train_alone, trainer, request, progress))
+            return self.submit(train_alone, trainer, request, progress)
         waiting = _Waiting(prepared, self._start)
         self._waiting.append(waiting)
         return waiting
@@ -159,7 +161,7 @@ class ComputePool:
             for start in range(0, len(group), number):
                 some = group[start : start + number]
                 work = [each.prepared for each in some]
-                outcomes = self.submit(partial(work[0].train_with, work[1:]))
+                outcomes = self.submit(work[0].train_with, work[1:])
                 for index, each in enumerate(some):
                     each.outcome = partial(_pick, outcomes, index)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic
@@ -32,10 +31,10 @@ from edgegossip.core.protocol import (
     TimerFired,
     Train,
 )
+from edgegossip.sim.agenda import Agenda
 from edgegossip.sim.entries import (
     Alarm,
     Delivery,
-    Entry,
     Evaluating,
     FirstByte,
     InTraining,
@@ -60,8 +59,6 @@ _KEPT = (
     "states",
     "_records",
     "_membership",
-    "_order",
-    "_queue",
     "_num_open",
     "_num_recoveries",
 )
@@ -131,15 +128,14 @@ class Simulator(Generic[State]):
             is_online=[True] * len(platforms),
             partitions=tuple(fault for fault in script if isinstance(fault, Partition)),
         )
-        self._order = 0
-        self._queue: list[Entry] = []
+        self._agenda = Agenda()
         # Reasons to keep the run going: unfinished workers, work and messages under way.
         self._num_open = len(platforms)
         self._num_recoveries = sum(isinstance(fault, Recover) for fault in script)
         for at, rank, item in self._faults.schedule():
-            self._push(at, rank, item)
+            self._agenda.push(at, rank, item)
         for rank in range(len(platforms)):
-            self._push(0.0, rank, Start())
+            self._agenda.push(0.0, rank, Start())
 
     # The loop.
 
@@ -158,18 +154,18 @@ class Simulator(Generic[State]):
         Raises:
             LocalProtocolError: If the algorithm breaks the contract or waits forever.
         """
-        queue = self._queue
-        while queue and queue[0][0] <= until and not self.should_stop:
+        agenda, times = self._agenda, self._agenda.times
+        while times and times[0] <= until and not self.should_stop:
             if not self._num_open and self.is_over:
                 break
-            self.now, _, rank, item = heapq.heappop(queue)
+            self.now, rank, item = agenda.pop()
             self.num_events += 1
             resolver = _RESOLVE.get(type(item))
             if resolver is None:
                 self._handle(rank, item)
             else:
                 resolver(self, rank, item)
-        if not queue and not self.is_over:
+        if not times and not self.is_over:
             self._report_hang()
         return self.is_over
 
@@ -181,10 +177,6 @@ class Simulator(Generic[State]):
     def _new_state(self, rank: Rank) -> State:
         given = self._initial_params
         return self._algorithm.init(rank, given if isinstance(given, Tensor) else given(rank))
-
-    def _push(self, at: Seconds, rank: Rank, item: object) -> None:
-        self._order += 1
-        heapq.heappush(self._queue, (at, self._order, rank, item))
 
     def _handle(self, rank: Rank, event: Event) -> None:
         if not self._membership.is_online[rank]:
@@ -205,12 +197,14 @@ class Simulator(Generic[State]):
             if record.training is not None:
                 record.training.pending = Ready(record.training.pending.result())
         values = {name: getattr(self, name) for name in _KEPT}
-        return {**values, "machines": self._machines.state_dict()}
+        agenda = {"entries": list(self._agenda), "serial": self._agenda.serial}
+        return {**values, "agenda": agenda, "machines": self._machines.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict` of a simulator with the same arguments."""
         for name in _KEPT:
             setattr(self, name, state[name])
+        self._agenda.load(**state["agenda"])
         self._machines.load_state_dict(state["machines"])
 
     # Work that keeps a platform busy: getting ready, training, evaluating.
@@ -226,7 +220,7 @@ class Simulator(Generic[State]):
         if self._records[rank].training is not None:
             raise LocalProtocolError(f"worker {rank} asked for other data while it trains")
         self._machines.trainer(rank).assign(effect.ranks)
-        self._push(self.now, rank, Assigned(*self._get_ready(rank)))
+        self._agenda.push(self.now, rank, Assigned(*self._get_ready(rank)))
 
     def _get_ready(self, rank: Rank) -> tuple[int, float]:
         """Prepare a platform's data; return the amount of data and the cost of a pass."""
@@ -246,7 +240,7 @@ class Simulator(Generic[State]):
         pending = self._pool.train(trainer, effect, progress)
         record.training = InTraining(self.now, began, effect.params, cost, pending)
         self._num_open += 1
-        self._push(end, rank, record.training)
+        self._agenda.push(end, rank, record.training)
 
     def _finish_training(self, rank: Rank, training: InTraining) -> None:
         record = self._records[rank]
@@ -261,7 +255,7 @@ class Simulator(Generic[State]):
         if self._evaluate_params is None:
             raise no_validation_data(rank)
         _, end = self._machines.occupy(rank, self.now, self._evaluation_cost)
-        self._push(end, rank, Evaluating(effect.params))
+        self._agenda.push(end, rank, Evaluating(effect.params))
 
     def _finish_evaluation(self, rank: Rank, evaluating: Evaluating) -> None:
         assert self._evaluate_params is not None
@@ -269,30 +263,31 @@ class Simulator(Generic[State]):
 
     def _predict(self, rank: Rank, effect: Predict) -> None:
         predicted = self._machines.monitor(rank).forecast(self.now)
-        self._push(self.now + FORECAST_SECONDS, rank, predicted)
+        self._agenda.push(self.now + FORECAST_SECONDS, rank, predicted)
 
     # Messages.
 
     def _send(self, rank: Rank, effect: Send) -> None:
         record = self._records[rank]
-        delivery = self._network.send(self.now, record, rank, effect, self._order)
+        delivery = self._network.send(self.now, record, rank, effect, self._agenda.serial)
         receiver, message = delivery.receiver, delivery.message
         uplink = (delivery.start, delivery.end)
         self._observer.sent(self.now, rank, receiver, message, delivery.num_bytes, uplink)
         if delivery.is_dropped:
             self._lose(delivery, "dropped")
             # Messages are told apart by their serial, also those that never arrive.
-            self._order += 1
+            self._agenda.serial += 1
         else:
             self._num_open += 1
-            self._push(*self._network.entry(delivery))
+            at, item = self._network.arrival(delivery)
+            self._agenda.push(at, receiver, item)
 
     def _receive(self, rank: Rank, first_byte: FirstByte) -> None:
         delivery, at = first_byte.delivery, first_byte.delivery.last
         # A message that is lost by now takes none of the downlink.
         if self._membership.loss(delivery, self.now) is None:
             at = self._network.receive(self.now, self._records[rank], delivery)
-        self._push(at, rank, delivery)
+        self._agenda.push(at, rank, delivery)
 
     def _deliver(self, rank: Rank, delivery: Delivery) -> None:
         self._num_open -= 1
@@ -313,11 +308,11 @@ class Simulator(Generic[State]):
 
     def _set_timer(self, rank: Rank, effect: SetTimer) -> None:
         # Serials are never used twice, so that an earlier setting of this name does not fire.
-        self._records[rank].alarms[effect.name] = self._order
+        serial = self._records[rank].alarms[effect.name] = self._agenda.serial
         if effect.at < math.inf:
-            self._push(max(self.now, effect.at), rank, Alarm(effect.name, self._order))
+            self._agenda.push(max(self.now, effect.at), rank, Alarm(effect.name, serial))
         else:
-            self._order += 1
+            self._agenda.serial += 1
 
     def _fire(self, rank: Rank, alarm: Alarm) -> None:
         if self._records[rank].alarms.get(alarm.name) == alarm.serial:
@@ -340,9 +335,9 @@ class Simulator(Generic[State]):
         self._membership.crash(rank, self.now)
         self._machines.stop(rank)
         self._records[rank] = WorkerRecord()
-        forget_crashed(self._queue, rank, self.now)
+        forget_crashed(self._agenda, rank, self.now)
         self._observer.changed(self.now, rank, "crashed")
-        self._push(self.now + self._faults.detection_time, -1, Detection())
+        self._agenda.push(self.now + self._faults.detection_time, -1, Detection())
 
     def _recover(self, rank: Rank, fault: Recover) -> None:
         self._num_recoveries -= 1
@@ -365,7 +360,7 @@ class Simulator(Generic[State]):
 
     def _tell(self, notices: Iterable[Notice]) -> None:
         for rank, event in notices:
-            self._push(self.now, rank, event)
+            self._agenda.push(self.now, rank, event)
 
 
 # Not bound methods, which would put each simulator, and its models, into a reference cycle:

@@ -25,6 +25,6 @@ def trackers(names: Iterable[TrackerName]) -> tuple[Tracker, ...]:
     """Make the trackers of these names, with their default settings.
 
     Raises:
-        UsageError: If the package of one is missing.
+        UsageError: If the package of a tracker is missing.
     """
     return tuple(_BY_NAME[name]() for name in dict.fromkeys(names))

@@ -29,8 +29,8 @@ class MLflow:
 
     Args:
         experiment: Name of the experiment in MLflow, which groups runs.
-        tracking_uri: Database or server; None for the environment's MLFLOW_TRACKING_URI, or
-            MLflow's own default without it.
+        tracking_uri: Database or server; None for the environment variable MLFLOW_TRACKING_URI
+            or, if that is not set, MLflow's own default.
 
     Raises:
         UsageError: If the package `mlflow` is missing.
@@ -49,7 +49,7 @@ class MLflow:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Let no two processes make a new database or an experiment, which would fail in one."""
+    """Keep two processes from making a new database or experiment at once; one would fail."""
     path = Path(tempfile.gettempdir(), f"edgegossip-mlflow-{os.getuid()}.lock")
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

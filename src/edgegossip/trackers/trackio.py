@@ -1,4 +1,4 @@
-"""Trackio: a local dashboard of Hugging Face."""
+"""Trackio: a local dashboard by Hugging Face."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Trackio:
     Steps are samples processed.
 
     Args:
-        project: Name of the project. Its database is in the environment's TRACKIO_DIR, or
-            in trackio's own default without it.
+        project: Name of the project. Its database is in the environment variable TRACKIO_DIR
+            or, if that is not set, in trackio's own default folder.
 
     Raises:
         UsageError: If the package `trackio` is missing.

@@ -15,13 +15,14 @@ from edgegossip.experiments.tracking import TrackedRun
 class WandB:
     """Writes a run's numbers for Weights & Biases, into `wandb` in the run's folder.
 
-    Nothing is sent: ``wandb sync RUN/wandb/offline-run-*`` does so afterwards. Curves have the
-    samples processed as their horizontal axis; `seconds`, the time in the run, is another one.
+    Nothing is sent: ``wandb sync RUN/wandb/offline-run-*`` does so afterwards. The horizontal
+    axis of curves is the number of processed samples; `seconds`, the time in the run, is an
+    alternative.
 
     Args:
         project: Name of the project.
-        mode: "offline", "online" or "disabled"; None for the environment's WANDB_MODE, or
-            "offline" without it.
+        mode: "offline", "online" or "disabled"; None for the environment variable WANDB_MODE
+            or, if that is not set, "offline".
 
     Raises:
         UsageError: If the package `wandb` is missing.

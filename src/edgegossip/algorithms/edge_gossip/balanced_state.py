@@ -35,7 +35,7 @@ class BalancedState(WorkerState):
         plan: Plan of the current epoch.
         keep_ratio: This worker's share in this epoch.
         trained_at: Time of the last training; infinite before the first.
-        step_cost: Cost of a step of that training, in training samples.
+        step_cost: Cost of a step in that training, in training samples.
         rest_seconds: Seconds between two forecasts of a failed platform for which nobody waits;
             0 for a platform that does not rest.
         pass_left: Remainder of the pass before the next forecast, for algorithms that train by
@@ -109,7 +109,7 @@ class BalancedState(WorkerState):
 
     @property
     def holdings(self) -> dict[Rank, tuple[Rank, ...]]:
-        """Workers whose data each reachable platform has taken over, by its own report."""
+        """Workers whose data each reachable platform says it has taken over."""
         known = {j: f.inherited for j, f in self.forecasts.items() if j not in self.lost}
         return {**known, self.rank: self.inherited}
 

@@ -21,7 +21,7 @@ _INHERITED = "inherited"
 
 
 def require_fixed_roles(inner: Algorithm[Any], num_workers: int) -> None:
-    """Raise `ValueError` if not every worker of `inner` has a role and a model of its own."""
+    """Raise `ValueError` unless every worker of `inner` trains a whole model of its own."""
     if inner.traits.changes_roles:
         raise ValueError(
             "standby must be 0 within EdgeGossip: one that is elected trains on, and has no "

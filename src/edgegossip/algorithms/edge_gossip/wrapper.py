@@ -74,7 +74,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
     its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
-    the inner algorithm's own messages, which grow by some 40 bytes (`Fastest`); the balancer
+    the inner algorithm's own messages, which grow by about 40 bytes (`Fastest`); the balancer
     then does not notice failures. A late or lost forecast blocks nobody: after `timeout` the
     last known one is used.
 
@@ -112,10 +112,10 @@ class EdgeGossip(Algorithm[BalancedState]):
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; blocks,
-            `gossip`, spares, the treatment of steps and the behavior of failed platforms are
-            ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
-            correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
-            2020, arXiv:2007.07481.
+        `gossip`, spares, the treatment of steps and the behavior of failed platforms are
+        ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
+        correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
+        2020, arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]

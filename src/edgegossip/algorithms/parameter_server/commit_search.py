@@ -41,7 +41,7 @@ class Tried:
 
 @dataclass(slots=True, kw_only=True)
 class CommitSearch:
-    """State of the search; the state of a server has one.
+    """State of the search, which is part of a server's state.
 
     A window tries a rate. While rewards rise, the next window tries a higher one. The first
     window without improvement ends the search, and the best rate is kept. If the loss did not

@@ -67,7 +67,7 @@ class Committing(Algorithm[State]):
         return state.num_asked >= state.local_steps
 
     def block(self, state: CommitterState) -> int:
-        """Return the number of steps of one piece of training."""
+        """Return the number of steps in one piece of training."""
         return max(1, state.local_steps - state.num_asked)
 
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:

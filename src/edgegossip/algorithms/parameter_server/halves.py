@@ -73,7 +73,7 @@ class StandbyState(WorkerState):
 
     @property
     def estimate(self) -> Tensor:
-        """The newest model of the server known on this rank, [num_params]."""
+        """The newest server model that this rank knows, [num_params]."""
         if self.server is not None:
             return self.server.params
         return self.params if self.worker is None else self.worker.base

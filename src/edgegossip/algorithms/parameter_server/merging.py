@@ -10,7 +10,7 @@ from edgegossip.core.protocol import Layout, Message, Rank
 
 
 def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
-    """Count the commits in each copy, at most as many as the worker itself counts.
+    """Count the commits in each copy, up to the number that the worker itself counts.
 
     The counts of two other workers also suffice, because a worker that resumes from a
     checkpoint has forgotten some commits.

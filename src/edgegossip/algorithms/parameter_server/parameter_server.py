@@ -142,18 +142,18 @@ class ParameterServer(Committing):
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
         """The settings for worker `rank` in each answer, and values to keep for `recall`.
 
-        The names are all those of `limits`, and any of `optional_limits`.
+        It has all names in `limits`, and any in `optional_limits`.
         """
         return {}
 
     @property
     def limits(self) -> Mapping[str, Limits]:
-        """Limits of the numbers of `settings`."""
+        """Limits of the required numbers in `settings`."""
         return {}
 
     @property
     def optional_limits(self) -> Mapping[str, Limits]:
-        """Limits of the optional numbers of `settings`."""
+        """Limits of the optional numbers in `settings`."""
         return {}
 
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:

@@ -32,7 +32,7 @@ class Reward(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LogSlope:
-    r"""The slope of the logarithm of the loss, by least squares: robust and the default.
+    r"""The least-squares slope of the logarithm of the loss; robust, and the default.
 
     .. math:: r = -\frac{\sum_k (t_k - \bar t)\, \ln \ell_k}{\sum_k (t_k - \bar t)^2}
 

@@ -6,6 +6,7 @@ An answer counts once all its pieces have arrived. `Sharing` makes the servers a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 _MOST = 2**52
 _LATEST = 1e12
+_EPOCH: Mapping[str, Limits] = {"epoch": range(_MOST)}
+_LABELS: Mapping[str, Limits] = {"life": (0.0, _LATEST), "serial": range(_MOST)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +54,7 @@ class SeveralServersState(WorkerState):
     """State of a worker; `params` and `round` are those of `inner`.
 
     Attributes:
-        inner: State of the worker of a single server.
+        inner: State that a worker of a single server would have.
         life: Time of the last return, if any; pieces from an earlier life are older.
         serial: Serial number of the worker's last commit.
         epoch: Epoch of the last request for its model; answers of earlier epochs no longer
@@ -217,57 +220,59 @@ class SeveralServers:
         longest = -(-params.numel() // len(self._servers))
         piece = TensorSpec(params.dtype, (None,), max_numel=longest)
         messages = self._single.messages(params)
-        ahead = self.algorithm.num_rounds
-        epoch: dict[str, Limits] = {"epoch": range(_MOST)}
-        labels: dict[str, Limits] = {"life": (0.0, _LATEST), "serial": range(_MOST)}
         commit, copy, answer = (messages[kind] for kind in ("commit", "copy", "params"))
         trained = {"num_trained": range(longest + 1)}
-        order: dict[str, Limits] = {
-            **labels,
-            "number": range(2 * _MOST),
-            "round": range(_MOST),
-            **epoch,
-            "index": range(_MOST),
-            "what": range(len(WHAT)),
-            "worker": range(self.algorithm.num_workers + 1),
-            "at": (0.0, _LATEST),
-            "chain": range(2**32),
-            "num_looked": range(_MOST),
-        }
-        holds = TensorSpec(
-            torch.float64, (5, self.algorithm.num_workers), minimum=0, maximum=_MOST
-        )
-        held: dict[str, Limits] = {
-            **epoch,
-            "num_orders": range(_MOST),
-            "is_astray": range(2),
-            "told": range(_MOST),
-        }
         return {
             **messages,
             "commit": replace(
                 commit,
                 tensors={"update": piece},
-                numbers={**commit.numbers, **trained, **labels},
+                numbers={**commit.numbers, **trained, **_LABELS},
             ),
             "copy": replace(
                 copy,
                 tensors={**copy.tensors, "params": piece},
-                numbers={**copy.numbers, **labels},
+                numbers={**copy.numbers, **_LABELS},
             ),
             "params": replace(
                 answer,
                 tensors={**answer.tensors, "params": piece},
-                numbers={**answer.numbers, **epoch, "answer": range(_MOST)},
+                numbers={**answer.numbers, **_EPOCH, "answer": range(_MOST)},
             ),
-            "show": replace(messages["show"], numbers=epoch),
+            "show": replace(messages["show"], numbers=_EPOCH),
+            **self._between_servers(piece),
+        }
+
+    def _between_servers(self, piece: TensorSpec) -> dict[str, MessageSpec]:
+        """Events in order, their pieces that a server holds, and slices to evaluate."""
+        ahead, num_workers = self.algorithm.num_rounds, self.algorithm.num_workers
+        order: dict[str, Limits] = {
+            **_LABELS,
+            "number": range(2 * _MOST),
+            "round": range(_MOST),
+            **_EPOCH,
+            "index": range(_MOST),
+            "what": range(len(WHAT)),
+            "worker": range(num_workers + 1),
+            "at": (0.0, _LATEST),
+            "chain": range(2**32),
+            "num_looked": range(_MOST),
+        }
+        held: dict[str, Limits] = {
+            **_EPOCH,
+            "num_orders": range(_MOST),
+            "is_astray": range(2),
+            "told": range(_MOST),
+        }
+        holds = TensorSpec(torch.float64, (5, num_workers), minimum=0, maximum=_MOST)
+        return {
             "order": MessageSpec(
                 numbers=order, optional_numbers={"loss": (-1e300, 1e300)}, max_ahead=ahead
             ),
             "hail": MessageSpec(max_ahead=ahead),
             "holds": MessageSpec({"holds": holds}, numbers=held, max_ahead=ahead),
             "slice": MessageSpec(
-                {"params": piece}, numbers={**epoch, "look": range(_MOST)}, max_ahead=ahead
+                {"params": piece}, numbers={**_EPOCH, "look": range(_MOST)}, max_ahead=ahead
             ),
         }
 
@@ -278,5 +283,5 @@ def _answer(part: Message) -> tuple[float, float]:
 
 @cache
 def several_servers(algorithm: ParameterServer) -> SeveralServers:
-    """Build the behavior of the ranks of `algorithm`; cached."""
+    """Build the behavior of `algorithm`'s ranks; cached."""
     return SeveralServers(algorithm)

@@ -82,7 +82,7 @@ class Lead:
         put_off: Events that happen while nobody trains; ordering them would keep the run open
             forever.
         slices: Slices to evaluate, by look and server.
-        num_looked: Number of looks of this epoch whose slices are complete.
+        num_looked: Number of this epoch's looks for which all slices have arrived.
         num_asked: Number of running evaluations.
         num_stale: Number of these from an earlier epoch.
         heard: Epochs of the other servers while rank 0 knows of none.
@@ -132,7 +132,7 @@ class SharingState(WorkerState):
         inner: State of the algorithm, as if this were the only server and its slice were the
             model.
         first: Slice of the initial model.
-        num_params: Entries of the whole model.
+        num_params: Number of entries of the whole model.
         epoch: The current epoch; 0 while none is known.
         num_orders: Orders carried out in this epoch.
         chain: Digest of these orders.
@@ -145,7 +145,7 @@ class SharingState(WorkerState):
         num_told: Reports sent to rank 0.
         is_astray: The server cannot carry out an order, so rank 0 must begin a new epoch.
         has_finished: The algorithm has finished.
-        lead: State of rank 0 only.
+        lead: Additional state of rank 0.
     """
 
     inner: ServerState
@@ -175,7 +175,7 @@ def label(piece: Message) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Behavior of each of several servers.
+    """The behavior of each server if there are several.
 
     Args:
         algorithm: Algorithm with `num_servers` above 1.

@@ -95,7 +95,7 @@ class StageLinks(Algorithm[StageState]):
 
     @property
     def num_workers(self) -> int:
-        """Number of ranks of a run."""
+        """Number of ranks in a run."""
         return self.num_first + self.num_stages - 1
 
     def stage(self, rank: Rank) -> int:

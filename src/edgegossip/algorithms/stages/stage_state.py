@@ -139,7 +139,7 @@ class StageState(WorkerState):
         most_pending: Maximum of `pending` since then.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Batches whose answer did not come in time.
-        num_in_vain: Number of timeouts less the number of answers in time.
+        num_in_vain: Number of timeouts minus number of answers that came in time.
         ended: Workers below that will send nothing more, as keys.
         has_ended: This worker will send nothing more.
         left_alone_since: Time since which all workers below are lost; None while one is there.

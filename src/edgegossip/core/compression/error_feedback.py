@@ -12,7 +12,7 @@ from edgegossip.core.protocol import Payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feedback:
-    """Result of one turn of `feed_back`.
+    """Result of a call to `feed_back`.
 
     Attributes:
         payload: Payload to send.

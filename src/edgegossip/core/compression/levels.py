@@ -150,7 +150,7 @@ class _Histogram:
         return float(np.sum(moment[mass > 0] ** 2 / mass[mass > 0]))
 
     def levels(self, cuts: Cuts) -> Doubles:
-        """Mean of each cell; the beginning of an empty cell."""
+        """Mean of each cell; for an empty cell, its beginning."""
         mass, moment = self._cells(cuts)
         begin = self.ends[np.concatenate([[0], cuts])]
         return np.where(mass > 0, moment / np.where(mass > 0, mass, 1), begin)

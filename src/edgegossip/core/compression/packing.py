@@ -41,7 +41,7 @@ def padded(data: Bytes, num_bytes: int) -> Bytes:
 
 
 def packed_num_bytes(count: int, width: int) -> int:
-    """Number of bytes for `count` numbers of `width` bits.
+    """Number of bytes that `count` numbers of `width` bits take.
 
     >>> packed_num_bytes(16, 3)
     6

@@ -1,4 +1,4 @@
-"""Separate compression of each layer of a model."""
+"""Compressing each layer of a model separately."""
 
 from __future__ import annotations
 

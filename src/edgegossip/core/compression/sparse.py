@@ -104,7 +104,7 @@ class Sparse(PartwiseCompressor):
 
     @abstractmethod
     def max_positions_num_bytes(self, sizes: Sizes) -> int:
-        """Maximum number of bytes of the positions."""
+        """Maximum number of bytes that the positions take."""
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ from edgegossip.recipes.studies.timing import processor_seconds, timed_fit
 from edgegossip.recipes.studies.training import RATIOS, SELECTED
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")
-"""More than ten times slower than the selected ones, according to the paper."""
+"""Combinations that are over ten times slower than the selected ones, says the paper."""
 
 RANDOM, ALL = "random samples", "all samples"
-"""Controls of figure 3: as many samples as points, and all samples."""
+"""The controls of figure 3: as many samples as points, and all samples."""
 
 STEPS = ("reduction", "division", "means")
 CLOCK = "Processor time on one thread of this machine; the paper's machine is another."
@@ -43,7 +43,7 @@ CLOCK = "Processor time on one thread of this machine; the paper's machine is an
 
 
 def fig3(settings: StudySettings = StudySettings()) -> Study:
-    """The eight combinations: time of each step, and accuracy learnt from the points alone.
+    """The eight combinations: time of each step, and accuracy learned from the points alone.
 
     Args:
         settings: Settings of the study.
@@ -51,13 +51,12 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     problem = DIGITS_MLP if settings.short else CIFAR10_LENET5
     num_steps = 100 if settings.short else 2_000
     num_samples = 400 if settings.short else 12_500
+    sizes = num_samples, num_steps
     cells = [
         Cell(
             name=f"{technique.replace(' ', '-')}/seed{seed}",
             group=technique.replace(" ", "-"),
-            work=partial(
-                _combination, problem, settings, technique, seed, num_samples, num_steps
-            ),
+            work=partial(_combination, problem, settings, technique, seed, *sizes),
             scaled_down=problem.scaled_down,
         )
         for technique in (*COMBINATIONS, RANDOM, ALL)
@@ -119,7 +118,7 @@ def _combination(
 def _learn(
     problem: Problem, settings: StudySettings, x: Tensor, y: Tensor, seed: int, num_steps: int
 ) -> float:
-    """Accuracy of a model after some training steps on `x` and `y`, pictures in 0 .. 255."""
+    """Accuracy of a model after some steps on pictures `x`, in 0 .. 255, and labels `y`."""
     task = problem.task(settings.data_dir)
     # Pictures that are no whole numbers are features, which data sets keep in [0, 1].
     points = ArraySplit(x.float() / 255, y)

@@ -42,13 +42,13 @@ from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_exhib
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 Graph: TypeAlias = Callable[[int], Topology]
-"""A topology by the number of workers."""
+"""Makes a topology from the number of workers."""
 ContestSettings: TypeAlias = Mapping[str, tuple[Partition, Contenders]]
-"""Partition and contenders, by the name of the setting."""
+"""Partition and contenders by name of the setting."""
 
 NUM_WORKERS = 8
 NUM_WORKERS_BY_SUBJECT = 7
-"""Three of the 21 people at each worker."""
+"""Each worker has three of the 21 people."""
 
 PRINTED = (
     "The abstract prints one number: 466 times less communication at about 1 % loss of "
@@ -65,7 +65,7 @@ def _problem(
     settings: PushSettings,
     **others: Any,  # noqa: ANN401
 ) -> Problem:
-    """A recipe's problem."""
+    """The problem of a recipe."""
     return Problem(
         name=name,
         dataset=dataset,
@@ -116,11 +116,11 @@ PROBLEMS = (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5, CIFAR10_RESNET20)
 
 @dataclass(frozen=True)
 class Rung:
-    """Amount of communication.
+    """An amount of communication.
 
     Args:
         keep_ratio: Share of the entries in a message.
-        value_bits: Bits of each of them.
+        value_bits: Bits of each of these entries.
         local_steps: Steps between two messages.
     """
 
@@ -135,14 +135,14 @@ class Rung:
 
 PAPER = Rung(0.01, 32)
 OURS = Rung(0.1, 4, local_steps=14)
-"""466 times fewer bytes than dense push-sum, with LeNet-5."""
+"""Settings that send 466 times fewer bytes than dense push-sum, with LeNet-5."""
 SPARSE = (Rung(0.1, 32), PAPER, Rung(0.01, 4), Rung(0.05, 4, local_steps=8))
 DIFFERENCE = (Rung(0.01, 4), OURS, Rung(0.1, 4, local_steps=32))
-"""Rising compression."""
+"""Settings with rising compression."""
 FLOODED = Rung(0.036, 2, local_steps=32)
-"""466 times fewer bytes with LeNet-5, if 7 of 8 workers relay a message."""
+"""Settings that send 466 times fewer bytes with LeNet-5 if 7 of 8 workers relay a message."""
 FINAL = compressor(1, 3)
-"""Compressor of the averaging rounds that compensate skewed data, for a tenth of the bytes."""
+"""Compressor for the averaging rounds that compensate skewed data, for a tenth of the bytes."""
 
 
 def _dense(topology: Graph = directed_ring) -> Contenders:

@@ -1,4 +1,4 @@
-"""Consensus steps for each compression, on quadratics."""
+"""Consensus steps for each compression, on quadratic problems."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "difference-push": DifferencePush,
 }
 DIVERGED = 10.0
-"""Ratio to the initial distance that counts as divergence."""
+"""Ratio to the initial distance from which a run counts as diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,9 @@ class Grid:
     Args:
         keep_ratios: Shares of the entries that are kept.
         steps: Consensus steps.
-        lrs: Learning rates; 0 is averaging alone.
-        dim: Parameters.
-        num_rounds: Rounds of each run.
+        lrs: Learning rates; 0 means averaging without training.
+        dim: Number of parameters.
+        num_rounds: Number of rounds of each run.
     """
 
     keep_ratios: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -61,7 +61,7 @@ SHORT = Grid(keep_ratios=(0.1, 1.0), steps=(0.1, 1.0), lrs=(0.0, 0.1), dim=50, n
 
 
 def consensus(settings: StudySettings = StudySettings()) -> Study:
-    """The map of compression and consensus step: final distance of workers on quadratics.
+    """A map of compression and consensus step: the final distance of workers on quadratics.
 
     Args:
         settings: Settings of the study; only the first seed counts.
@@ -109,7 +109,7 @@ def distance(
     """Final distance of the workers from their mean, relative to that of the targets.
 
     Args:
-        grid: Grid with the number of rounds.
+        grid: Grid, which has the number of rounds.
         targets: Targets of the quadratics, [num_workers, dim].
         name: Name of the algorithm.
         lr: Learning rate of the gradient steps; with 0 the workers only average their targets.
@@ -117,7 +117,7 @@ def distance(
         step: The consensus step.
 
     Returns:
-        None after divergence.
+        The distance; None if the run diverged.
     """
     algorithm = ALGORITHMS[name](
         topology=directed_ring(NUM_WORKERS),
@@ -147,7 +147,7 @@ def _simulated(algorithm: Algorithm[Any], targets: Tensor, lr: float) -> float |
 
 
 class Stays(QuadraticTrainer):
-    """Trainer that moves to its target in the first step and then stays."""
+    """A trainer that moves to its target in the first step and stays there."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         moving = QuadraticTrainer(self.target, lr=1.0 if progress == 0 else 0.0)
@@ -155,9 +155,7 @@ class Stays(QuadraticTrainer):
 
 
 class Unpacked(TopK):
-    """Compressor that sends the same vectors with their zeros, which is faster if nobody counts
-    bytes.
-    """
+    """A compressor that sends the same vectors with their zeros, which is faster."""
 
     def compress(self, vector: Tensor, *key: int | str) -> Payload:
         [num_kept] = self.num_kept((vector.numel(),))
@@ -208,7 +206,7 @@ def _panel(grid: Grid, name: str, lr: float, cells: list[Row]) -> Panel:
 
 
 def _table(grid: Grid, rows: Mapping[str, Row]) -> Table:
-    """The best step of each row, compared with the default."""
+    """Compare the best step of each row with the default."""
     lines = []
     for row in rows.values():
         known = [

@@ -1,4 +1,4 @@
-"""Contests of a study: one problem and seed, with a cell for each contender."""
+"""The contests of a study: one problem and seed, with a cell for each contender."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """An algorithm that gets the number of workers and rounds when a contest begins.
+    """An algorithm that is built for the workers and rounds of a contest.
 
     Args:
         algorithm: Class of the algorithm.
         topology: Makes the topology from the number of workers.
         local_steps: Steps between two messages.
         options: Other arguments of the class.
-        has_momentum: Use the task's momentum; false for algorithms with their own.
-        lr_factor: Factor on the task's learning rate, for algorithms with longer steps.
-        ending: Prefix of the options of final rounds, if these add a tenth to the bytes.
-        accuracy_aware: Choice of samples of an `EdgeGossip` around it; None without one.
+        has_momentum: Whether to use the task's momentum; false for algorithms with their own.
+        lr_factor: Factor for the task's learning rate, for algorithms with longer steps.
+        ending: Prefix of the options for final rounds, if these are to add a tenth to the
+            bytes.
+        accuracy_aware: How an `EdgeGossip` around the algorithm chooses samples; None without
+            one.
         draws_exchanges: The algorithm takes the problem's `exchange_probability` and a seed.
     """
 
@@ -48,7 +50,7 @@ class Contender:
     draws_exchanges: bool = False
 
     def build(self, num_workers: int, num_steps: int, **others: object) -> Algorithm[Any]:
-        """Make the algorithm for `num_steps` at each worker; `others` are more options."""
+        """Build the algorithm for `num_steps` of each worker; `others` are further options."""
         num_rounds = max(1, round(num_steps / self.local_steps))
         options = {**self.options, **others}
         if self.local_steps > 1:  # not every algorithm has a choice
@@ -73,7 +75,7 @@ class Contender:
         )
 
     def plain(self, num_workers: int) -> dict[str, Any]:
-        """All dependencies of its rows, in JSON."""
+        """Everything that its rows depend on, in JSON."""
         described: dict[str, Any] = describe(self)
         for name in ("accuracy_aware", "draws_exchanges"):
             if not getattr(self, name):
@@ -82,12 +84,12 @@ class Contender:
 
 
 Contenders: TypeAlias = Mapping[str, Contender]
-"""Contenders by the name of the run."""
+"""Contenders by name of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contest(ABC):
-    """One problem and seed with several contenders.
+    """One problem and seed, with several contenders.
 
     Args:
         problem: Problem to learn; `--only` picks it by name.
@@ -99,17 +101,17 @@ class Contest(ABC):
 
     @property
     def group(self) -> str:
-        """Part of the study."""
+        """The part of the study that it belongs to."""
         return self.problem.name
 
     @abstractmethod
     def cells(self, data_dir: Path) -> Iterator[Cell]:
-        """Make the runs; the first one reads the data."""
+        """Make the cells; the first one that runs reads the data."""
 
     def cell(
         self, name: str, work: Callable[[Session], Row], after: Sequence[str] = ()
     ) -> Cell:
-        """A cell of this contest; see `Cell`."""
+        """Make a cell of this contest; see `Cell`."""
         return Cell(
             name=name,
             group=self.group,
@@ -122,7 +124,7 @@ class Contest(ABC):
 def settings_and_cells(
     contests: Sequence[Contest], settings: StudySettings
 ) -> tuple[dict[str, object], tuple[Cell, ...]]:
-    """Common dependencies of a study of these contests, in JSON, and its cells."""
+    """Everything that a study of these contests depends on, in JSON, and its cells."""
     problems = {each.problem.name: each.problem.plain() for each in contests}
     depends_on = {**settings.plain(), "problems": [*problems.values()]}
     cells = (cell for each in contests for cell in each.cells(settings.data_dir))

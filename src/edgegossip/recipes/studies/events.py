@@ -1,4 +1,4 @@
-"""Measures of training from the events of a run."""
+"""Measures of training, computed from a run's events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgegossip.experiments.event_log import SkippedLines, read_events
 
 
 class TrainingEvents:
-    """The lines `trained`, and `sent` with parameters of a round, of an `events.jsonl`.
+    """The lines of an `events.jsonl` about training and about parameters sent in rounds.
 
     Args:
-        path: The file; the run was not interrupted before its first line.
+        path: The file; it has at least its first line.
 
     Raises:
         RunFolderError: If it cannot be read, or its first line is damaged.
@@ -33,8 +33,7 @@ class TrainingEvents:
         }
 
     def sent_by(self, num_rounds: int) -> Seconds | None:
-        """Time at which the last worker sent its parameters of round `num_rounds`, counted from
-        1.
+        """When the last worker sent its parameters of round `num_rounds`, counted from 1.
 
         None if a worker never did, or the algorithm has no rounds.
         """
@@ -43,9 +42,9 @@ class TrainingEvents:
         return max(ends) if len(ends) == len(lines) else None
 
     def kept_shares(self) -> list[float] | None:
-        """Mean share of its samples that each worker trained on in a round.
+        """The mean share of its samples that each worker trained on in a round.
 
-        None if a worker has finished no round.
+        None if a worker has not finished a round.
         """
         if {rank for rank, _ in self._sent} != set(range(len(self._sizes))):
             return None
@@ -62,9 +61,9 @@ class TrainingEvents:
         return sum(done) / (num_rounds * size) if size else 0.0
 
     def look_share(self, rank: Rank | None = None) -> float | None:
-        """Share of the training time of `rank`, or of all workers, for looks at points.
+        """Share of training time that `rank`, or all workers, spent on looks at points.
 
-        None if nobody has trained.
+        None without training.
         """
         lines = [line for line in self._trained if rank in (None, line["rank"])]
         cost = sum(line["cost"] for line in lines)

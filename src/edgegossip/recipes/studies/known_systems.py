@@ -1,4 +1,4 @@
-"""Systems of the literature in `systems/table`, each with its own setting."""
+"""The systems in `systems/table`, each with its own setting."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 WORKERS_AT_MOST = 64
-"""Upper limit of the phones' batches in the cloud."""
+"""Maximum number of phones' batches in the cloud."""
 
 Build = Callable[[int, Any], Algorithm[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A system of the study.
+    """A system in the study.
 
     Args:
-        build: Makes the algorithm from the number of workers and the value.
+        build: Makes the algorithm from the number of workers and the value of its setting.
         option: Name of the setting to tune in addition to the learning rate; empty for none.
-        values: Values to try, the likeliest second; empty without such a setting.
+        values: Values to try, with the likeliest second; empty without such a setting.
         has_server: An additional first rank serves and does not train.
         has_cloud: An additional last rank trains the upper part of the model.
-        accuracy_aware: Choice of samples; making aggregated points takes time.
+        accuracy_aware: How samples are chosen; making aggregated points takes time.
     """
 
     build: Build
@@ -61,7 +61,7 @@ class System:
     accuracy_aware: AccuracyAware = PLAIN
 
     def on(self, task: Task, workers: int, value: float | None) -> tuple[Task, Algorithm[Any]]:
-        """Return task and algorithm for this number of workers."""
+        """Return the task and the algorithm for this many workers."""
         task = replace(task, accuracy_aware=self.accuracy_aware)
         return task, self.build(workers, value)
 
@@ -70,7 +70,7 @@ class System:
         return self.build(workers, (self.values or (1,))[0])
 
     def candidates(self) -> Iterator[tuple[str, Candidate]]:
-        """List the candidates by name; see `RATES`."""
+        """Return the candidates by name; see `RATES`."""
         for value in self.values or (None,):
             for lr in RATES:
                 own = "" if value is None else f", {self.option} = {value:g}"
@@ -79,7 +79,7 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class InTwoStages(System):
-    """A system with a cloud for the last layer; workers train the others.
+    """A system with a cloud for the last layer; workers train the other layers.
 
     Args:
         build: Makes the algorithm from the number of workers and its other arguments.

@@ -1,4 +1,4 @@
-"""Curves of the chosen metric in the rows of a study."""
+"""Curves of the chosen metric, in the rows of a study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from edgegossip.experiments.study import Row
 def learning_curve(results: Results) -> dict[str, Any]:
     """Times and values of the chosen metric, as fields of a row.
 
-    The values of accuracy are `accuracies`, those of another metric `values` of the `metric`.
+    For accuracy, the values are in `accuracies`; for another metric, in `values`, with its name
+    in `metric`.
     """
     values = [evaluation.value for evaluation in results.history]
     times = {"times": [evaluation.time for evaluation in results.history]}

@@ -35,11 +35,11 @@ from edgegossip.sim.platform import paper
 
 PRINTED = {"mnist-lenet5": 0.030, "cifar10-alexnet": 0.0878}
 LOOKING_AT_ALL = replace(ACCURACY_AWARE, selection=Ranked(), look_share=None)
-"""Selection with a full look before each epoch, as in the paper."""
+"""A selection with a full look before each epoch, as in the paper."""
 
 
 def fig8(settings: StudySettings = StudySettings()) -> Study:
-    """The share of an epoch for looks at points: accounted and measured.
+    """The share of an epoch that looks at points take: accounted and measured.
 
     Args:
         settings: Settings of the study.
@@ -77,7 +77,7 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
 
 
 def _accounted(problem: Problem, settings: StudySettings, seed: int, session: Session) -> Row:
-    """Charge by the simulator: (cost - samples) / cost over two epochs of EdgeGossip."""
+    """The simulator's charge: (cost - samples) / cost over two epochs of EdgeGossip."""
     session.run(
         Experiment(
             task=replace(problem.task(settings.data_dir), accuracy_aware=LOOKING_AT_ALL),
@@ -97,7 +97,7 @@ def _accounted(problem: Problem, settings: StudySettings, seed: int, session: Se
 
 
 def _measured(problem: Problem, settings: StudySettings, seed: int, session: Session) -> Row:
-    """Time of a forward pass over the points, and of training on all samples."""
+    """Times of a forward pass over the points and of training on all samples."""
     task = problem.task(settings.data_dir)
     workload = Workload(task, range(4), seed)
     learner = workload.make_trainer(0)

@@ -11,14 +11,14 @@ from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
 def imbalanced(
     num_workers: int = 4, throughput: float = 1000.0, imbalance: float = 4.0
 ) -> tuple[Platform, ...]:
-    """Platforms like `uneven`, with the fastest `imbalance` times as fast as the slowest.
+    """Make platforms like `uneven`, the fastest `imbalance` times as fast as the slowest.
 
     The speeds 1 : 0.8 : 0.33 : 0.25 are raised to the power log(imbalance) / log(4), which
     keeps the shape of their spread.
 
     Args:
-        num_workers: At least 1.
-        throughput: Training samples per second of the fastest.
+        num_workers: Number of platforms, at least 1.
+        throughput: Training samples per second of the fastest platform.
         imbalance: T_max / T_min, at least 1.
 
     Raises:
@@ -34,7 +34,7 @@ def imbalanced(
 
 
 def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[Platform, ...]:
-    """Two fast platforms, and two that are slower by `factor`.
+    """Make two fast platforms, and two that are slower by `factor`.
 
     >>> [platform.throughput for platform in fast_and_slow(5)]
     [1000.0, 1000.0, 200.0, 200.0]

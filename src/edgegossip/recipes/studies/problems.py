@@ -1,4 +1,4 @@
-"""Problems of the studies: data, model and settings, scaled down for two cores."""
+"""The problems of the studies: data, model and settings, scaled down for two cores."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ class Problem:
     """A learning task of a study.
 
     Args:
-        name: Name for people and folders.
+        name: Name, also used for folders.
         dataset: Name of the data set.
         model: Called with `input_shape` and `num_classes`.
         num_train: Training samples, drawn at random; None for all.
         num_test: Test samples, drawn at random; None for all.
-        settings: Settings: epochs of EpochGossip, SGD, throughput of the fastest platform.
+        settings: Epochs of EpochGossip, SGD, and throughput of the fastest platform.
         augmentation: Augmentation of the training batches.
         schedule: Schedule of the learning rate.
-        scaled_down: Sentence about everything smaller than in the paper; empty for nothing.
+        scaled_down: Sentence about everything that is smaller than in the paper; empty if
+            nothing is.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Problem:
         )
 
     def plain(self) -> dict[str, object]:
-        """All dependencies of the results, in JSON."""
+        """Everything that the results depend on, in JSON."""
         varied: dict[str, object] = {}
         if self.schedule != Constant():
             varied["schedule"] = describe(self.schedule)
@@ -225,7 +226,7 @@ SMALL_MLP = replace(
 
 
 def with_epochs(problem: Problem, num_epochs: int) -> Problem:
-    """Return `problem` with another number of EpochGossip's epochs."""
+    """Return `problem` with a different number of EpochGossip's epochs."""
     settings = replace(problem.settings, num_epochs=num_epochs)
     reason = f"{problem.name}: {num_epochs} epochs of EpochGossip; the paper prints no number."
     return replace(problem, settings=settings, scaled_down=problem.scaled_down or reason)

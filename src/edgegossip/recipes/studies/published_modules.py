@@ -35,14 +35,14 @@ PUBLISHED: Mapping[str, Mapping[int, float]] = {
     DNI: {3: 0.019, 4: 0.022, 5: 0.034, 6: 0.043},
     CDNI: {3: 0.022, 4: 0.019, 5: 0.017, 6: 0.016},
 }
-"""Test errors by method and number of layers."""
+"""Published test errors, by method and number of layers."""
 LR = 1e-3
 
 
 def dense_layers(
     input_shape: tuple[int, ...], num_classes: int, *, num_layers: int, width: int
 ) -> nn.Sequential:
-    """Build dense layers with batch norm and rectified linear units, a block each."""
+    """Build dense layers with batch norm and rectified linear units, one block per layer."""
     sizes = (torch.Size(input_shape).numel(), *(width,) * (num_layers - 1))
     blocks = [
         nn.Sequential(nn.Linear(*each), nn.BatchNorm1d(each[1]), nn.ReLU())
@@ -59,8 +59,8 @@ class PublishedModules(Contest):
     """Dense layers, trained with the true gradient and with synthetic ones.
 
     Args:
-        num_layers: Number of layers, and of stages.
-        width: Units of a hidden layer of the model and of a module.
+        num_layers: Number of layers, each of which is a stage.
+        width: Units of a hidden layer, in the model and in a module.
     """
 
     num_layers: int
@@ -143,7 +143,7 @@ MNIST = Problem(
 
 
 def published(settings: StudySettings = StudySettings()) -> Study:
-    """3 to 6 dense layers on MNIST, each a stage: test error, as published.
+    """3 to 6 dense layers on MNIST, each a stage: test error, beside the published one.
 
     Args:
         settings: Settings of the study.

@@ -48,18 +48,18 @@ from edgegossip.sim.platform import Platform
 
 BASELINE = "epoch-gossip"
 LOSS = "loss of best accuracy"
-"""Measure for figures only."""
+"""A measure that only figures show."""
 MAX_WORK = 1.2
 
 
 def work_limit(settings: StudySettings, wanted: float | None = MAX_WORK) -> float | None:
-    """Limit of the work in a study's races; see `Race`."""
+    """The limit of work in a study's races; see `Race`."""
     # In the short form they would be over before anybody gets anywhere.
     return None if settings.short else wanted
 
 
 def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
-    """Sentence about that limit, for a report."""
+    """A sentence about that limit for a report."""
     if wanted is None:
         return ()
     return (
@@ -74,7 +74,7 @@ CONTROLS: Contenders = {
     "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
     "gosgd": Contender(algorithm=GoSGD, topology=complete, draws_exchanges=True),
 }
-"""Runs for EdgeGossip to beat: the same shares of data chosen at random, and no barrier."""
+"""Runs that EdgeGossip must beat: equal shares of data chosen at random, and no barrier."""
 
 CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
 
@@ -84,9 +84,9 @@ class Setup:
     """Machines of a race.
 
     Args:
-        name: E.g. "imbalance 4".
+        name: Name, such as "imbalance 4".
         platforms: One for each worker.
-        runs: Contenders against EpochGossip, by the name of the run.
+        runs: Contenders against EpochGossip, by name of the run.
     """
 
     name: str
@@ -96,16 +96,16 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Race(Contest):
-    """One problem and seed, on machines of the same number but different speeds.
+    """One problem and seed, on several sets of equally many machines with different speeds.
 
-    EpochGossip is trained once, because the accuracies after its epochs do not depend on
-    speeds. Only their times do, and those are simulated without training. The others run for
-    EpochGossip's time, or until they have processed `max_work` times as many samples if that is
-    sooner.
+    EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, and
+    the times of the epochs are simulated without training. The others run for EpochGossip's
+    time, or until they have processed `max_work` times as many samples, whichever comes first.
 
     Args:
-        setups: Machines of the race, with equally many workers.
-        max_work: Limit of their samples, in multiples of EpochGossip's; None for no limit.
+        setups: Sets of machines, with equally many workers each.
+        max_work: Limit of the others' samples, in multiples of EpochGossip's; None for no
+            limit.
     """
 
     setups: tuple[Setup, ...]
@@ -129,9 +129,7 @@ class Race(Contest):
                 )
 
     def _baseline(self, data_dir: Path, session: Session) -> Row:
-        """Train EpochGossip on equal platforms, and simulate the ends of its epochs on each
-        setup.
-        """
+        """Train EpochGossip on equal platforms; simulate when its epochs end on each setup."""
         settings = self.problem.settings
         task = self.problem.task(data_dir)
         workload = Workload(task, range(self.num_workers), self.seed)
@@ -220,7 +218,7 @@ class Race(Contest):
 
 
 def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
-    """Results of a run: its curve, and shares and looks from its events."""
+    """The results of a run: its curve, and shares and looks from its events."""
     events = TrainingEvents(folder / "events.jsonl")
     left = events.sent_by(problem.settings.num_epochs)
     before = [None, *(evaluation.accuracy for evaluation in results.history)]
@@ -247,7 +245,7 @@ def races_of(
     settings: StudySettings,
     max_work: float | None = MAX_WORK,
 ) -> list[Race]:
-    """The races on these machines, one for each seed."""
+    """Make the races on these machines, one for each seed."""
     limit = work_limit(settings, max_work)
     return [
         Race(problem=problem, setups=setups, seed=seed, max_work=limit)
@@ -266,7 +264,7 @@ def race_study(
     scaled_down: tuple[str, ...],
     **varied: object,
 ) -> Study:
-    """A study of races; its rows depend on `varied` and on all other arguments."""
+    """Make a study of races; its rows depend on `varied` and on all other arguments."""
     depends_on, cells = settings_and_cells(races, settings)
     edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
     del edge_gossip["inner"]
@@ -293,7 +291,7 @@ def standings(rows: Iterable[Row], target_gap: float) -> list[Score]:
 
 
 def on_each_setup(rows: Iterable[Row]) -> list[Row]:
-    """The rows of races for a scoreboard, with a curve of EpochGossip for each setup.
+    """Prepare the rows of races for a scoreboard, with EpochGossip's curve on each setup.
 
     Args:
         rows: Rows of `Race.cells`, in any order.
@@ -346,7 +344,7 @@ def _measures(
 
 
 def _accuracy_at(row: Row, time: Seconds) -> float | None:
-    """The accuracy at `time`, constant between evaluations; None after the end of the run."""
+    """The accuracy at `time`, constant between evaluations; None after the run has ended."""
     if row["times"][-1] < time - 1e-9 * time and row["run"] != BASELINE:
         return None
     index = bisect.bisect_right(row["times"], time) - 1
@@ -367,14 +365,14 @@ def _final_accuracy(row: Row) -> float:
 def race_table(
     found: Sequence[Score], heading: str, target_gap: float, dash: str, looks: str = ""
 ) -> Table:
-    """Medians over the seeds of each run, with the bound of each speed-up.
+    """Tabulate medians over the seeds of each run, with the bound of each speed-up.
 
     Args:
         found: Scores in the order of the rows.
         heading: Heading of the table.
         target_gap: As in `standings`.
-        dash: Meaning of a dash, apart from missing epochs.
-        looks: Times of evaluations, for the description of the target.
+        dash: Further meaning of a dash, in addition to missing epochs.
+        looks: When evaluations take place, for the description of the target.
     """
     note = (
         f"Medians over the seeds; a dash: {dash}, or it has no epochs. The target is "

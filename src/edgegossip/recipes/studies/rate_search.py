@@ -39,7 +39,7 @@ NUM_LOOKS = 60
 VALIDATION_SHARE = 0.02
 SPEED = 64.0
 MOMENTUM = 0.9
-"""Explicit momentum; with the momentum of few commits, training may diverge."""
+"""Explicit momentum; with much implicit momentum in addition, training may diverge."""
 RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
     "log-slope": (LogSlope(), 2.0),
@@ -47,19 +47,19 @@ REWARDS: dict[str, tuple[Reward, float]] = {
     "log-slope, one more": (LogSlope(), 1.0),
     "paper": (PaperReward(final_loss=0.2), 1.0),
 }
-"""Reward and growth of each run; the last is the published search."""
+"""Reward and growth of each run; the last run is the published search."""
 DEFAULTS = StudySettings(seeds=tuple(range(50)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Searches(Contest):
-    """One problem, seed and learning rate, with a run for each of `REWARDS`.
+    """One problem, seed and learning rate, with a run for each entry of `REWARDS`.
 
     Args:
-        machines: A server and workers.
+        machines: The server and the workers.
         lr: Learning rate.
         rewards: Names in `REWARDS`.
-        num_windows: Number of windows of a run.
+        num_windows: Number of windows in a run.
     """
 
     machines: Cluster
@@ -114,7 +114,7 @@ class Searches(Contest):
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether a run's final loss, as a mean of ten, is half above its minimum.
+    """Whether a run's final loss (a mean of ten) is more than 1.5 times its minimum.
 
     >>> has_diverged([2.0] * 10 + [1.0] * 10), has_diverged([1.0] * 10 + [2.0] * 10)
     (False, True)
@@ -129,27 +129,8 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
     Args:
         settings: Settings of the study.
     """
-    problem = SMALL_MLP if settings.short else MNIST_MLP
-    if not settings.short:
-        problem = replace(problem, settings=replace(problem.settings, throughput=SPEED))
-    setup = machines(
-        f"H = {HETEROGENEITY:g}",
-        problem,
-        num_workers=3 if settings.short else NUM_WORKERS,
-        heterogeneity=HETEROGENEITY,
-    )
-    contests = [
-        Searches(
-            problem=problem,
-            seed=seed,
-            machines=setup,
-            lr=lr,
-            rewards=tuple(REWARDS)[:: 3 if settings.short else 1],
-            num_windows=4 if settings.short else NUM_WINDOWS,
-        )
-        for lr in (RATES[:1] if settings.short else RATES)
-        for seed in (settings.seeds[:2] if settings.short else settings.seeds)
-    ]
+    contests = _contests(settings)
+    setup = contests[0].machines
     depends_on, cells = settings_and_cells(contests, settings)
     return Study(
         name="adsp/search",
@@ -173,6 +154,30 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
         cells=cells,
         exhibit=_exhibits,
     )
+
+
+def _contests(settings: StudySettings) -> list[Searches]:
+    problem = SMALL_MLP if settings.short else MNIST_MLP
+    if not settings.short:
+        problem = replace(problem, settings=replace(problem.settings, throughput=SPEED))
+    setup = machines(
+        f"H = {HETEROGENEITY:g}",
+        problem,
+        num_workers=3 if settings.short else NUM_WORKERS,
+        heterogeneity=HETEROGENEITY,
+    )
+    return [
+        Searches(
+            problem=problem,
+            seed=seed,
+            machines=setup,
+            lr=lr,
+            rewards=tuple(REWARDS)[:: 3 if settings.short else 1],
+            num_windows=4 if settings.short else NUM_WINDOWS,
+        )
+        for lr in (RATES[:1] if settings.short else RATES)
+        for seed in (settings.seeds[:2] if settings.short else settings.seeds)
+    ]
 
 
 NOTE = (

@@ -17,10 +17,10 @@ from edgegossip.recipes.studies.learning_curve import metric_of, unit_of, values
 ContestKey: TypeAlias = tuple[str, str, int]
 """Group, setting and seed."""
 Measures: TypeAlias = Mapping[str, tuple[Unit, float | None]]
-"""Unit and value of each measure of a run by its title, in the order of a table's columns."""
+"""Unit and value of each measure of a run, by title, in the order of a table's columns."""
 LAST_LOOKS = 5
 LESS_IS_BETTER = {"seconds", "bytes", "points"}
-"""Units; a missing value counts as worst in a median."""
+"""Units whose missing values count as worst in a median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Score:
 
     Attributes:
         group: Part of the study.
-        setting: Difference of this contest from others of the group.
+        setting: How this contest differs from others of the group.
         run: Name of the run.
         seed: Seed of both runs.
         target: Value of the metric to reach; None without a reference run.
@@ -49,11 +49,11 @@ class Score:
 
 
 Measure: TypeAlias = Callable[[Row, Row | None, Seconds | None, float | None], Measures]
-"""Measures a run: its row, the reference's, its time to the target, and its speed-up there."""
+"""Measures a run from its row, the reference's row, its time to the target and its speed-up."""
 
 
 def contest_key(row: Row) -> ContestKey:
-    """The contest of a row."""
+    """The contest that a row belongs to."""
     return row["group"], row["setting"], row["seed"]
 
 
@@ -95,12 +95,12 @@ def time_to(row: Row, target: float) -> Seconds | None:
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
-    """The accuracy of a run: the mean of its last five looks, because one is noisy."""
+    """The accuracy of a run: the mean of its last five looks, because a single one is noisy."""
     return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 
 def median(values: Iterable[float | None], missing: float = -math.inf) -> float | None:
-    """The median of `values`, with None counting as `missing`; None if that is the median.
+    """The median of `values`, where None counts as `missing`; None if that is the median.
 
     >>> median([3.0, 1.0, None]), median([None, None, 2.0])
     (1.0, None)
@@ -117,13 +117,13 @@ def score_table(
     setting: str = "setting",
     left_out: Collection[str] = (),
 ) -> Table:
-    """Medians over the seeds; parts and settings have a column only if there are several.
+    """Tabulate medians over the seeds; parts and settings have columns if there are several.
 
     Args:
         found: Scores in the order of the table's rows.
         heading: Heading of the table.
         note: Explanation.
-        setting: Title of the column of settings.
+        setting: Title of the column with the settings.
         left_out: Measures without a column.
     """
     runs: dict[tuple[str, str, str], list[Score]] = {}
@@ -166,7 +166,7 @@ def bars(
     title: str | None = None,
     mark: tuple[str, str] | None = None,
 ) -> Panel:
-    """A bar for each setting and run: the median over the seeds, with their range.
+    """Make a bar for each setting and run: the median over the seeds, with their range.
 
     Args:
         found: Scores of one group.
@@ -174,7 +174,7 @@ def bars(
         y_label: Label of the measure.
         x_label: Label of the settings.
         title: Title above the panel; by default the measure's.
-        mark: Line across the bars of each setting: its name and its measure.
+        mark: Line across the bars of each setting: its name and measure.
     """
     settings = {each.setting: each for each in found}
     series = []
@@ -197,7 +197,7 @@ def bars(
 
 
 def _range(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
-    """Median, least and greatest; None for all three if most are missing."""
+    """The median, minimum and maximum; None for all three if most values are missing."""
     if not values or (middle := median(values)) is None:
         return None, None, None
     known = [each for each in values if each is not None]
@@ -214,10 +214,10 @@ def curves(
     x_unit: Unit = "number",
     is_x_log: bool = False,
 ) -> Panel:
-    """The curves of all runs of one contest.
+    """Make curves of all runs of one contest.
 
     Args:
-        rows: Rows of any contests.
+        rows: Rows of this and possibly other contests.
         contest: Contest to draw.
         title: Title above the panel.
         x_label: Label of the horizontal axis.

@@ -1,4 +1,4 @@
-"""Contests of parameter servers on the same problem and machines, up to one loss."""
+"""Contests of parameter servers on the same problem and machines, up to a common loss."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 SERVER_SPEED = 16.0
-"""Throughput of the server, which measures losses, relative to the fastest worker."""
+"""Throughput of the server (which measures losses) relative to the fastest worker."""
 NUM_LOOKS = 10
 ADSP = "adsp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """End of a run.
+    """The goal at which a run ends.
 
     Args:
         loss: Target for the mean of the last ten looks.
@@ -56,8 +56,8 @@ class Cluster:
     """A server and workers.
 
     Args:
-        name: E.g. "H = 2".
-        platforms: Platforms, the server's first.
+        name: Name, such as "H = 2".
+        platforms: Platforms, with the server's first.
         links: Links between them.
     """
 
@@ -84,9 +84,10 @@ def machines(
     Args:
         name: See `Cluster`.
         problem: Problem with the speed of the fastest worker.
-        num_workers: Number of workers without the server.
-        heterogeneity: H, mean over minimum of the workers' speeds.
-        bandwidth: Bandwidth of each uplink and downlink, the server's too, in bytes per second.
+        num_workers: Number of workers, not counting the server.
+        heterogeneity: H, the mean of the workers' speeds over their minimum.
+        bandwidth: Bandwidth of each uplink and downlink, including the server's, in bytes per
+            second.
         delay: Additional delay of each message, in seconds.
     """
     fastest = problem.settings.throughput
@@ -107,8 +108,8 @@ class ServerContest(Contest):
 
     Args:
         machines: A server and workers.
-        goal: End of a run, equal for all methods.
-        choices: Settings by the name of the method.
+        goal: Goal at which runs end, equal for all methods.
+        choices: Settings by name of the method.
     """
 
     machines: Cluster
@@ -121,7 +122,7 @@ class ServerContest(Contest):
             yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
 
     def plain(self) -> dict[str, Any]:
-        """Dependencies of its rows in JSON, except problem and seed."""
+        """Everything that its rows depend on, except problem and seed, in JSON."""
         return {
             "group": self.group,
             "machines": describe(self.machines),
@@ -137,7 +138,7 @@ class ServerContest(Contest):
     def found(
         self, task: Task, goal: Goal, name: str, choice: Candidate, session: Session
     ) -> Row:
-        """Run a method with these settings, and return its row."""
+        """Run a method with these settings and return its row."""
         experiment = Experiment(
             task=learnt_with(task, goal.validation_share, lr=choice.lr),
             algorithm=METHODS[name].algorithm(
@@ -165,14 +166,14 @@ class ServerContest(Contest):
 
 
 def learnt_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
-    """Hold out validation samples of a problem's task, and change these settings of its SGD."""
+    """Hold out validation samples of a problem's task, and change these settings of SGD."""
     assert isinstance(task.optimizer, SGD)  # a problem's is
     dataset = hold_out(task.dataset, validation_share)
     return replace(task, dataset=dataset, optimizer=replace(task.optimizer, **sgd))
 
 
 def slug(name: str) -> str:
-    """Write a name as part of a path."""
+    """Write a name so that it can be a part of a path."""
     return name.replace(", ", "-").replace(" = ", "-").replace(" ", "-")
 
 
@@ -205,7 +206,7 @@ def _curve(results: Results) -> dict[str, Any]:
 
 
 def server_scores(rows: Iterable[Row]) -> list[Score]:
-    """Compute the time of each run, and how much less ADSP took with the same seed."""
+    """Compute the time of each run and how much less ADSP took with the same seed."""
     rows = list(rows)
     adsp = {contest_key(row): row for row in rows if row["run"] == ADSP}
     return [
@@ -238,7 +239,7 @@ def _measures(row: Row, adsp: Row | None) -> Measures:
 
 
 def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Panel:
-    """Draw the losses of all runs of one contest against time."""
+    """Plot the losses of a contest's runs against time."""
     return Panel(
         title=f"{group}, {setting}",
         kind="lines",

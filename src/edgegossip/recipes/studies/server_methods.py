@@ -1,4 +1,4 @@
-"""Parameter servers of the studies: tuned settings and results."""
+"""The parameter servers of the studies, with settings to tune."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.protocol import Seconds
 
 WINDOW: Seconds = 20.0
-"""Check period without tuning: 40 steps of the fastest; 60 s in the paper."""
+"""Check period, which is not tuned: 40 steps of the fastest worker; 60 s in the paper."""
 MIN_INTERVAL: Seconds = 0.5
-"""Minimum seconds between two commits: a step of the fastest."""
+"""Minimum seconds between two commits: a step of the fastest worker."""
 RATES = (0.15, 0.45, 0.05)
-"""Candidate learning rates for all methods, the likeliest first."""
+"""Candidate learning rates for all methods, with the likeliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Settings of a method: a candidate in tuning, or the best one.
+    """Settings of a method: a candidate in tuning, or the best candidate.
 
     Args:
         lr: Learning rate.
@@ -45,7 +45,7 @@ class Method:
     """A parameter-server method.
 
     Args:
-        build: Makes the algorithm from the common arguments, the value, and the target loss.
+        build: Makes the algorithm from the common arguments, the value and the target loss.
         option: Name of the setting to tune in addition to the learning rate; empty for none.
         values: Values to try.
     """
@@ -55,13 +55,13 @@ class Method:
     values: tuple[float, ...] = ()
 
     def algorithm(self, num_workers: int, value: float | None, loss: float) -> Algorithm[Any]:
-        """Make the algorithm for this number of workers, until it is cut off."""
+        """Make the algorithm for this many workers, to run until it is cut off."""
         common = {"num_workers": num_workers, "num_rounds": UNTIL_CUT_OFF}
         return self.build(common, value, loss)
 
     @property
     def middle(self) -> float | None:
-        """The value used in the trials of learning rates."""
+        """The value with which learning rates are tried."""
         return self.values[1] if self.values else None
 
 

@@ -1,10 +1,10 @@
-"""Tuning of parameter servers, with the same few candidates for each."""
+"""Tuning parameter servers, with equally few candidates for each."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,16 @@ from edgegossip.recipes.studies.server_contest import ServerContest, slug
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 
 TUNING_SEED = 100
-"""Seed of tuning runs; results use others."""
+"""Seed of tuning runs; results use other seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(ServerContest):
     """Try three learning rates for each method, then three values of its own setting.
 
-    The rates are tried with the second value, and the other values with the best rate. Losses
-    are measured on samples held out of the training data; no test sample is used. A candidate
-    that takes longer than the best of its method is stopped.
+    The rates are tried with the second value, then the other values with the best rate. Losses
+    are measured on samples held out from the training data; no test sample is used. A candidate
+    that takes longer than the best one of its method so far is stopped.
     """
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
@@ -71,7 +71,7 @@ class Tuning(ServerContest):
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """Find the candidate that reached the loss first, or came closest; None if empty."""
+    """Find the candidate that reached the loss first or came closest; None if there is none."""
 
     def key(row: Row) -> tuple[bool, float]:
         time: float | None = row["seconds_to_loss"]
@@ -82,7 +82,7 @@ def best_of(rows: list[Row]) -> Row | None:
 
 
 def most_accurate(session: Session, **facts: object) -> Row:
-    """Find the most accurate tuning candidate with these facts."""
+    """Find the most accurate tuning candidate among the rows with these values."""
     tried = [
         row
         for row in session.rows.values()
@@ -100,15 +100,8 @@ def without_test_data(dataset: Dataset, share: float) -> Dataset:
 
 def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) -> Exhibits:
     """Show the time of each candidate, and the best one of each method."""
-    told = []
-    for group in dict.fromkeys(each.group for each in contests):
-        for name in METHODS:
-            mine = [row for row in rows.values() if (row["group"], row["run"]) == (group, name)]
-            best = best_of(mine)
-            for row in mine:
-                own = "" if row["value"] is None else f"{METHODS[name].option} = {row['value']}"
-                time, mark = row["seconds_to_loss"], "best" if row is best else ""
-                told.append((group, name, row["lr"], own, time, row["final_loss"], mark))
+    groups = dict.fromkeys(each.group for each in contests)
+    told = [line for group in groups for line in _candidates(group, rows.values())]
     columns: tuple[tuple[str, Unit], ...] = (
         ("problem", "text"),
         ("method", "text"),
@@ -143,6 +136,18 @@ def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) 
         panels=tuple(points),
     )
     return Exhibits(figures=(figure,), tables=(table,)) if told else Exhibits()
+
+
+def _candidates(group: str, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
+    """The lines of the table for one problem, method by method."""
+    own = [row for row in rows if row["group"] == group]
+    for name in METHODS:
+        mine = [row for row in own if row["run"] == name]
+        best = best_of(mine)
+        for row in mine:
+            value = "" if row["value"] is None else f"{METHODS[name].option} = {row['value']}"
+            time, mark = row["seconds_to_loss"], "best" if row is best else ""
+            yield group, name, row["lr"], value, time, row["final_loss"], mark
 
 
 NOTE = (

@@ -1,4 +1,4 @@
-"""Contests of frugal algorithms against dense push-sum: runs and results."""
+"""Contests of algorithms that send little against dense push-sum: runs and results."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
 SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
-"""1 Mbit/s."""
+"""Bandwidth of an uplink: 1 Mbit/s."""
 
 NUM_EVALUATIONS = 60
-"""Evaluations of each run, over its length."""
+"""Evaluations of each run, spread over its length."""
 
 TARGET_GAP = 0.01
 """The target is the dense run's best accuracy less this."""
@@ -45,13 +45,13 @@ MEAN_WORKER, WORST_WORKER = "mean worker", "worst worker"
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLinkContest(Contest):
-    """One problem with one partition and seed, and several contenders.
+    """One problem, partition and seed, with several contenders.
 
     Args:
-        setting: Its distinguishing feature, such as "skew 0.8".
+        setting: Distinguishing feature of the contest, such as "skew 0.8".
         partition: Partition of the samples among the workers.
-        contenders: Contenders by the name of the run, including `DENSE`.
-        num_workers: Workers on equal platforms.
+        contenders: Contenders, including `DENSE`, by name of the run.
+        num_workers: Number of workers, on equal platforms.
     """
 
     setting: str
@@ -66,7 +66,7 @@ class SlowLinkContest(Contest):
             yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
 
     def plain(self) -> dict[str, Any]:
-        """All dependencies of its rows in JSON, except problem and seed."""
+        """Everything that its rows depend on, except problem and seed, in JSON."""
         return {
             "group": self.group,
             "setting": self.setting,
@@ -98,7 +98,7 @@ class SlowLinkContest(Contest):
 
 
 def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
-    """Results of a run: its curve, its traffic, and the accuracy of each worker."""
+    """The results of a run: its curve, its traffic and the accuracy of each worker."""
     last, workers = results.history[-1], results.worker_values
     return {
         "times": [evaluation.time for evaluation in results.history],
@@ -156,7 +156,7 @@ NOTE = (
 
 
 def contest_curves(rows: Iterable[Row], contest: ContestKey) -> list[Panel]:
-    """Accuracy of the averaged model against bytes and against time, of one contest."""
+    """Plot the averaged model's accuracy against bytes and against time for one contest."""
     axes: tuple[tuple[str, str, Unit], ...] = (
         ("bytes_per_worker", "sent per worker", "bytes"),
         ("times", "virtual time at 1 Mbit/s", "seconds"),
@@ -172,7 +172,7 @@ def contest_curves(rows: Iterable[Row], contest: ContestKey) -> list[Panel]:
 def contest_exhibits(
     name: str, contests: Sequence[SlowLinkContest], has_bars: bool, rows: Mapping[str, Row]
 ) -> Exhibits:
-    """A figure for each problem, with the curves of `contests`, and a table of all."""
+    """Make a figure for each problem, with the curves of `contests`, and a table of all."""
     found = placings(rows.values())
     caption = f"Curves: the averaged model, seed {contests[0].seed}."
     if has_bars:

@@ -66,7 +66,7 @@ def speedup(
     Args:
         settings: Settings of the study.
         controls: Imbalances at which random shares and GoSGD also run.
-        max_work: Limit of the others' samples, in multiples of EpochGossip's; None to give them
+        max_work: Limit of the others' samples, in multiples of EpochGossip's; None gives them
             all of its time, in which they converge.
     """
     limit = work_limit(settings, max_work)
@@ -99,8 +99,8 @@ def speedup(
 def selections(settings: StudySettings = StudySettings()) -> Study:
     """Time to EpochGossip's best accuracy less 0.3 points, with each selection, at 4 times.
 
-    `focused` and `random` have their defaults. The others look at all aggregated points before
-    each epoch, as in the paper, at its cost.
+    `focused` and `random` keep their defaults. The others look at all aggregated points before
+    each epoch, as in the paper, and pay for it.
 
     Args:
         settings: Settings of the study.

@@ -1,4 +1,4 @@
-"""Contests between ways to train one model in stages, tuned alike."""
+"""Contests between methods that train one model in stages, tuned alike."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ HELD_OUT = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class StageContest(Contest):
-    """One problem with all methods: candidates on one seed, the best of them on others.
+    """One problem with all methods: candidates on one seed, the best of them on other seeds.
 
     Args:
         stages: Settings of machines, links and sizes.
         methods: Names in `COMPETITORS` and `METHODS`.
         seeds: Seeds of the results.
-        setting: Difference from other contests of its problem.
+        setting: How this contest differs from others of its problem.
     """
 
     stages: StageSettings
@@ -99,9 +99,9 @@ class StageContest(Contest):
 
 
 def staleness(folder: Path) -> float | None:
-    """Mean number of a stage's batches in flight above it over a run.
+    """The mean number of a stage's batches in flight above it, over a run.
 
-    It is the staleness, in updates, of a true gradient, and of the targets of a
+    This is the staleness, in updates, of a true gradient and of the targets of a
     synthetic-gradient module.
     """
     notes = read_notes(folder / "events.jsonl", "stage")
@@ -115,7 +115,7 @@ def stage_exhibits(name: str, setting: str, note: str, rows: Mapping[str, Row]) 
 
     Args:
         name: Name of the figure.
-        setting: Label of the settings; empty for a single one.
+        setting: Label of the settings; empty if there is only one.
         note: Note below the table.
         rows: Rows of the cells.
     """

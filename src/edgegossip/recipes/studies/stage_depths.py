@@ -17,7 +17,7 @@ from edgegossip.recipes.studies.stage_methods import DIGITS, MNIST, NOTE, TWO_LA
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 CUTS: tuple[tuple[int, ...], ...] = ((4,), (2, 4, 6), (1, 2, 3, 4, 5, 6, 7))
-"""Cuts of eight layers into two, four and eight stages."""
+"""The cuts of eight layers into two, four and eight stages."""
 DEFAULTS = StudySettings(seeds=(0, 1, 2))
 HALF_OF_MNIST = replace(
     MNIST,
@@ -30,14 +30,14 @@ VGG16 = Problem(
     model=partial(vgg16_model, normalization="batch"),
     num_train=10_000,
     num_test=2_000,
-    settings=Settings(num_epochs=18),
+    settings=Settings(num_epochs=6),
     scaled_down="VGG16 with a quarter of its channels and with batch norm (the paper's is not "
-    "known); a fifth of CIFAR-10's pictures, 18 epochs, tested on 2,000.",
+    "known); a fifth of CIFAR-10's pictures, six epochs, tested on 2,000.",
 )
 BETWEEN_POOLINGS = StageSettings(
     width=0.25, cut_at=(10, 17, 24), in_flight=4, latency=0.001, bandwidth=125e6
 )
-"""Cuts after the second, third and fourth pooling."""
+"""The cuts after the second, third and fourth pooling layers."""
 
 
 def stages(settings: StudySettings = DEFAULTS) -> Study:

@@ -1,4 +1,4 @@
-"""Methods to train one model in stages: cost and benefit of decoupling."""
+"""Methods that train one model in stages: the cost and benefit of decoupling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 TWO_LAYERS_EACH = StageSettings(
     width=0.5, cut_at=(2, 4, 6), in_flight=4, latency=0.001, bandwidth=125e6
 )
-"""Four equal machines; a slow link would put most of the layers into one stage."""
+"""Four equal machines, with fast links; slow ones would put most layers into one stage."""
 
 MNIST = Problem(
     name="mnist",

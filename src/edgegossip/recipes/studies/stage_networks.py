@@ -1,4 +1,4 @@
-"""Stages on links of many qualities: the method with most samples per second on each."""
+"""Stages on links of many kinds: the method with most samples per second on each."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ IN_FLIGHT = (4, 8, 16, 32)
 WHOLE, NAIVE, PIPELINED, GREEDY = "whole", "naive", "pipelined", "greedy"
 NUM_LOOKS = 20
 STEADY = (0.3, 0.7)
-"""Part of a run for measuring its pace, without filling and draining the pipeline."""
+"""Part of a run in which its pace is measured, without filling and draining the pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageNetwork(Contest):
-    """One model in stages on the same machines, behind one kind of link.
+    """One model in stages on the same machines, joined by one kind of link.
 
     Args:
-        stages: Machines, and the link between each two.
+        stages: Machines and the links between them.
     """
 
     stages: StageSettings
 
     @property
     def megabits(self) -> float:
-        """Bytes per second of each link and direction."""
+        """Bandwidth of each link and direction, in Mbit/s."""
         return self.stages.bandwidth * 8e-6
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
@@ -163,7 +163,7 @@ def _exhibits(
 
 
 def _best(rows: Mapping[str, Row]) -> dict[tuple[float, Seconds, str], Row]:
-    """Find the fastest run of each way on each link."""
+    """Find the fastest run of each method on each link."""
     best: dict[tuple[float, Seconds, str], Row] = {}
     for row in rows.values():
         key = row["megabits"], row["latency"], row["run"]

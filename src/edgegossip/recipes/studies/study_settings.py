@@ -1,4 +1,4 @@
-"""Common settings of studies."""
+"""Settings common to studies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from edgegossip.recipes.recipe_settings import default_data_dir
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings:
-    """Common settings of studies.
+    """Settings common to studies.
 
     Args:
         short: Run for seconds instead of an hour, with built-in data and a small model. This
-            shows that everything works; its numbers mean nothing.
-        seeds: Seeds of the repetitions of each run, all different.
-        data_dir: Folder of the data sets, see docs/recipes.md; by default $EDGEGOSSIP_DATA.
+            shows that everything works, but its numbers mean nothing.
+        seeds: Seeds, all different; every run is repeated with each of them.
+        data_dir: Folder of the data sets (see docs/recipes.md); by default $EDGEGOSSIP_DATA.
 
     Raises:
         ValueError: If there is no seed, or a duplicate.
@@ -30,7 +30,7 @@ class StudySettings:
         check_seeds(self.seeds)
 
     def plain(self) -> dict[str, object]:
-        """Settings with an effect on results, in JSON."""
+        """The settings that affect results, in JSON."""
         return {"short": self.short, "seeds": list(self.seeds)}
 
 

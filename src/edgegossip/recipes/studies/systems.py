@@ -1,4 +1,4 @@
-"""One table of systems of the literature: the same uneven machines, links, data and time."""
+"""One table of published systems, on the same uneven machines, links, data and time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUM_WORKERS = 8
 IMBALANCE = 4.0
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
-"""Number of final looks in a run's mean accuracy."""
+"""Number of final looks whose mean is a run's accuracy."""
 
 SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
 NUM_EVALUATIONS = 60
@@ -43,7 +43,7 @@ class SystemContest(Contest):
     """All systems on links of one speed: candidates on one seed, the best of them on others.
 
     Args:
-        megabits: Megabits per second of each worker's uplink and downlink, and of a server's.
+        megabits: Megabits per second of each uplink and downlink, including a server's.
         systems: Systems to compare.
         seeds: Seeds of the results.
     """
@@ -54,7 +54,7 @@ class SystemContest(Contest):
 
     @property
     def setting(self) -> str:
-        """Value of `setting` in the rows."""
+        """The value of `setting` in the rows."""
         return f"{self.megabits:g} Mbit/s"
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:

@@ -1,4 +1,4 @@
-"""Time of parameter servers to one loss, by method, speeds, delay, bandwidth and workers."""
+"""Time of parameter servers to a given loss, by method, speeds, delay, links and workers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ TUNING = {
     "har-cnn": {"look_seconds": 2.0, "max_seconds": 500.0},
     SMALL_MLP.name: {"look_seconds": 1.0, "max_seconds": 20.0},
 }
-"""Other goals of tuning runs."""
+"""Goals of tuning runs that differ from the usual ones."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
 CHOSEN: dict[str, Mapping[str, Candidate]] = {
@@ -135,7 +135,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
         for name, method in METHODS.items()
     },
 }
-"""Best settings in `adsp/tuning`, by problem and method."""
+"""The best settings in `adsp/tuning`, by problem and method."""
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
@@ -247,9 +247,9 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
-    """Speeds that change in the run: a third of the workers becomes four times slower.
+    """Speeds that change during the run: a third of the workers becomes four times slower.
 
-    On the paper's own testbed, H rose from 2 to 6 during a run, unnoticed.
+    On the paper's own testbed, H rose from 2 to 6 during a run without being noticed.
 
     Args:
         settings: Settings of the study.
@@ -271,7 +271,7 @@ SLOW_DOWN = 4.0
 
 
 def _throttled(problem: Problem, machines: Cluster) -> Cluster:
-    """Slow the last third of the workers down, early in the run."""
+    """Slow down the last third of the workers early in the run."""
     trace = ThrottlingTrace((0.0, SLOW_DOWN_AT[problem.name]), (1.0, SLOW_DOWN))
     num_slow = machines.num_workers // 3
     steady, slow = machines.platforms[:-num_slow], machines.platforms[-num_slow:]

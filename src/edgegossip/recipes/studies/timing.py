@@ -1,4 +1,4 @@
-"""Timing on one thread, with little disturbance by other work."""
+"""Timing on one thread, with little disturbance from other work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def processor_seconds(work: Callable[[], object], num_repeats: int = 3) -> Secon
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Processor seconds of the three steps of aggregation."""
+    """Processor seconds that the three steps of aggregation take."""
 
     reduction: Seconds
     division: Seconds
@@ -47,7 +47,7 @@ class StepTimes:
 
 
 def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData, StepTimes]:
-    """Aggregate on one thread, and measure each step; the rest counts as means."""
+    """Aggregate on one thread and measure each step; the rest counts towards the means."""
     reduction: Any = _Timed(chosen.reduction)
     division: Any = _Timed(chosen.division)
     timed = replace(chosen, reduction=reduction, division=division)

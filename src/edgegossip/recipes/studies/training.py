@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
 from edgegossip.experiments.study import Row, Study
@@ -25,6 +26,7 @@ from edgegossip.recipes.studies.race import (
     CONTROLS,
     EDGE_GOSSIP,
     LOSS,
+    Race,
     Setup,
     less_work,
     on_each_setup,
@@ -44,7 +46,7 @@ RATIOS = (5, 10, 20)
 """The aggregation ratios that the paper compares."""
 
 PAPER_LOSS = 0.0078
-"""The paper's average loss of accuracy, which our targets use."""
+"""The paper's average loss of accuracy, on which our targets are based."""
 
 NAMES = (
     "epoch-gossip is what the paper calls GoSGD (a barrier after each epoch), gosgd the "
@@ -72,29 +74,12 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
         for race in races_of(problem, (_paper_machines(problem, runs),), settings)
     ]
 
-    def exhibit(rows: Mapping[str, Row]) -> Exhibits:
-        seed = settings.seeds[0]
-        groups = {row["group"] for row in rows.values()}
-        panels = [
-            curves(
-                on_each_setup(rows.values()),
-                (race.group, race.setups[0].name, seed),
-                title=race.group,
-                x_label="virtual time (s)",
-            )
-            for race in races
-            if race.seed == seed and race.group in groups
-        ]
-        caption = f"Seed {seed}. {NAMES}"
-        found = standings(rows.values(), PAPER_LOSS)
-        return _figure_and_table("fig5", "Accuracy over time", caption, panels, found)
-
     return race_study(
         "fig5",
         "How fast do four models learn, with three techniques of aggregation?",
         settings,
         races,
-        exhibit,
+        partial(_fig5_exhibits, races, settings.seeds[0]),
         printed=(
             "Figure 5 shows curves only; no speed-up of a single model is printed.",
             "On average over all models, EdgeGossip takes 2.70 times less training time than "
@@ -106,6 +91,23 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
             "speeds.",
         ),
     )
+
+
+def _fig5_exhibits(races: Sequence[Race], seed: int, rows: Mapping[str, Row]) -> Exhibits:
+    groups = {row["group"] for row in rows.values()}
+    panels = [
+        curves(
+            on_each_setup(rows.values()),
+            (race.group, race.setups[0].name, seed),
+            title=race.group,
+            x_label="virtual time (s)",
+        )
+        for race in races
+        if race.seed == seed and race.group in groups
+    ]
+    caption = f"Seed {seed}. {NAMES}"
+    found = standings(rows.values(), PAPER_LOSS)
+    return _figure_and_table("fig5", "Accuracy over time", caption, panels, found)
 
 
 def fig6(settings: StudySettings = StudySettings()) -> Study:
@@ -238,7 +240,7 @@ def _differences(settings: StudySettings, difference: str) -> tuple[str, ...]:
 def _time_and_loss(
     name: str, heading: str, x_label: str
 ) -> Callable[[Mapping[str, Row]], Exhibits]:
-    """Bars of time to target and of the loss of accuracy, side by side."""
+    """Draw bars of the time to target and of the loss of accuracy, side by side."""
 
     def exhibit(rows: Mapping[str, Row]) -> Exhibits:
         found = standings(rows.values(), PAPER_LOSS)
