@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-all check check-style check-types check-wheel check-examples \
-	check-demo check-slow check-oldest nightly coverage docs format clean
+	check-demo check-slow check-oldest check-trackers nightly coverage docs format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -80,6 +80,15 @@ check-oldest: ## Run the fast tests with the oldest versions that pyproject.toml
 	$(SCRATCH)/oldest/venv/bin/pip install --quiet -c constraints.txt pytest pytest-xdist hypothesis redis
 	$(SCRATCH)/oldest/venv/bin/pip freeze
 	$(SCRATCH)/oldest/venv/bin/pytest -q -n auto -W ignore::DeprecationWarning -W ignore::FutureWarning
+
+check-trackers: ## Try trackers, pandas and the export with the real packages
+	rm -rf $(SCRATCH)/trackers && mkdir -p $(SCRATCH)/trackers
+	$(PYTHON) -m venv $(SCRATCH)/trackers/venv
+	$(SCRATCH)/trackers/venv/bin/pip install --quiet $$(grep '^torch==' constraints.txt) \
+		pytest pytest-xdist hypothesis huggingface_hub -e '.[mlflow,pandas,tensorboard,trackio,wandb]'
+	$(SCRATCH)/trackers/venv/bin/pip freeze
+	$(SCRATCH)/trackers/venv/bin/pytest -q -m "" tests/unit/test_real_trackers.py \
+		tests/unit/test_frame.py tests/unit/test_export.py
 
 nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
 	$(BIN)/python -m tests.nightly $(SEARCH) $(if $(SEED),--seed $(SEED))

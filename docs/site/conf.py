@@ -57,6 +57,7 @@ docs/edgegossip
 docs/parameter-servers
 docs/stages
 docs/tasks
+docs/tools
 docs/recipes
 Simulator <docs/simulator>
 Real machines <docs/network>
