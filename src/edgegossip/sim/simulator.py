@@ -155,7 +155,10 @@ class Simulator(Generic[State]):
             LocalProtocolError: If the algorithm breaks the contract or waits forever.
         """
         agenda, times = self._agenda, self._agenda.times
-        while times and times[0] <= until and not self.should_stop:
+        # CPython 3.11 specializes the code of a loop only if its jump back has no condition.
+        while True:
+            if not times or times[0] > until or self.should_stop:
+                break
             if not self._num_open and self.is_over:
                 break
             self.now, rank, item = agenda.pop()
