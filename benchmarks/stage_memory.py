@@ -79,7 +79,7 @@ class Slow(DecoupledStage):
 
 
 def noise(num_features: int) -> Dataset:
-    """Samples of random numbers, as what is learnt is of no matter here."""
+    """Random samples, because what the model learns does not matter here."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn((2048, num_features), generator=random)
     split = ArraySplit(x, torch.arange(len(x)) % 10)

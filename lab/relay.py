@@ -38,7 +38,7 @@ def open_interface(name: str) -> socket.socket:
 
 
 def relay(first: str, second: str, latency: float) -> None:
-    """Pass frames both ways for ever, `latency` seconds late."""
+    """Pass frames both ways until stopped, `latency` seconds late."""
     ends = [open_interface(first), open_interface(second)]
     print("ready", flush=True)
     held: deque[tuple[float, socket.socket, bytes]] = deque()  # in order of their times

@@ -272,7 +272,7 @@ def test_links_close_when_a_certificate_expires(
     ("rank", "run", "report"),
     [
         (2, "feed", (2, OTHER_SETTINGS)),
-        (3, RUN, (None, "a link from 'worker-3', which is none of 3 workers")),
+        (3, RUN, (None, "a link from 'worker-3', which is not one of the 3 workers")),
     ],
     ids=["another run", "a rank beyond"],
 )

@@ -134,7 +134,7 @@ def test_a_dict_whose_keys_take_for_ever_to_hash_is_refused(tmp_path: Path) -> N
     for number in range(1, 60):
         fields = {"latency": nested, "bandwidth": {"same": number - 1}}
         nested = {"dataclass": name, "number": number, "fields": fields}
-    with pytest.raises(ValueError, match="is no key of a dict"):
+    with pytest.raises(ValueError, match="is not a key of a dict"):
         assemble({"dict": [[nested, 0]]}, {})
 
 

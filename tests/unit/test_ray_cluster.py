@@ -139,7 +139,7 @@ def test_an_address_where_something_else_answers_is_told() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(NetworkError, match="what answers there is no Ray cluster"):
+        with pytest.raises(NetworkError, match="is not a Ray cluster"):
             RayPool(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
 

@@ -147,7 +147,7 @@ def test_an_empty_part_is_not_genuine(folder: Path) -> None:
     assert seals(folder, 0).read(message(), RANK, {}) is None
 
 
-# Certificates that change, or are good no more.
+# Certificates that change, or are no longer valid.
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_who_passes_on_what_is_sealed_with_an_old_certificate_has_not_lied(
     assert admitted is not None
     assert by_origin(admitted[1].payload).keys() == {1}
     assert admission.offenders == []
-    assert admission.dropped == {(2, "with a certificate that is good no more"): 1}
+    assert admission.dropped == {(2, "with a certificate that is no longer valid"): 1}
 
 
 # Keys that cannot sign.
@@ -256,7 +256,7 @@ def with_key(credentials: Credentials, key: bytes) -> Credentials:
 
 def test_a_key_that_cannot_sign_is_said_at_once(folder: Path) -> None:
     credentials = with_key(TLS.from_folder(folder, RANK).check(RANK), ED25519)
-    with pytest.raises(NetworkError, match="key of worker-1 is no elliptic-curve key"):
+    with pytest.raises(NetworkError, match="key of worker-1 is not an elliptic-curve key"):
         Seals(lambda: credentials, RANK, RUN)
 
 

@@ -88,7 +88,7 @@ def test_a_checkpoint_of_something_else_is_reported_and_done_without(
 ) -> None:
     save_checkpoint(tmp_path / "checkpoint.safetensors", kept)
     assert goes_on_at(tmp_path) == 0
-    assert "checkpoint.safetensors is no worker's checkpoint" in caplog.text
+    assert "checkpoint.safetensors is not a worker's checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize(

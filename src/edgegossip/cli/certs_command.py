@@ -142,7 +142,7 @@ USAGE = """\
 usage: edgegossip certs init [OPTIONS]            an authority, once for all workers
        edgegossip certs issue --rank R [OPTIONS]  a worker's key and certificate
        edgegossip certs issue --router [OPTIONS]  the routers'
-       edgegossip certs revoke --rank R           they are good no more
+       edgegossip certs revoke --rank R           withdraw the certificates of rank R
        edgegossip certs list                      what there is
        edgegossip certs init --help               every option; the same for issue
 """

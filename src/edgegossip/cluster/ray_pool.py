@@ -193,7 +193,7 @@ class RayPool:
         """Give up this core, on which no actor can be started."""
         if self._is_closing.is_set():
             return
-        _log.warning("a core of %s is used no longer: %s", node.host, error)
+        _log.warning("a core of %s is no longer used: %s", node.host, error)
         nodes = self._session.nodes()
         cores = {(each.name, number) for each in nodes for number in range(each.num_cores)}
         with self._lock:
@@ -202,7 +202,7 @@ class RayPool:
         if is_last:
             raise TrainingError(
                 "no core of the Ray cluster is left to train on; start machines, and "
-                f"--resume. Of the last one: {error}"
+                f"--resume. The last error: {error}"
             )
 
 
@@ -293,8 +293,8 @@ class _Service:
                 job.arrives.set_exception(
                     TrainingError(
                         f"training of worker {job.twin.origin.rank} ended {_MOST_LOSSES} "
-                        "actors, perhaps for want of memory; use fewer --threads, and "
-                        f"--resume. Of the last one: {error}"
+                        "actors, perhaps for lack of memory; use fewer --threads, and "
+                        f"--resume. The last error: {error}"
                     )
                 )
         self.placement.lose(self.seat, again)

@@ -282,13 +282,13 @@ def _knock(address: str) -> None:
         answer = _answer(host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise NetworkError(
-            f"nobody answers at --ray-address {address} ({error}); on the machine that shall "
+            f"nobody answers at --ray-address {address} ({error}); on the machine that is to "
             "be the head: ray start --head --port PORT"
         ) from error
     if answer[3:4] != _SETTINGS[3:4] and "RAY_USE_TLS" not in os.environ:
         raise NetworkError(
-            f"--ray-address {address}: what answers there is no Ray cluster; give the address "
-            "that `ray start --head` printed for other nodes to join"
+            f"--ray-address {address}: the program that answers there is not a Ray cluster; "
+            "give the address that `ray start --head` printed for other nodes to join"
         )
 
 

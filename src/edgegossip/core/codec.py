@@ -226,7 +226,7 @@ def _read_header(header: bytes) -> _Header:
 def _read_json(header: bytes) -> _Header:
     fields = json.loads(header.decode(), object_pairs_hook=_unique)
     if not isinstance(fields, dict) or len(fields) > 1 + MAX_TENSORS:
-        raise ValueError("a header that is no object, or too large")
+        raise ValueError("the header is not an object, or is too large")
     kind, round, numbers = _metadata(fields.pop(_METADATA, None))
     places = tuple([(*_place(entry), name) for name, entry in fields.items()])
     num_bytes = _end_without_gaps(place[:2] for place in places)
@@ -251,7 +251,7 @@ def _metadata(metadata: Any) -> tuple[str, int, dict[str, float]]:  # noqa: ANN4
             len(metadata) == 3
         ):
             return kind, _whole(digits), _read_numbers(text, _check_names)
-    raise ValueError("no 'kind' and 'round' in the metadata, or something besides")
+    raise ValueError("the metadata must hold 'kind' and 'round' and nothing else")
 
 
 def _read_numbers(text: str, are_names: Callable[[tuple[str, ...]], bool]) -> dict[str, float]:
@@ -297,7 +297,7 @@ def _place(entry: Any) -> tuple[int, int, torch.dtype, tuple[int, ...]]:  # noqa
         } if len(entry) == 3 and code in _DTYPES and len(shape) <= MAX_DIMS:
             dtype = _DTYPES[code]
             if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-                raise ValueError("a length or place that is no number")
+                raise ValueError("a length or place is not a number")
             # PyTorch multiplies lengths even if one of them is 0.
             if math.prod(max(1, length) for length in shape) >= 2**48:
                 raise ValueError("a tensor too large")

@@ -59,7 +59,7 @@ def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
     """No event is left at `now`, but these workers have not finished."""
     return LocalProtocolError(
         f"at {now:g} s nothing is left to happen, but workers {ranks[:8]} have not finished: "
-        "they wait for ever. Where messages can be lost, give the algorithm a timeout, or "
+        "they wait forever. Where messages can be lost, give the algorithm a timeout, or "
         "push-sum, ADPSGD and parameter servers resend_after"
     )
 

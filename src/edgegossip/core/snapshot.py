@@ -131,7 +131,7 @@ class _Assembling:
                 return plain
             case {"tuple": elements}:
                 return tuple(self._give_key(element) for element in elements)
-        raise ValueError(f"{plain!r:.60} is no key of a dict")
+        raise ValueError(f"{plain!r:.60} is not a key of a dict")
 
     def _give_dataclass(self, name: str, number: int, fields: Mapping[str, Json]) -> Any:  # noqa: ANN401
         kind = _find_dataclass(name)

@@ -384,7 +384,7 @@ def _kept(path: Path) -> dict[str, Any] | None:
         require_numbers(checkpoint, ("now", "incarnation"))
         return checkpoint
     except ValueError as error:
-        _LOG.warning("%s is no worker's checkpoint (%s) - beginning without it", path, error)
+        _LOG.warning("%s is not a worker's checkpoint (%s) - starting without it", path, error)
         return None
     except RunFolderError as error:
         _LOG.warning("%s - beginning without it", error)

@@ -196,7 +196,7 @@ class Admission:
         if seal is None:
             raise _AdmissionError(IN_ANOTHERS_NAME, f"{message.kind!r} of {origin}")
         if seal.flaw is not None:
-            self.refused(origin, "with a certificate that is good no more", seal.flaw)
+            self.refused(origin, "with a certificate that is no longer valid", seal.flaw)
         return seal.flaw is None and self._life_of(origin) in (0, seal.life)
 
     def _excess(self, author: Rank | None, kind: str, sizes: _Sizes) -> str | None:

@@ -260,7 +260,7 @@ class Post:
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
     def _mute(self, rank: Rank, why: str) -> list[Event]:
-        _LOG.warning("worker %d is heard no longer, until it is started again: %s", rank, why)
+        _LOG.warning("ignoring worker %d until it is started again: %s", rank, why)
         self._strikes.mute(rank)
         self.plausibility.acquit(rank)
         self.peers[rank].refuse()

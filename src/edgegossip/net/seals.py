@@ -158,9 +158,9 @@ def _signer(identity: IdentityFiles) -> _Signer:
     key = load_pem_private_key(identity.key, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise NetworkError(
-            f"the key of {common_name(identity.holder.subject)} is no elliptic-curve key, "
-            "which messages that others pass on are signed with; make keys with: edgegossip "
-            "certs issue"
+            f"the key of {common_name(identity.holder.subject)} is not an "
+            "elliptic-curve key, which messages that are passed on need for their signature; "
+            "make keys with: edgegossip certs issue"
         )
     return _Signer(key, identity.holder.public_bytes(Encoding.DER))
 

@@ -86,7 +86,10 @@ def report_links(
         elif name not in holders and "@" in name:
             report(None, f"a link from {name[:80]!r}, which is good in other runs only")
         elif name not in holders:
-            report(None, f"a link from {name[:80]!r}, which is none of {num_workers} workers")
+            report(
+                None,
+                f"a link from {name[:80]!r}, which is not one of the {num_workers} workers",
+            )
         elif names.setdefault(session_id, name) != name:
             report(None, f"a link from {name!r} in a session of {names[session_id]!r}")
 

@@ -366,4 +366,4 @@ def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
             "certificates (edgegossip certs init), or say --insecure in a network that you "
             "trust"
         )
-    _LOG.warning("nothing is encrypted and nobody is asked who they are: %s", where)
+    _LOG.warning("nothing is encrypted, and no peer has to prove who it is: %s", where)

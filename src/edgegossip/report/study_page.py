@@ -51,8 +51,8 @@ def write_study_report(folder: Path) -> Path:
         page = template("study.html").render(study=study, pictures=pictures)
     except DRAWING_ERRORS as error:
         raise RunFolderError(
-            f"{folder / STUDY} is damaged ({error!r:.300}); go on with the "
-            "study, and it is written anew"
+            f"{folder / STUDY} is damaged ({error!r:.300}); continue the "
+            "study, which writes it anew"
         ) from error
     try:
         _write(folder, page, pictures)

@@ -119,5 +119,5 @@ class Balancer:
             raise PlatformError(
                 f"{len(failed)} of {len(shares.has_failed)} platforms have failed (ranks "
                 f"{failed}), more than max_failed_share={self.max_failed_share:g} allows, and "
-                "on_failure='halt'; choose 'continue' or 'reassign' to go on without them"
+                "on_failure='halt'; choose 'continue' or 'reassign' to continue without them"
             )

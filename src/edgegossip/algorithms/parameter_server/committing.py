@@ -161,7 +161,7 @@ class Committing(Algorithm[State]):
         if state.round < self.num_rounds:
             raise ServerLostError(
                 f"worker {state.rank} has waited {self.patience:g} s for the server, rank "
-                f"{SERVER}, which is lost; start it again, and go on with --resume"
+                f"{SERVER}, which is lost; start it again, and continue with --resume"
             )
 
     def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:

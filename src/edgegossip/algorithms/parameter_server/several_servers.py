@@ -152,7 +152,7 @@ class SeveralServers:
         if state.lost and state.round < self.algorithm.num_rounds:
             raise ServerLostError(
                 f"worker {state.rank} has waited {self.algorithm.patience:g} s for the server, "
-                f"rank {min(state.lost)}, which is lost; start it again, and go on with "
+                f"rank {min(state.lost)}, which is lost; start it again, and continue with "
                 "--resume"
             )
 

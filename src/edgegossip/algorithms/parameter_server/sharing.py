@@ -238,7 +238,7 @@ class Sharing:
             case TimerFired() if SERVER in state.lost and not state.has_finished:
                 raise ServerLostError(
                     f"server {state.rank} has waited {self.algorithm.patience:g} s for rank "
-                    f"{SERVER}, which is lost; start it again, and go on with --resume"
+                    f"{SERVER}, which is lost; start it again, and continue with --resume"
                 )
             case WorkerLost(rank):
                 state.lost[rank] = None

@@ -138,7 +138,7 @@ class Standby(Halves):
             raise ServerLostError(
                 f"rank {state.rank}, which serves, has waited {algorithm.patience:g} s for "
                 f"more than half of all {election.num_ranks} ranks; start the others again, "
-                "and go on with --resume"
+                "and continue with --resume"
             )
 
     def _start(self, state: StandbyState, event: Started, now: Seconds) -> list[Effect]:

@@ -110,7 +110,7 @@ class Pipelined(Stages):
             raise ServerLostError(
                 f"worker {state.rank} has waited {self.patience:g} s for worker "
                 f"{self.above(state.rank)}, which holds the next stage and is lost; start it "
-                "again, and go on with --resume"
+                "again, and continue with --resume"
             )
         return []
 

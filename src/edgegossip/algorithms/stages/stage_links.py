@@ -123,8 +123,8 @@ class StageLinks(Algorithm[StageState]):
         found = self.inner.warnings(setting)
         if setting.drops_messages and self.forget_after is None:
             found.append(
-                "the network loses messages, and a stage waits for each answer for good; set "
-                "forget_after"
+                "the network loses messages, and a stage waits for each answer without "
+                "end; set forget_after"
             )
         return found
 

@@ -65,7 +65,7 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     return Study(
         name="edgegossip/fig3",
         is_timed=True,
-        title="Which technique of aggregation is fast, and whose points can be learnt from?",
+        title="Which technique of aggregation is fast, and whose points can be learned from?",
         printed=(
             "Eight combinations of reduction and division are compared, and three selected: "
             "SVD of single points with k-means, incremental SVD with LSH, hash with k-means.",
@@ -167,7 +167,7 @@ def _fig3_time(groups: Mapping[str, list[Row]], timed: Sequence[str]) -> Panel:
 def _fig3_accuracy(groups: Mapping[str, list[Row]]) -> Panel:
     accuracy = tuple(_middle(some, "accuracy") for some in groups.values())
     return Panel(
-        title="Accuracy learnt from the points alone",
+        title="Accuracy learned from the points alone",
         kind="bars",
         x_label="",
         y_label="accuracy",

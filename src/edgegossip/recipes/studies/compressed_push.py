@@ -91,7 +91,7 @@ CIFAR10_LENET5 = _problem(
     lenet5,
     recipes.CIFAR10_LENET5,
     augmentation=flip_and_crop,
-    scaled_down="CIFAR-10 is also learnt by LeNet-5: ResNet-20 takes hours on two cores.",
+    scaled_down="CIFAR-10 is also learned by LeNet-5: ResNet-20 takes hours on two cores.",
 )
 CIFAR10_RESNET20 = _problem(
     "cifar10-resnet20",

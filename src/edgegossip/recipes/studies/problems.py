@@ -207,7 +207,7 @@ DIGITS_MLP = Problem(
         num_epochs=4, batch_size=16, lr=0.02, throughput=100.0, exchange_probability=0.1
     ),
     scaled_down="The short form: 400 handwritten digits of 8 x 8 pixels and a small "
-    "perceptron stand for everything. Its numbers mean nothing.",
+    "perceptron replace the data and the model. Its numbers mean nothing.",
 )
 MNIST_MLP = Problem(
     name="mnist-mlp",
