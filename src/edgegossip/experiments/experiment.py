@@ -172,10 +172,12 @@ class Comparison:
         target_gap: Distance of the target from the baseline's best accuracy, in [0, 1].
         bytes_reference: Dense run with one step per round, which defines the bytes of
             uncompressed push-sum; None for no ratios of bytes. See `Traffic.ratios`.
+        tunable: Arguments of the recipe that matter for some runs in addition to `lr`, by the
+            name of the run, with values that `edgegossip plan` tries, the likeliest first.
 
     Raises:
-        ValueError: If `baseline` or `bytes_reference` names no run, or a number is out of
-            range.
+        ValueError: If `baseline`, `bytes_reference` or `tunable` names no run, or a number is
+            out of range.
     """
 
     experiments: Mapping[str, Experiment]
@@ -183,6 +185,7 @@ class Comparison:
     target_accuracy: float | None = None
     target_gap: float = 0.005
     bytes_reference: str | None = None
+    tunable: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.experiments:
@@ -195,6 +198,9 @@ class Comparison:
             name = getattr(self, role)
             if name is not None and name not in self.experiments:
                 raise ValueError(unknown_name(role, name, self.experiments))
+        for name in self.tunable:
+            if name not in self.experiments:
+                raise ValueError(unknown_name("run in tunable", name, self.experiments))
         if self.bytes_reference is not None:
             traits = self.experiments[self.bytes_reference].algorithm.traits
             if traits.local_steps not in (1, None):

@@ -88,7 +88,13 @@ def compare_baselines(
         experiments={algorithm_name(each): experiment(each) for each in algorithms},
         baseline="epoch-gossip",
         target_accuracy=target_accuracy,
+        tunable={"gosgd": {"exchange_probability": _around(settings.exchange_probability)}},
     )
+
+
+def _around(probability: float) -> tuple[float, ...]:
+    """Values to try for a probability; it may be 0."""
+    return tuple(dict.fromkeys((probability, probability / 4, min(1.0, 4 * probability))))
 
 
 def _algorithms(num_workers: int, settings: Settings) -> list[Algorithm[Any]]:
