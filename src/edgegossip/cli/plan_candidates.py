@@ -29,13 +29,18 @@ class Proposal:
         recipe: Name of the recipe.
         only: Name of the algorithm.
         words: The recipe's options as typed.
-        told: Settings that differ between the candidates, in words.
+        point: Those of them that differ between the proposals, with their values.
     """
 
     recipe: str
     only: str
     words: tuple[str, ...]
-    told: str
+    point: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """Settings that differ between the proposals, in words."""
+        return label([*self.point])
 
     @property
     def label(self) -> str:
@@ -51,10 +56,8 @@ class Proposal:
     def command(self, start: str, seconds: Seconds) -> str:
         """Command that starts it for real."""
         limit = duration_words(self.recipe, seconds) or ["--max-seconds", f"{seconds:g}"]
-        return shlex.join(
-            ["edgegossip", *start.split(), self.recipe, "--only", self.only]
-            + [*self.words, *limit]
-        )
+        words = [*start.split(), self.recipe, "--only", self.only, *self.words, *limit]
+        return shlex.join(["edgegossip", *words])
 
 
 def duration_words(recipe: str, seconds: Seconds) -> Words:
@@ -96,7 +99,7 @@ def candidates(
                 recipe=name,
                 only=only,
                 words=(*fixed, *point, *number),
-                told=label(point),
+                point=tuple(point),
             )
             for point in points
         ]
@@ -127,7 +130,11 @@ def _points(tried: Mapping[str, Words]) -> list[Words]:
     combinations = itertools.product(*(enumerate(some) for some in tried.values()))
     ordered = sorted(combinations, key=lambda each: sum(index > 0 for index, _ in each))
     return [
-        [word for option, (_, value) in zip(tried, each, strict=True) for word in (option, value)]
+        [
+            word
+            for option, (_, value) in zip(tried, each, strict=True)
+            for word in (option, value)
+        ]
         for each in ordered
     ]
 

@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-import sys
+import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
 from edgegossip.cli.commands import repeatable
 from edgegossip.cli.plan_candidates import Proposal, candidates
-from edgegossip.cli.plan_ranking import Outlook, ranked, reason
+from edgegossip.cli.plan_ranking import ranked
+from edgegossip.cli.plan_results import advice, exhibits, print_ranking, ranking_rows
 from edgegossip.cli.plan_study import Stage, cells_of, measured_cost, measured_throughput
-from edgegossip.cli.recipe import parse_recipe, recipe_name
+from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, split_values
-from edgegossip.core.errors import UsageError
+from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_range, check_ranges
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.core.ranges import check_ranges
 from edgegossip.experiments.experiment import Comparison
 from edgegossip.experiments.halving import Cost, ladders, most_whole_runs, total_cost
 from edgegossip.experiments.machine_list import Machine, read_machines
 from edgegossip.experiments.run_folder import read_json
-from edgegossip.experiments.study import STUDY, Row, Study
+from edgegossip.experiments.study import STUDY, Study
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 from edgegossip.report import units
 
-OWN = ("--machines", "--target", "--max-seconds", "--held-out", "--budget")
+OWN = (
+    "--machines",
+    "--measure",
+    "--only",
+    "--target",
+    "--max-seconds",
+    "--held-out",
+    "--budget",
+)
 """Options of the plan, which its candidates do not have."""
 WHOLE_RUNS = 6.0
 """Tuning of each candidate without a budget: enough for 27 settings and three rungs, the last
 one with whole runs."""
-SHOWN = 5
-"""Candidates whose curves are drawn."""
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|runs)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -54,6 +56,9 @@ class PlanOptions(SeveralSeeds):
         machines: TOML file with a [[machine]] table for each machine, in order of ranks: name,
             speed (relative to this machine), samples_per_second or profile, mbits, latency_ms,
             count, endpoint.
+        measure: Measure this machine for this many seconds and print its table for the file of
+            machines; nothing is planned.
+        only: Algorithms to consider; by default all of the recipe.
         budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or its
             number of simulated runs of full length, such as 60runs, which does not depend on
             this machine; by default six runs for the tuning of each algorithm.
@@ -61,7 +66,9 @@ class PlanOptions(SeveralSeeds):
         max_seconds: Virtual seconds of a full run; by default as many samples as in the recipe.
     """
 
-    machines: Path
+    machines: Path | None = None
+    measure: Seconds | None = None
+    only: tuple[str, ...] = ()
     budget: str | None = None
     target: float | None = None
     max_seconds: Seconds | None = None
@@ -70,7 +77,13 @@ class PlanOptions(SeveralSeeds):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, target="in (0, 1) or None", held_out="in (0, 1)")
-        check_range("max_seconds", self.max_seconds, "above 0 and finite, or None")
+        check_ranges(self, max_seconds="above 0 and finite, or None")
+        check_ranges(self, measure="above 0 and finite, or None")
+        if (self.machines is None) == (self.measure is None):
+            raise ValueError(
+                "plan needs --machines FILE.toml with a table for each machine; on each of "
+                "them, --measure 10 prints its table"
+            )
         if self.budget is not None and _BUDGET.fullmatch(self.budget) is None:
             raise ValueError(
                 f"budget must be a time, such as 90s, 20m or 2h, or a number of full runs, "
@@ -113,14 +126,29 @@ class Plan:
 
 def plan_command(arguments: list[str]) -> int:
     """`edgegossip plan`."""
+    if any(word.partition("=")[0] == "--measure" for word in arguments):
+        print(measured_machine(arguments))
+        return 0
     options, plan = parse_plan(arguments)
     print(_announcement(plan), flush=True)
     rows = carry_out(plan.study, options, repeatable("plan", arguments))
-    target, order = ranked(_ranking(rows), options.target)
+    target, order = ranked(ranking_rows(rows), options.target)
     print_ranking(order, target)
-    for line in advice(target, order, plan):
+    for line in advice(target, order, plan.stage, plan.proposals):
         print(line)
     return 0
+
+
+def measured_machine(arguments: Sequence[str]) -> str:
+    """Measure this machine, and write its table for the file of machines."""
+    name, options, chosen = parse_recipe("plan", PlanOptions, arguments)
+    speed = measured_throughput(pick(name, chosen, None), options.measure or 0.0)
+    return (
+        f"[[machine]]\nname = {json.dumps(socket.gethostname())}\n"
+        f"samples_per_second = {speed:.4g}\n"
+        "# mbits = 100       # of its link, each way\n"
+        "# latency_ms = 5    # to the network: half the time that `edgegossip doctor` shows\n"
+    )
 
 
 def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Plan]:
@@ -134,8 +162,10 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Plan]:
     name, words = recipe_name("plan", arguments)
     values = split_values("plan", name, words)
     _, options, _ = parse_recipe("plan", PlanOptions, [name, *values.fixed])
+    assert options.machines is not None
     machines = read_machines(options.machines)
-    comparison, proposals = candidates(name, values, OWN, len(machines))
+    comparison, every = candidates(name, values, OWN, len(machines))
+    proposals = _chosen(every, options.only)
     kept = _measured_before(options)
     measured = kept.samples_per_second or _measured(machines, comparison)
     stage = Stage(
@@ -164,12 +194,19 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Plan]:
             "whole_runs": effort.whole_runs,
         },
         cells=cells_of(stage, proposals, found, options.seeds),
-        exhibit=partial(_exhibits, options.target),
+        exhibit=partial(exhibits, options.target),
     )
-    plan = Plan(
-        study=study, stage=stage, proposals=proposals, wall_seconds=effort.wall_seconds
-    )
+    plan = Plan(study=study, stage=stage, proposals=proposals, wall_seconds=effort.wall_seconds)
     return options, plan
+
+
+def _chosen(
+    every: Mapping[str, list[Proposal]], only: Sequence[str]
+) -> dict[str, list[Proposal]]:
+    """The proposals of some algorithms; of all if there is no name."""
+    if unknown := [name for name in only if name not in every]:
+        raise UsageError(unknown_name("algorithm", unknown[0], every))
+    return {name: some for name, some in every.items() if name in only or not only}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +221,9 @@ def _measured_before(options: PlanOptions) -> _Before:
     if not options.resume or options.out is None or not (options.out / STUDY).exists():
         return _Before()
     settings = read_json(options.out / STUDY)["settings"]
-    return _Before(**{name: settings.get(name) for name in ("samples_per_second", "whole_runs")})
+    return _Before(
+        **{name: settings.get(name) for name in ("samples_per_second", "whole_runs")}
+    )
 
 
 def _measured(machines: Sequence[Machine], comparison: Comparison) -> float | None:
@@ -194,9 +233,7 @@ def _measured(machines: Sequence[Machine], comparison: Comparison) -> float | No
     return measured_throughput(comparison.experiments[comparison.baseline])
 
 
-def _duration(
-    comparison: Comparison, machines: Sequence[Machine], measured: float
-) -> Seconds:
+def _duration(comparison: Comparison, machines: Sequence[Machine], measured: float) -> Seconds:
     """Time in which the machines could process as many samples as those of the recipe.
 
     Raises:
@@ -280,164 +317,4 @@ def _announcement(plan: Plan) -> str:
         f"{len(plan.proposals)} algorithms with {num_settings} settings on "
         f"{len(plan.stage.machines)} machines: {num_tuning} runs to tune, {num_ranking} of "
         f"{units.seconds(plan.stage.seconds)} to rank{about}"
-    )
-
-
-# Results.
-
-
-def _ranking(rows: Mapping[str, Row]) -> list[Row]:
-    return [row for row in rows.values() if "rung" not in row]
-
-
-def print_ranking(order: Sequence[Outlook], target: float) -> None:
-    """Print the ranked table."""
-    table = RichTable(box=None, padding=(0, 1))
-    for column in ("", f"time to {units.percent(target)}", "sent", "idle", "accuracy"):
-        justify: Any = "right" if column else "left"
-        table.add_column(column, justify=justify, no_wrap=bool(column))
-    for each in order:
-        table.add_row(
-            escape(each.run),
-            each.told_time,
-            units.data_size(each.num_bytes),
-            units.percent(each.idle, 0),
-            units.percent(each.accuracy),
-        )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-
-
-def advice(target: float, order: Sequence[Outlook], plan: Plan) -> Iterator[str]:
-    """Write the recommendation, its reason, and the commands."""
-    best = order[0]
-    if math.isinf(best.seconds):
-        yield (
-            f"no candidate reaches {units.percent(target)}; {best.run} comes closest, with "
-            f"{units.percent(best.accuracy)}; give a lower --target, or more --max-seconds"
-        )
-        return
-    yield f"best: {best.run}: {units.percent(target)} after {best.told_time}"
-    yield reason(order)
-    chosen = plan.known[best.run]
-    yield from _at_an_end(chosen, plan.proposals[chosen.only])
-    yield f"try it on this machine: {chosen.command('launch', plan.stage.seconds)}"
-    start = chosen.command("worker", plan.stage.seconds)
-    endpoints = [machine.endpoint for machine in plan.stage.machines]
-    if None in endpoints:
-        yield f"on machine R: {start} --rank R"
-        return
-    for rank, machine in enumerate(plan.stage.machines):
-        others = " ".join(each for each in endpoints[:rank] if each)
-        connect = f" --connect {others}" if others else ""
-        yield (
-            f"on {machine.name}: {start} --rank {rank} --listen {machine.endpoint}{connect}"
-        )
-
-
-def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
-    """Name settings whose best value is the least or the greatest that was tried."""
-    for option, value in zip(chosen.words[::2], chosen.words[1::2], strict=False):
-        numbers = _numbers(option, tried)
-        if len(numbers) > 1 and float(value) in (min(numbers), max(numbers)):
-            end = "least" if float(value) == min(numbers) else "greatest"
-            yield f"note: {option} {value} is the {end} value tried; beyond it may be a better one"
-
-
-def _numbers(option: str, tried: Sequence[Proposal]) -> set[float]:
-    found = set()
-    for each in tried:
-        if option in each.words:
-            found.add(each.words[each.words.index(option) + 1])
-    try:
-        return {float(value) for value in found}
-    except ValueError:
-        return set()
-
-
-def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
-    ranking = _ranking(rows)
-    if not ranking:
-        return Exhibits()
-    goal, order = ranked(ranking, target)
-    first = min(row["seed"] for row in ranking)
-    shown = {each.run for each in order[:SHOWN]}
-    curves = tuple(
-        Series(name=row["run"], x=tuple(row["times"]), y=tuple(row["accuracies"]))
-        for row in ranking
-        if row["seed"] == first and row["run"] in shown
-    )
-    panel = Panel(
-        title="The best candidates",
-        kind="lines",
-        x_label="virtual time",
-        x_unit="seconds",
-        y_label="accuracy",
-        y_unit="percent",
-        series=curves,
-    )
-    figure = Figure(
-        name="plan",
-        heading="Accuracy over time",
-        caption="On virtual machines like those that were given; one seed.",
-        panels=(panel,),
-    )
-    return Exhibits(
-        figures=(figure,), tables=(_ranking_table(order, goal), *_tuning_tables(rows))
-    )
-
-
-def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
-    return Table(
-        heading="Candidates, best first",
-        columns=(
-            ("run", "text"),
-            ("time to target", "seconds"),
-            ("soonest", "seconds"),
-            ("latest", "seconds"),
-            ("accuracy", "percent"),
-            ("sent", "bytes"),
-            ("samples", "number"),
-            ("idle", "percent"),
-            ("busiest uplink", "percent"),
-        ),
-        rows=tuple(_line(each) for each in order),
-        note="Medians over the seeds, judged by samples held out of the training data, with "
-        f"seeds that no setting was chosen by; the target is {goal:.2%}. {reason(order)} Sent "
-        "and samples: of all machines, up to the target. Idle: share of the machines' capacity "
-        "that does not train; a server's machine does not. Busiest uplink: share of time in "
-        "which it sends.",
-    )
-
-
-def _line(each: Outlook) -> tuple[str | float | None, ...]:
-    times = (each.seconds, min(each.times), max(each.times))
-    known = (None if math.isinf(time) else time for time in times)
-    counts = (each.num_bytes, each.samples, each.idle, each.uplink)
-    return (each.run, *known, each.accuracy, *counts)
-
-
-def _tuning_tables(rows: Mapping[str, Row]) -> Iterator[Table]:
-    tried = [row for row in rows.values() if "rung" in row]
-    if not tried:
-        return
-    lines = [
-        (
-            row["run"],
-            f"{row['rung']} of {row['num_rungs']}",
-            row["times"][-1] if row["times"] else None,
-            max(row["accuracies"], default=None),
-        )
-        for row in tried
-    ]
-    yield Table(
-        heading="Tuning",
-        columns=(
-            ("run", "text"),
-            ("rung", "text"),
-            ("duration", "seconds"),
-            ("best accuracy", "percent"),
-        ),
-        rows=tuple(lines),
-        note="Each rung keeps the best third, for runs that are three times as long; a dash: "
-        "it diverged.",
     )

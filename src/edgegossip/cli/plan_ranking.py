@@ -209,10 +209,8 @@ def reason(order: Sequence[Outlook]) -> str:
         )
         cause += _why_idle(best, other)
     else:
-        cause = (
-            f"it needs {units.number(_thousands(best.samples))} training samples, {other.only}, "
-            f"the next, {units.number(_thousands(other.samples))}"
-        )
+        mine, theirs = (units.number(_rounded(each.samples)) for each in (best, other))
+        cause = f"it needs {mine} training samples, {other.only}, the next, {theirs}"
     return f"{best.only} is first because {cause}. {_limit(best)}"
 
 
@@ -237,5 +235,5 @@ def _limit(best: Outlook) -> str:
     return "Its limit is the machines, which train nearly all the time."
 
 
-def _thousands(count: float) -> float:
+def _rounded(count: float) -> float:
     return round(count, -2) if count >= 1000 else count

@@ -37,6 +37,7 @@ LOOKS = 60
 LEAST_LOOKS = 20
 """Evaluations of a short one."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """The machines, and all that runs on them have in common.
@@ -158,9 +159,7 @@ class _Step:
         return {**found, "rung": self.number, "num_rungs": self.num_rungs}
 
 
-def _rank(
-    stage: Stage, proposals: tuple[Proposal, ...], seed: int, session: Session
-) -> Row:
+def _rank(stage: Stage, proposals: tuple[Proposal, ...], seed: int, session: Session) -> Row:
     proposal = best_of(proposals, session.rows, stage.target)
     return stage.row(proposal, seed, 1.0, session)
 
@@ -230,5 +229,5 @@ class _Watch(Progress):
 
     def update(self, status: Status) -> None:
         self.seen.append((time.perf_counter(), status.time))
-        if self.seen[-1][0] - self.seen[0][0] >= self._seconds:
+        if len(self.seen) > 1 and self.seen[-1][0] - self.seen[0][0] >= self._seconds:
             raise _EnoughError

@@ -91,10 +91,11 @@ def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
         Optimization", AISTATS 2016, arXiv:1502.07943, figure 3. Departure: runs begin anew on
         each rung, with other seeds, so that luck does not go up with a setting.
 
-    >>> ladders({"gosgd": 9, "bsp": 3}, whole_runs=3.0)["gosgd"].rungs
-    (Rung(num_settings=9, share=0.16666666666666666, num_seeds=1), Rung(num_settings=3, share=0.5, num_seeds=1))
-    >>> ladders({"gosgd": 9, "bsp": 3}, whole_runs=3.0)["bsp"].rungs
-    (Rung(num_settings=3, share=0.5, num_seeds=2),)
+    >>> found = ladders({"gosgd": 9, "bsp": 3}, whole_runs=4.5)
+    >>> [(rung.num_settings, rung.share) for rung in found["gosgd"].rungs]
+    [(9, 0.25), (3, 0.75)]
+    >>> found["bsp"].rungs
+    (Rung(num_settings=3, share=0.75, num_seeds=2),)
     """
     for most in (max(numbers.values()), FACTOR**2, FACTOR):
         tried = {name: min(number, most) for name, number in numbers.items()}
@@ -171,4 +172,3 @@ def total_cost(
         ladder.cost(costs[name]) + costs[name].runs(num_seeds, share=1.0)
         for name, ladder in found.items()
     )
-
