@@ -181,7 +181,7 @@ def judge(set_up: SetUp, out: Path, options: argparse.Namespace) -> dict[str, An
 
 
 def _plain(outlook: Outlook) -> dict[str, Any]:
-    found = {**asdict(outlook), "seconds": outlook.seconds}
+    found = asdict(outlook)
     return {name: _rounded(value) for name, value in found.items()}
 
 

@@ -9,6 +9,7 @@ from edgegossip.experiments.halving import (
     FACTOR,
     SHORTEST,
     Cost,
+    Ranking,
     ladders,
     most_whole_runs,
     total_cost,
@@ -60,9 +61,15 @@ def test_a_small_budget_tries_fewer_settings_and_a_smaller_one_none() -> None:
 def test_the_budget_buys_as_much_as_it_can() -> None:
     numbers = {"slow": 9, "fast": 3}
     costs = {"slow": Cost(start=1.0, whole=10.0), "fast": Cost(start=0.0, whole=2.0)}
+    ranking = Ranking(num_candidates=2, num_seeds=3)
     for budget in (40.0, 100.0, 300.0):
-        found = most_whole_runs(numbers, costs, num_seeds=3, budget=budget)
+        found = most_whole_runs(numbers, costs, ranking, budget)
         assert found is not None
-        assert total_cost(ladders(numbers, found), costs, 3) <= budget
-        assert total_cost(ladders(numbers, found + 0.25), costs, 3) > budget
-    assert most_whole_runs(numbers, costs, num_seeds=3, budget=38.0) is None
+        assert total_cost(ladders(numbers, found), costs, ranking) <= budget
+        assert total_cost(ladders(numbers, found + 0.25), costs, ranking) > budget
+    assert most_whole_runs(numbers, costs, ranking, budget=38.0) is None
+
+
+def test_finalists_run_three_times_as_many_seeds() -> None:
+    costs = dict.fromkeys("abcdefghij", Cost(start=0.0, whole=1.0))
+    assert Ranking(num_candidates=10, num_seeds=3).cost(costs) == pytest.approx(10 * 3 + 3 * 6)

@@ -24,7 +24,7 @@ from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_ranges
 from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.halving import Cost, ladders, most_whole_runs, total_cost
+from edgegossip.experiments.halving import Cost, Ranking, ladders, most_whole_runs, total_cost
 from edgegossip.experiments.machine_list import Machine, read_machines
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.study import STUDY, Study
@@ -89,10 +89,10 @@ class PlanOptions(SeveralSeeds):
                 f"budget must be a time, such as 90s, 20m or 2h, or a number of full runs, "
                 f"such as 60runs; got {self.budget!r}"
             )
-        if clash := [seed for seed in self.seeds if seed >= TUNING_SEED]:
+        if max(self.seeds) + 2 * len(self.seeds) >= TUNING_SEED:
             raise ValueError(
-                f"seeds must be below {TUNING_SEED}, because tuning has those from there on; "
-                f"got {clash[0]}"
+                f"seeds, and twice as many after the last one for the finalists, must be below "
+                f"{TUNING_SEED}, where those of the tuning begin; got {self.seeds}"
             )
 
     @property
@@ -284,9 +284,10 @@ def _effort(
         costs = {only: measured_cost(stage, some[0]) for only, some in proposals.items()}
         processes = options.num_processes
         allowed = (amount * _SECONDS[unit] - (time.perf_counter() - began)) * processes
-    whole_runs = most_whole_runs(numbers, costs, len(options.seeds), allowed)
+    ranking = Ranking(len(numbers), len(options.seeds))
+    whole_runs = most_whole_runs(numbers, costs, ranking, allowed)
     if whole_runs is None:
-        least = total_cost(ladders(numbers, 0.0), costs, len(options.seeds)) / processes
+        least = total_cost(ladders(numbers, 0.0), costs, ranking) / processes
         needed = f"{math.ceil(least)}runs" if unit == "runs" else _told(least)
         raise UsageError(
             f"a budget of {options.budget} is too small: {len(numbers)} algorithms with "
@@ -295,7 +296,7 @@ def _effort(
         )
     if unit == "runs":
         return _Effort(whole_runs=whole_runs)
-    expected = total_cost(ladders(numbers, whole_runs), costs, len(options.seeds)) / processes
+    expected = total_cost(ladders(numbers, whole_runs), costs, ranking) / processes
     return _Effort(whole_runs=whole_runs, wall_seconds=expected)
 
 

@@ -81,9 +81,25 @@ def crossing(row: Row, goal: float) -> Seconds:
     return math.inf
 
 
+def mean_crossing(rows: Sequence[Row], goal: float) -> Seconds:
+    """Time at which the mean accuracy of runs with several seeds reaches a goal; inf if never.
+
+    The median of the runs' own times would be as noisy as single looks are where a curve is
+    flat.
+    """
+    curves = [row for row in rows if row["times"]]
+    if not curves:
+        return math.inf
+    times = sorted({time for row in curves for time in row["times"]})
+    each = [np.interp(times, row["times"], row["accuracies"]) for row in curves]
+    # One that has diverged counts, with no accuracy at all.
+    mean = np.sum(each, axis=0) / len(rows)
+    return crossing({"times": times, "accuracies": mean.tolist()}, goal)
+
+
 def accuracy(rows: Iterable[Row]) -> float:
-    """Median over the seeds of each run's accuracy at its end; 0 if it has diverged."""
-    return statistics.median(
+    """Mean over the seeds of each run's accuracy at its end; 0 if it has diverged."""
+    return statistics.fmean(
         last_looks(row["accuracies"]) if row["accuracies"] else 0.0 for row in rows
     )
 
@@ -102,41 +118,35 @@ def default_target(rows: Iterable[Row]) -> float:
 
 
 def in_order(rows: Iterable[Row], goal: float) -> list[str]:
-    """Names of runs in order of their median time to an accuracy, then of accuracy."""
-
-    def key(some: Sequence[Row]) -> tuple[float, float]:
-        return statistics.median(crossing(row, goal) for row in some), -accuracy(some)
-
+    """Order runs by the time at which their mean accuracy reaches a goal, then by accuracy."""
     runs = by("run", rows)
-    return sorted(runs, key=lambda run: key(runs[run]))
+    return sorted(runs, key=lambda run: (mean_crossing(runs[run], goal), -accuracy(runs[run])))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Expected figures of a candidate; medians over the seeds, except for `times`.
+    """Expected figures of a candidate.
 
     Attributes:
         run: Label of the candidate.
-        times: Time to the target, for each seed; infinite if never reached.
+        seconds: Time until the mean accuracy over the seeds is at the target; may be infinite.
+        times: Time to the target of each seed.
         accuracy: Accuracy at the end, the mean of the last five looks.
-        num_bytes: Bytes sent by all machines until then, or in the whole run.
+        num_bytes: Bytes sent by all machines until then, or in the whole run; like the
+            following, a median over the seeds.
         samples: Training samples processed until then, or in the whole run.
         idle: Share of the machines' capacity that does not train.
         uplink: Share of time in which the busiest uplink sends.
     """
 
     run: str
+    seconds: Seconds
     times: tuple[Seconds, ...]
     accuracy: float
     num_bytes: float
     samples: float
     idle: float
     uplink: float
-
-    @property
-    def seconds(self) -> Seconds:
-        """Median time to the target."""
-        return statistics.median(self.times)
 
     @property
     def only(self) -> str:
@@ -155,27 +165,33 @@ class Outlook:
 
 
 def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
-    """Order the candidates by time to the target, then by accuracy; return the target too."""
+    """Order the candidates; return the target too.
+
+    Finalists are before all others, which may only have been lucky with their few seeds.
+    """
     rows = list(rows)
     goal = default_target(rows) if target is None else target
     runs = by("run", rows)
-    return goal, [_outlook(run, runs[run], goal) for run in in_order(rows, goal)]
+    finalists = {row["run"] for row in rows if row.get("is_final")}
+    order = sorted(in_order(rows, goal), key=lambda run: run not in finalists)
+    return goal, [_outlook(run, runs[run], goal) for run in order]
 
 
 def _outlook(run: str, rows: Sequence[Row], goal: float) -> Outlook:
-    times = tuple(crossing(row, goal) for row in rows)
+    seconds = mean_crossing(rows, goal)
 
-    def middle(value: Callable[[Row, Seconds], float]) -> float:
-        return statistics.median(map(value, rows, times))
+    def middle(value: Callable[[Row], float]) -> float:
+        return statistics.median(map(value, rows))
 
     return Outlook(
         run=run,
-        times=times,
+        seconds=seconds,
+        times=tuple(crossing(row, goal) for row in rows),
         accuracy=accuracy(rows),
-        num_bytes=middle(lambda row, time: _until(row, "bytes", time)),
-        samples=middle(lambda row, time: _until(row, "samples", time)),
-        idle=middle(lambda row, _: row["idle"]),
-        uplink=middle(lambda row, _: row["uplink"]),
+        num_bytes=middle(lambda row: _until(row, "bytes", seconds)),
+        samples=middle(lambda row: _until(row, "samples", seconds)),
+        idle=middle(lambda row: row["idle"]),
+        uplink=middle(lambda row: row["uplink"]),
     )
 
 

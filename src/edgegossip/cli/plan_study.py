@@ -18,12 +18,13 @@ from edgegossip.cli.plan_ranking import (
     curve,
     default_target,
     in_order,
+    ranked,
     use_of_machines,
 )
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds, Steps, Train
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.halving import Cost, Ladder, Rung
+from edgegossip.experiments.halving import Cost, Ladder, Ranking, Rung
 from edgegossip.experiments.machine_list import Machine, links_between
 from edgegossip.experiments.progress import Progress, Status
 from edgegossip.experiments.runner import run
@@ -128,7 +129,35 @@ def cells_of(
         for only in proposals
         for seed in seeds
     ]
-    return (*tuning, *ranking)
+    return (*tuning, *ranking, *_finals(stage, proposals, ranking, seeds))
+
+
+def _finals(
+    stage: Stage,
+    proposals: Mapping[str, Sequence[Proposal]],
+    ranking: Sequence[Cell],
+    seeds: Sequence[int],
+) -> Iterator[Cell]:
+    """More seeds for the best candidates, since few seeds tell close ones apart by chance."""
+    every = tuple(each for some in proposals.values() for each in some)
+    race = Ranking(len(proposals), len(seeds))
+    for place in range(race.num_finalists):
+        for seed in range(max(seeds) + 1, max(seeds) + 1 + race.num_final_seeds):
+            yield Cell(
+                name=f"finalist{place + 1}/seed{seed}",
+                group="ranking",
+                work=partial(_run_finalist, stage, every, place, seed),
+                after=tuple(cell.name for cell in ranking),
+            )
+
+
+def _run_finalist(
+    stage: Stage, proposals: Sequence[Proposal], place: int, seed: int, session: Session
+) -> Row:
+    _, order = ranked(session.rows.values(), stage.target)
+    known = {each.label: each for each in proposals}
+    run = order[min(place, len(order) - 1)].run
+    return {**stage.row(known[run], seed, 1.0, session), "is_final": True}
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,15 +139,49 @@ def _whole_runs(num_settings: int) -> float:
     return found or 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Whole runs that rank the candidates once they are tuned.
+
+    Args:
+        num_candidates: Number of candidates.
+        num_seeds: Seeds of each.
+    """
+
+    num_candidates: int
+    num_seeds: int
+
+    @property
+    def num_finalists(self) -> int:
+        """Candidates that get more seeds: the best third, and three at most; 0 if it is one.
+
+        >>> [Ranking(number, 3).num_finalists for number in (3, 5, 10, 20)]
+        [0, 2, 3, 3]
+        """
+        number = min(FACTOR, math.ceil(self.num_candidates / FACTOR))
+        return number if number > 1 else 0
+
+    @property
+    def num_final_seeds(self) -> int:
+        """Seeds that a finalist gets in addition, for three times as many in all."""
+        return (FACTOR - 1) * self.num_seeds
+
+    def cost(self, costs: Mapping[str, Cost]) -> Seconds:
+        """Wall time on one core; finalists are supposed to cost as much as the average."""
+        whole = sum(each.runs(1, share=1.0) for each in costs.values())
+        final = self.num_finalists * self.num_final_seeds * whole / self.num_candidates
+        return self.num_seeds * whole + final
+
+
 def most_whole_runs(
-    numbers: Mapping[str, int], costs: Mapping[str, Cost], num_seeds: int, budget: Seconds
+    numbers: Mapping[str, int], costs: Mapping[str, Cost], ranking: Ranking, budget: Seconds
 ) -> float | None:
     """Find the most whole runs for the tuning of each candidate that a budget allows.
 
     Args:
         numbers: Number of settings of each candidate.
         costs: Cost of its runs.
-        num_seeds: Whole runs that rank each candidate afterwards.
+        ranking: Runs that rank the candidates afterwards.
         budget: Seconds on one core for everything.
 
     Returns:
@@ -158,17 +192,15 @@ def most_whole_runs(
         (
             whole_runs
             for whole_runs in reversed(steps)
-            if total_cost(ladders(numbers, whole_runs), costs, num_seeds) <= budget
+            if total_cost(ladders(numbers, whole_runs), costs, ranking) <= budget
         ),
         None,
     )
 
 
 def total_cost(
-    found: Mapping[str, Ladder], costs: Mapping[str, Cost], num_seeds: int
+    found: Mapping[str, Ladder], costs: Mapping[str, Cost], ranking: Ranking
 ) -> Seconds:
     """Seconds on one core for tuning and ranking; see `most_whole_runs`."""
-    return sum(
-        ladder.cost(costs[name]) + costs[name].runs(num_seeds, share=1.0)
-        for name, ladder in found.items()
-    )
+    tuning = sum(ladder.cost(costs[name]) for name, ladder in found.items())
+    return tuning + ranking.cost(costs)
