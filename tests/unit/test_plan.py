@@ -1,22 +1,31 @@
-"""A plan: every candidate on machines like those that there are, and the best of them named."""
+"""A plan: every candidate tuned on machines like those that there are, and the best named."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edgegossip.cli import plan_command
+from edgegossip.cli import plan_command, plan_study
 from edgegossip.cli.main import main
-from edgegossip.cli.plan_command import Outlook, advice, parse_plan, ranked
+from edgegossip.cli.plan_command import Plan, PlanOptions, parse_plan
+from edgegossip.cli.plan_ranking import Outlook
+from edgegossip.cli.plan_results import advice
+from edgegossip.cli.plan_study import best_of
 from edgegossip.core.errors import UsageError
-from edgegossip.core.metric_spec import ACCURACY
 from edgegossip.experiments.experiment import Comparison
+from edgegossip.experiments.halving import Cost
 from edgegossip.experiments.machine_list import Machine, links_between, read_machines
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.profile import Profile
 from edgegossip.recipes.recipe_settings import Settings
 from edgegossip.recipes.registry import load_recipe
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 
 THREE = """
 [[machine]]
@@ -66,6 +75,8 @@ def test_a_machine_may_be_told_beside_this_one() -> None:
         ("[[machine]]\nspeed = 0", "speed must be above 0"),
         ("[[machine]]\ncount = 0", "count of 'machine' must be a number"),
         ("[[machine", "cannot read machines"),
+        ("[[machine]]\nendpoint = 7447", "endpoint of 'machine' must be a text"),
+        ("[[machine]]\nprofile = 'no.csv'\nsamples_per_second = 1", "leave out one"),
     ],
 )
 def test_a_wrong_file_is_told_what_it_may_have(tmp_path: Path, text: str, said: str) -> None:
@@ -75,92 +86,302 @@ def test_a_wrong_file_is_told_what_it_may_have(tmp_path: Path, text: str, said: 
         read_machines(path)
 
 
+def test_a_machine_may_have_the_speed_of_its_profile(tmp_path: Path) -> None:
+    idle = [Contention(cores / 20, 0.0, 0.0) for cores in range(10)]
+    Profile(idle, [0.01 / (1 - each.cores) for each in idle]).write(tmp_path / "desk.csv")
+    (tmp_path / "machines.toml").write_text('[[machine]]\nprofile = "desk.csv"\n')
+    [machine] = read_machines(tmp_path / "machines.toml")
+    assert machine.samples_per_second == pytest.approx(100.0, rel=0.05)
+
+
+# Candidates.
+
+
+def planned(
+    machines: Path, *words: str, recipe: str = "quickstart"
+) -> tuple[PlanOptions, Plan]:
+    return parse_plan([recipe, "--machines", str(machines), *words])
+
+
 def test_a_recipe_with_a_server_gives_one_of_the_machines_to_it(machines: Path) -> None:
-    words = ["adsp/quickstart", "--machines", str(machines)]
-    _, _, candidates = parse_plan(words)
-    assert candidates["adsp"].words == ("--num-workers", "2")
-    _, _, peers = parse_plan(["quickstart", *words[1:]])
-    assert peers["gosgd"].words == ("--num-workers", "3")
+    _, plan = planned(machines, recipe="adsp/quickstart")
+    assert plan.proposals["adsp"][0].words[-2:] == ("--num-workers", "2")
+    _, peers = planned(machines)
+    assert peers.proposals["gosgd"][0].words[-2:] == ("--num-workers", "3")
 
 
-def forecast(run: str, *times: float, used: float = 1.0) -> Outlook:
-    return Outlook(
-        run=run, times=times, value=0.9, metric=ACCURACY, bytes_per_second=1.0, used=used
+def test_each_algorithm_is_tried_with_its_own_settings_the_likeliest_first(
+    machines: Path,
+) -> None:
+    _, plan = planned(machines)
+    told = {only: [each.told for each in some] for only, some in plan.proposals.items()}
+    rates = ["0.05", "0.15", "0.0167", "0.45", "0.00556"]
+    assert told["epoch-gossip"] == [f"lr = {rate}" for rate in rates]
+    assert len(told["gosgd"]) == 15
+    assert told["gosgd"][0] == "exchange-probability = 0.1, lr = 0.05"
+    assert told["gosgd"][5] == "exchange-probability = 0.025, lr = 0.05"
+
+
+def test_typed_values_replace_those_of_the_recipe(machines: Path) -> None:
+    words = ["--lr", "0.3", "--exchange-probability", "0.2", "0.3", "--batch-size", "8", "16"]
+    _, plan = planned(machines, *words)
+    assert [each.told for each in plan.proposals["gossip"]] == [
+        "batch-size = 8",
+        "batch-size = 16",
+    ]
+    assert len(plan.proposals["gosgd"]) == 4
+    assert plan.proposals["gosgd"][0].words[:2] == ("--lr", "0.3")
+
+
+def test_only_some_algorithms_may_be_planned_for(machines: Path) -> None:
+    _, plan = planned(machines, "--only", "gosgd", "gossip")
+    assert [*plan.proposals] == ["gosgd", "gossip"]
+    with pytest.raises(UsageError, match=r"unknown algorithm 'gosg'.*did you mean 'gosgd'"):
+        planned(machines, "--only", "gosg")
+
+
+def test_a_run_is_as_long_as_the_machines_take_for_as_many_samples(machines: Path) -> None:
+    _, plan = planned(machines, "--num-epochs", "4", recipe="systems/quickstart")
+    assert plan.stage.seconds == pytest.approx(4 * 0.97 * 1437 / 1501, rel=0.01)
+    # The first machine serves; the recipe has two workers of 1000 and 333 samples a second.
+    words = ["--seconds", "10", "--heterogeneity", "1.5"]
+    _, served = planned(machines, *words, recipe="adsp/quickstart")
+    assert served.stage.seconds == pytest.approx(10 * 1500 / 501, rel=0.01)
+
+
+def test_a_recipe_without_a_time_limit_needs_one(machines: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from dataclasses import replace\n"
+        "from edgegossip.recipes.quickstart import DEFAULTS, quickstart\n"
+        "def mine(settings=DEFAULTS):\n"
+        "    found = quickstart(settings)\n"
+        "    only = found.experiments['epoch-gossip']\n"
+        "    return replace(found, experiments={'epoch-gossip': only}, tunable={})\n"
     )
+    with pytest.raises(UsageError, match="no time limit; give --max-seconds"):
+        planned(machines, recipe=f"{recipe}:mine")
+    _, plan = planned(machines, "--max-seconds", "5", recipe=f"{recipe}:mine")
+    assert plan.stage.seconds == 5
 
 
-def test_candidates_are_ordered_by_the_median_time_to_one_target() -> None:
-    def row(run: str, seed: int, reached: float) -> dict[str, object]:
-        times, accuracies = [reached / 2, reached], [0.5, 0.9]
-        found = {"times": times, "accuracies": accuracies, "bytes": 1.0, "used": 0.5}
-        return {"run": run, "seed": seed, **found}
+# The budget.
 
-    rows = [row("slow", s, t) for s, t in enumerate((4.0, 5.0, 6.0))]
-    rows += [row("fast", s, t) for s, t in enumerate((1.0, 2.0, 9.0))]
-    target, order = ranked(rows, target=None)
-    assert target == pytest.approx(0.89)
-    assert [(each.run, each.seconds) for each in order] == [("fast", 2.0), ("slow", 5.0)]
-    _, never = ranked(rows, target=0.95)
-    assert all(math.isinf(each.seconds) for each in never)
+
+def test_a_budget_in_runs_is_shared_out_to_all(machines: Path) -> None:
+    """Three runs rank each of five and six each of two; what is left is for tuning."""
+    _, plan = planned(machines, "--budget", "42runs")
+    whole_runs = plan.study.settings["whole_runs"]
+    work = dict.fromkeys(plan.proposals, 0.0)
+    for cell in plan.study.cells:
+        if cell.group == "tuning":
+            share = cell.work.args[1]  # type: ignore[attr-defined]
+            work[cell.name.split("/")[1]] += share
+    assert all(2.5 <= each <= whole_runs + 1e-9 for each in work.values())
+    assert 13.0 <= sum(work.values()) <= 15.0
+
+
+def test_a_budget_in_time_buys_as_many_runs_as_it_takes(
+    machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = Cost(start=0.0, whole=60.0)
+    monkeypatch.setattr(plan_command, "measured_cost", lambda *_: cost)
+    found = []
+    for budget in ("15m", "0.5h"):
+        words = ["--budget", budget, "--processes", "2", "--seeds", "0"]
+        _, plan = planned(machines, *words)
+        found.append(plan.wall_seconds or 0.0)
+    assert 0.7 * 900 < found[0] <= 900
+    assert 0.7 * 1800 < found[1] <= 1800
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [("10runs", "10runs is too small: 5 algorithms with 3 seeds need 27runs"), ("3", "20m")],
+)
+def test_a_budget_that_is_no_good_is_told(machines: Path, budget: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        planned(machines, "--budget", budget)
+
+
+def test_tuning_and_ranking_share_no_seed(machines: Path) -> None:
+    _, plan = planned(machines, "--budget", "90runs")
+    seeds = {
+        group: {cell.run for cell in plan.study.cells if cell.group == group}
+        for group in ("tuning", "ranking")
+    }
+    assert seeds["ranking"] == {f"seed{seed}" for seed in range(9)}
+    assert seeds["tuning"].isdisjoint(seeds["ranking"])
+    with pytest.raises(UsageError, match=f"below {TUNING_SEED}"):
+        planned(machines, "--seeds", str(TUNING_SEED))
+
+
+def test_each_rung_takes_the_best_of_the_one_before(machines: Path) -> None:
+    _, plan = planned(machines, "--only", "gosgd")
+    some = plan.proposals["gosgd"]
+
+    def row(place: int, accuracy: float, seed: int = 0) -> dict[str, Any]:
+        found = {"run": some[place].label, "algorithm": "gosgd", "seed": seed}
+        return {**found, "times": [0.0, 1.0], "accuracies": [0.1, accuracy]}
+
+    rows = {"a": row(0, 0.5), "b": row(1, 0.9), "c": row(2, 0.8)}
+    assert [best_of(some, rows, None, place) for place in (0, 1)] == [some[1], some[2]]
+    # A setting that diverged with some seeds is worse than one that did not.
+    diverged = {**row(1, 0.0, seed=1), "times": [], "accuracies": []}
+    rows |= {"d": diverged, "e": {**diverged, "seed": 2}}
+    assert best_of(some, rows, None) == some[2]
+    assert best_of(some, {}, None, place=3) == some[3]
+
+
+# The command.
 
 
 def test_the_plan_says_what_to_type_and_why(
     machines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = machines.parent / "out"
-    words = ["plan", "quickstart", "--machines", str(machines), "--num-epochs", "1"]
-    assert main([*words, "--lr", "0.02", "0.05", "--threads", "0", "--out", str(out)]) == 0
+    words = ["plan", "quickstart", "--machines", str(machines), "--max-seconds", "0.5"]
+    words += ["--lr", "0.02", "0.05", "--only", "gosgd", "gossip", "--exchange-probability"]
+    words += ["0.1", "--seeds", "0", "1", "--threads", "0", "--out", str(out)]
+    words += ["--budget", "8runs", "--target", "0.12"]
+    assert main(words) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1].startswith("best: ")
+    assert said[0].startswith("2 algorithms with 4 settings on 3 machines: ")
+    best = next(line for line in said if line.startswith("best: "))
+    assert any(" is first because " in line for line in said)
     start = next(line for line in said if line.startswith("on machine R"))
     assert "edgegossip worker quickstart --only" in start
     assert "--num-workers 3" in start
+    assert "--max-seconds" in start
     assert "--machines" not in start
     found = json.loads((out / "study.json").read_text())
-    assert len(found["cells"]) == 10
-    assert found["tables"][0]["rows"][0][0] in said[1]
+    # Two settings, and two seeds of the better one, of each algorithm.
+    assert found["num_cells"] == 2 * (2 + 2)
+    assert found["tables"][0]["rows"][0][0] in best
+    assert len(found["tables"][1]["rows"]) == 4
 
 
-def test_a_plan_goes_on_with_the_speed_that_it_measured(
+def test_machines_with_endpoints_are_told_what_to_type_each(machines: Path) -> None:
+    text = machines.read_text().replace("count = 2\n", 'endpoint = "tls/phone:7447"\n')
+    machines.write_text(text.replace("mbits = 100", 'endpoint = "tls/desk:7447"'))
+    _, plan = planned(machines, "--only", "gossip", "--num-workers", "2")
+    [proposal, *_] = plan.proposals["gossip"]
+    *_, desk, phone = advice(0.9, [forecast(proposal.label, 2.0)], plan.stage, plan.proposals)
+    assert desk.startswith("on desk: edgegossip worker quickstart --only gossip ")
+    assert desk.endswith(" --rank 0 --listen tls/desk:7447")
+    assert phone.endswith(" --rank 1 --listen tls/phone:7447 --connect tls/desk:7447")
+
+
+def test_a_plan_goes_on_with_what_it_measured(
     machines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([300.0, 700.0])
+    costs = iter([Cost(0.0, 20.0), Cost(0.0, 1.0)])
     monkeypatch.setattr(plan_command, "measured_throughput", lambda _: next(speeds))
+    monkeypatch.setattr(plan_command, "measured_cost", lambda *_: next(costs))
     machines.write_text("[[machine]]\ncount = 3\n")
     out = machines.parent / "out"
-    words = ["quickstart", "--machines", str(machines), "--num-epochs", "1", "--threads", "0"]
-    words += ["--out", str(out)]
+    words = ["quickstart", "--machines", str(machines), "--max-seconds", "1", "--threads", "0"]
+    words += [
+        "--out",
+        str(out),
+        "--only",
+        "gossip",
+        "--lr",
+        "0.1",
+        "0.2",
+        "--budget",
+        "1m",
+        "--seeds",
+        "0",
+    ]
     assert main(["plan", *words]) == 0
-    settings = json.loads((out / "study.json").read_text())["settings"]
-    assert settings["samples_per_second"] == 300.0
+    before = json.loads((out / "study.json").read_text())
+    assert before["settings"]["samples_per_second"] == 300.0
     assert main(["plan", *words, "--resume"]) == 0
+    after = json.loads((out / "study.json").read_text())
+    assert after["settings"] == before["settings"]
+    assert after["cells"] == before["cells"]
 
 
 def test_the_own_speed_is_measured_by_training() -> None:
     comparison = load_recipe("quickstart")(Settings())
     assert isinstance(comparison, Comparison)
     [experiment, *_] = comparison.experiments.values()
-    assert plan_command.measured_throughput(experiment, seconds=0.01) > 100.0
+    assert plan_study.measured_throughput(experiment, seconds=0.01) > 100.0
+
+
+def test_a_table_of_a_measured_machine_is_one_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "quickstart", "--measure", "0.01"]) == 0
+    path = tmp_path / "machines.toml"
+    path.write_text(2 * capsys.readouterr().out)
+    assert len(read_machines(path)) == 2
+
+
+def test_the_time_of_whole_runs_is_told_by_their_beginnings(machines: Path) -> None:
+    _, plan = planned(machines, "--only", "gossip", "--num-epochs", "2")
+    [proposal, *_] = plan.proposals["gossip"]
+    cost = plan_study.measured_cost(plan.stage, proposal, seconds=0.0)
+    whole = plan_study.measured_cost(plan.stage, proposal, seconds=60.0)
+    assert cost.start > 0
+    assert 0.1 < whole.whole / cost.whole < 10
 
 
 def test_a_plan_does_not_go_on_with_other_settings(
     machines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = machines.parent / "out"
-    words = ["plan", "quickstart", "--machines", str(machines), "--num-epochs", "1"]
-    words += ["--threads", "0", "--out", str(out)]
+    words = ["plan", "quickstart", "--machines", str(machines), "--max-seconds", "0.5"]
+    words += ["--threads", "0", "--out", str(out), "--only", "gossip", "--lr", "0.1"]
     assert main(words) == 0
     assert main([*words, "--resume", "--held-out", "0.2"]) != 0
     assert "held_out" in capsys.readouterr().err
 
 
-def test_where_nobody_reaches_the_target_the_plan_says_so() -> None:
-    [line] = advice((0.99, [forecast("gosgd", math.inf)]), {})
+def test_plan_needs_machines_or_measures_one(machines: Path) -> None:
+    with pytest.raises(UsageError, match="--measure 10 prints its table"):
+        parse_plan(["quickstart"])
+    with pytest.raises(UsageError, match="--measure 10 prints its table"):
+        planned(machines, "--measure", "3")
+
+
+# In words.
+
+
+def forecast(run: str, seconds: float) -> Outlook:
+    values = {"accuracy": 0.9, "num_bytes": 1e6, "samples": 2e4, "idle": 0.0, "uplink": 0.1}
+    return Outlook(run=run, seconds=seconds, times=(seconds,), **values)
+
+
+def said(plan: Plan, order: Sequence[Outlook]) -> str:
+    return "\n".join(advice(0.9, order, plan.stage, plan.proposals)).replace("\u00a0", " ")
+
+
+def test_where_nobody_reaches_the_target_the_plan_says_so(machines: Path) -> None:
+    _, plan = planned(machines)
+    [line] = advice(0.99, [forecast("gosgd", math.inf)], plan.stage, plan.proposals)
     assert "no candidate reaches 99" in line
     assert "--target" in line
 
 
-def test_a_slower_candidate_is_told_with_its_reasons(machines: Path) -> None:
-    _, _, candidates = parse_plan(["quickstart", "--machines", str(machines)])
-    order = [forecast("gosgd", 2.0), forecast("epoch-gossip", 5.0, used=0.5)]
-    assert "uses 50% of the machines, not 100%" in "\n".join(advice((0.9, order), candidates))
+def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:
+    _, plan = planned(machines)
+    proposals = plan.proposals["epoch-gossip"]
+    told = {each.told: said(plan, [forecast(each.label, 2.0)]) for each in proposals}
+    assert "note: --lr 0.45 is the greatest value tried" in told["lr = 0.45"]
+    assert "note: --lr 0.00556 is the least value tried" in told["lr = 0.00556"]
+    assert "note" not in told["lr = 0.15"]
+    assert "Nothing but epoch-gossip reaches the target" in told["lr = 0.15"]
+
+
+def test_runs_are_judged_by_held_out_samples_or_the_test_split(machines: Path) -> None:
+    _, plan = planned(machines)
+    assert plan.study.exhibit({}).tables == ()
+    stage = replace(plan.stage, held_out=0.0)
+    [proposal, *_] = plan.proposals["gossip"]
+    found = proposal.experiment(0, stage.seconds).task.dataset
+    assert len(stage.experiment(proposal, seed=0).task.dataset.test) == len(found.test)
+    held = plan.stage.experiment(proposal, seed=0).task.dataset
+    assert len(held.train) + len(held.test) == len(found.train)

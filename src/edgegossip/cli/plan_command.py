@@ -1,135 +1,181 @@
-"""The command that recommends an algorithm for real machines. Importing it imports torch."""
+"""The command that recommends an algorithm for real machines; importing this imports torch."""
 
 from __future__ import annotations
 
+import json
 import math
-import shlex
-import statistics
+import re
+import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from edgegossip.cli.plan_candidates import Proposal, candidates
+from edgegossip.cli.plan_ranking import ranked
+from edgegossip.cli.plan_results import advice, exhibits, print_ranking, ranking_rows
+from edgegossip.cli.plan_study import Stage, cells_of, measured_cost, measured_throughput
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
-from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label, split_values
-from edgegossip.core.errors import UsageError
-from edgegossip.core.metric_spec import MetricSpec
-from edgegossip.core.protocol import Seconds, Steps, Train
-from edgegossip.core.ranges import check_range, check_ranges
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.experiments.machine_list import Machine, links_between, read_machines
+from edgegossip.cli.swept_values import SeveralSeeds, split_values
+from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_ranges
+from edgegossip.experiments.experiment import Comparison
+from edgegossip.experiments.halving import Cost, Ranking, ladders, most_whole_runs, total_cost
+from edgegossip.experiments.machine_list import Machine, read_machines
 from edgegossip.experiments.run_folder import read_json
-from edgegossip.experiments.study import STUDY, Cell, Row, Session, Study
-from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.learning.task import Workload
-from edgegossip.recipes.studies.learning_curve import (
-    learning_curve,
-    metric_of,
-    unit_of,
-    values_of,
-)
-from edgegossip.recipes.studies.scoreboard import time_to
-from edgegossip.recipes.studies.server_contest import slug
-from edgegossip.recipes.studies.server_tuning import without_test_data
+from edgegossip.experiments.study import STUDY, Study
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 from edgegossip.report import units
 
-OWN = ("--machines", "--target", "--max-seconds", "--held-out")
-"""Options of the plan that its candidates do not have."""
-MEASURED = "samples_per_second"
-"""The setting that holds the speed of this machine."""
-SHOWN = 5
-"""Number of candidates to print; the report has all."""
+OWN = (
+    "--machines",
+    "--measure",
+    "--only",
+    "--target",
+    "--max-seconds",
+    "--held-out",
+    "--budget",
+)
+"""Options of the plan, which its candidates do not have."""
+WHOLE_RUNS = 6.0
+"""Tuning of each candidate without a budget: enough for 27 settings and three rungs, the last
+one with whole runs."""
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|runs)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(SeveralSeeds):
-    """Options for planning; each option of the recipe may have several values.
+    """Options for planning; each option of the recipe may have several values to try.
 
     Args:
         machines: TOML file with a [[machine]] table for each machine, in order of ranks: name,
-            speed (relative to this machine) or samples_per_second, mbits, latency_ms, count.
-        target: Value of the task's metric to reach; by default the best found less one point
-            of a percentage, or one percent of other values.
-        max_seconds: Virtual seconds for each candidate; unlimited by default.
+            speed (relative to this machine), samples_per_second or profile, mbits, latency_ms,
+            count, endpoint.
+        measure: Measure this machine for this many seconds and print its table for the file of
+            machines; nothing is planned.
+        only: Algorithms to consider; by default all of the recipe.
+        budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or its
+            number of simulated runs of full length, such as 60runs, which does not depend on
+            this machine; by default six runs for the tuning of each algorithm.
+        target: Accuracy to reach, in (0, 1); by default the best found less one point.
+        max_seconds: Virtual seconds of a full run; by default as many samples as in the recipe.
     """
 
-    machines: Path
+    machines: Path | None = None
+    measure: Seconds | None = None
+    only: tuple[str, ...] = ()
+    budget: str | None = None
     target: float | None = None
     max_seconds: Seconds | None = None
+    seeds: tuple[int, ...] = (0, 1, 2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, held_out="in (0, 1)")
-        if self.target is not None and not math.isfinite(self.target):
-            raise ValueError(f"target must be finite, got {self.target!r}")
-        check_range("max_seconds", self.max_seconds, "above 0 and finite, or None")
+        check_ranges(self, target="in (0, 1) or None", held_out="in (0, 1)")
+        check_ranges(self, max_seconds="above 0 and finite, or None")
+        check_ranges(self, measure="above 0 and finite, or None")
+        if (self.machines is None) == (self.measure is None):
+            raise ValueError(
+                "plan needs --machines FILE.toml with a table for each machine; on each of "
+                "them, --measure 10 prints its table"
+            )
+        if self.budget is not None and _BUDGET.fullmatch(self.budget) is None:
+            raise ValueError(
+                f"budget must be a time, such as 90s, 20m or 2h, or a number of full runs, "
+                f"such as 60runs; got {self.budget!r}"
+            )
+        if max(self.seeds) + 2 * len(self.seeds) >= TUNING_SEED:
+            raise ValueError(
+                f"seeds, and twice as many after the last one for the finalists, must be below "
+                f"{TUNING_SEED}, where those of the tuning begin; got {self.seeds}"
+            )
+
+    @property
+    def budget_amount(self) -> tuple[float, str]:
+        """Number and unit; the unit is empty without a budget."""
+        found = _BUDGET.fullmatch(self.budget or "")
+        return (float(found[1]), found[2]) if found else (WHOLE_RUNS, "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """An algorithm of a recipe, with settings.
+class Plan:
+    """A plan before its runs.
 
     Args:
-        recipe: Name of the recipe.
-        only: Name of the algorithm.
-        words: The recipe's options as typed.
-        told: Settings in which candidates differ, in words.
+        study: All runs.
+        stage: The machines.
+        proposals: Settings to try of each algorithm.
+        wall_seconds: Expected duration; None if it was not estimated.
     """
 
-    recipe: str
-    only: str
-    words: tuple[str, ...]
-    told: str
+    study: Study
+    stage: Stage
+    proposals: Mapping[str, Sequence[Proposal]]
+    wall_seconds: Seconds | None
 
     @property
-    def label(self) -> str:
-        """Name for tables."""
-        return f"{self.only}, {self.told}" if self.told else self.only
-
-    def command(self, start: str) -> str:
-        """Command that starts it on real machines."""
-        return shlex.join(
-            ["edgegossip", *start.split(), self.recipe, "--only", self.only, *self.words]
-        )
+    def known(self) -> dict[str, Proposal]:
+        """Proposals by label."""
+        return {each.label: each for some in self.proposals.values() for each in some}
 
 
 def plan_command(arguments: list[str]) -> int:
     """`edgegossip plan`."""
-    options, study, candidates = parse_plan(arguments)
-    rows = carry_out(study, options, "plan", arguments)
-    for line in advice(ranked(rows.values(), options.target), candidates):
+    if any(word.partition("=")[0] == "--measure" for word in arguments):
+        print(measured_machine(arguments))
+        return 0
+    options, plan = parse_plan(arguments)
+    print(_announcement(plan), flush=True)
+    rows = carry_out(plan.study, options, "plan", arguments)
+    target, order = ranked(ranking_rows(rows), options.target)
+    print_ranking(order, target)
+    for line in advice(target, order, plan.stage, plan.proposals):
         print(line)
     return 0
 
 
-def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, Proposal]]:
-    """Make a study of all algorithms of a recipe, with all given values of its options.
+def measured_machine(arguments: Sequence[str]) -> str:
+    """Measure this machine, and write its table for the file of machines."""
+    name, options, chosen = parse_recipe("plan", PlanOptions, arguments)
+    speed = measured_throughput(pick(name, chosen, None), options.measure or 0.0)
+    return (
+        f"[[machine]]\nname = {json.dumps(socket.gethostname())}\n"
+        f"samples_per_second = {speed:.4g}\n"
+        "# mbits = 100       # of its link, each way\n"
+        "# latency_ms = 5    # to the network: half the time that `edgegossip doctor` shows\n"
+    )
+
+
+def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Plan]:
+    """Make a study of all algorithms of a recipe, tuned within the budget.
 
     Raises:
-        UsageError: If the recipe, one of its settings, or a machine is invalid.
+        UsageError: If the recipe, one of its settings, or a machine is invalid, or the budget
+            is too small.
     """
+    began = time.perf_counter()
     name, words = recipe_name("plan", PlanOptions, arguments)
     values = split_values("plan", name, words)
     _, options, _ = parse_recipe("plan", PlanOptions, [name, *values.fixed])
+    assert options.machines is not None
     machines = read_machines(options.machines)
-    candidates, runs = _candidates(name, values, len(machines))
-    if runs[0].task.metric.is_share:
-        check_range("target", options.target, "in (0, 1) or None")
-    measured = None
-    if any(machine.samples_per_second is None for machine in machines):
-        measured = _measured_before(options) or measured_throughput(runs[0])
-    cells = tuple(
-        Cell(
-            name=f"{slug(told)}/seed{seed}",
-            group="plan",
-            work=partial(_run, candidate, options, machines, measured or 1.0, seed),
-        )
-        for told, candidate in candidates.items()
-        for seed in options.seeds
+    comparison, every = candidates(name, values, OWN, len(machines))
+    proposals = _chosen(every, options.only)
+    kept = _measured_before(options)
+    measured = kept.samples_per_second or _measured(machines, comparison)
+    stage = Stage(
+        machines=machines,
+        measured=measured or 1.0,
+        seconds=options.max_seconds or _duration(comparison, machines, measured or 1.0),
+        held_out=options.held_out,
+        target=options.target,
     )
+    effort = _effort(options, stage, proposals, kept.whole_runs, began)
+    found = ladders({only: len(some) for only, some in proposals.items()}, effort.whole_runs)
     study = Study(
         name=f"plan/{name.rpartition(':')[2]}",
         title=f"What should these machines run to learn {name}?",
@@ -137,252 +183,138 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Study, dict[str, 
         settings={
             "recipe": name,
             "arguments": values.kept(*OWN),
+            "values": {only: [each.told for each in some] for only, some in proposals.items()},
             "machines": [str(machine) for machine in machines],
-            MEASURED: measured,
-            "max_seconds": options.max_seconds,
+            "samples_per_second": measured,
+            "max_seconds": stage.seconds,
             "held_out": options.held_out,
+            "target": options.target,
+            "budget": options.budget,
+            "whole_runs": effort.whole_runs,
         },
-        cells=cells,
-        exhibit=partial(_exhibits, options.target),
+        cells=cells_of(stage, proposals, found, options.seeds),
+        exhibit=partial(exhibits, options.target),
     )
-    return options, study, candidates
+    plan = Plan(study=study, stage=stage, proposals=proposals, wall_seconds=effort.wall_seconds)
+    return options, plan
 
 
-def _candidates(
-    name: str, values: SweptValues, num_machines: int
-) -> tuple[dict[str, Proposal], list[Experiment]]:
-    """All algorithms with all combinations of values, and the runs of each."""
-    found, runs = {}, list[Experiment]()
-    for point in values.points:
-        comparison, more = _made_for(num_machines, name, [*values.fixed, *point])
-        runs += comparison.experiments.values()
-        for only in comparison.experiments:
-            words = (*values.kept(*OWN), *point, *more)
-            candidate = Proposal(recipe=name, only=only, words=words, told=label(point))
-            found[candidate.label] = candidate
-    return found, runs
-
-
-def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
-    """Make the recipe for the given number of machines, which may include its server."""
-    for num_workers in (wanted, wanted - 1):
-        more = ["--num-workers", str(num_workers)]
-        _, _, chosen = parse_recipe("plan", PlanOptions, [name, *words, *more])
-        if not isinstance(chosen, Comparison):
-            raise UsageError(f"recipe {name!r} is a single run; plan needs a comparison")
-        if {each.num_workers for each in chosen.experiments.values()} == {wanted}:
-            return chosen, more
-    raise UsageError(f"recipe {name!r} cannot be made for {wanted} machines")
-
-
-def _measured_before(options: PlanOptions) -> float | None:
-    """The speed that an interrupted plan has measured, which holds for all its candidates."""
-    if not options.resume or options.out is None or not (options.out / STUDY).exists():
-        return None
-    found: float | None = read_json(options.out / STUDY)["settings"].get(MEASURED)
-    return found
-
-
-def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float:
-    """Measure how many training samples per second one core of this machine processes."""
-    ranks = experiment.data_ranks
-    workload = Workload(experiment.task, ranks, experiment.seed, experiment.algorithm.role)
-    trainer, params = workload.make_trainer(ranks[0]), workload.initial_params(ranks[0])
-    num_samples, began = 0, None
-    with one_intra_op_thread():
-        while began is None or time.perf_counter() - began < seconds:
-            result = trainer.train(Train(params, Steps(5)))
-            if began is None:  # the first steps get ready
-                began = time.perf_counter()
-            else:
-                num_samples += result.num_samples
-    return num_samples / (time.perf_counter() - began)
-
-
-def _run(
-    candidate: Proposal,
-    options: PlanOptions,
-    machines: Sequence[Machine],
-    measured: float,
-    seed: int,
-    session: Session,
-) -> Row:
-    kept = [candidate.recipe, *candidate.words, "--seed", str(seed)]
-    _, _, chosen = parse_recipe(
-        "plan", PlanOptions, [*kept, "--machines", str(options.machines)]
-    )
-    experiment = pick(candidate.recipe, chosen, candidate.only)
-    dataset = without_test_data(experiment.task.dataset, options.held_out)
-    platforms = tuple(machine.platform(measured) for machine in machines)
-    experiment = replace(
-        experiment,
-        task=replace(experiment.task, dataset=dataset),
-        platforms=platforms,
-        links=links_between(machines),
-        max_seconds=options.max_seconds or experiment.max_seconds,
-        profiles={},
-    )
-    results = session.run(experiment)
-    history = results.history
-    last, workers = history[-1], experiment.data_ranks
-    capacity = sum(platforms[rank].total_throughput for rank in workers) * last.time
-    return {
-        "run": candidate.label,
-        "seed": seed,
-        **learning_curve(results),
-        "bytes": last.bytes_sent / last.time / len(workers),
-        "used": last.samples_processed / capacity,
-    }
+def _chosen(
+    every: Mapping[str, list[Proposal]], only: Sequence[str]
+) -> dict[str, list[Proposal]]:
+    """The proposals of some algorithms; of all if there is no name."""
+    if unknown := [name for name in only if name not in every]:
+        raise UsageError(unknown_name("algorithm", unknown[0], every))
+    return {name: some for name, some in every.items() if name in only or not only}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """The expected figures of a candidate: medians over the seeds.
+class _Before:
+    """Measurements of an interrupted plan, which hold for all of it."""
 
-    Attributes:
-        run: Label of the candidate.
-        times: Time to the target for each seed; infinite if never reached.
-        value: Value of the metric at the end.
-        metric: The metric.
-        bytes_per_second: Bytes per second sent by each worker.
-        used: Share of the workers' capacity that is used for training.
+    samples_per_second: float | None = None
+    whole_runs: float | None = None
+
+
+def _measured_before(options: PlanOptions) -> _Before:
+    if not options.resume or options.out is None or not (options.out / STUDY).exists():
+        return _Before()
+    settings = read_json(options.out / STUDY)["settings"]
+    return _Before(
+        **{name: settings.get(name) for name in ("samples_per_second", "whole_runs")}
+    )
+
+
+def _measured(machines: Sequence[Machine], comparison: Comparison) -> float | None:
+    """Speed of this machine, if that of another is relative to it."""
+    if all(machine.samples_per_second is not None for machine in machines):
+        return None
+    return measured_throughput(comparison.experiments[comparison.baseline])
+
+
+def _duration(comparison: Comparison, machines: Sequence[Machine], measured: float) -> Seconds:
+    """Time in which the machines could process as many samples as those of the recipe.
+
+    Raises:
+        UsageError: If no run of the recipe has a time limit.
     """
+    experiments = sorted(
+        (each for each in comparison.experiments.values() if each.max_seconds is not None),
+        key=lambda each: -len(each.data_ranks),
+    )
+    if not experiments:
+        raise UsageError("the runs of this recipe have no time limit; give --max-seconds")
+    longest = experiments[0]
+    ranks = longest.data_ranks
+    theirs = sum(longest.platforms[rank].total_throughput for rank in ranks)
+    ours = sum(machines[rank].platform(measured).throughput for rank in ranks)
+    return float(f"{(longest.max_seconds or 0.0) * theirs / ours:.3g}")
 
-    run: str
-    times: tuple[Seconds, ...]
-    value: float
-    metric: MetricSpec
-    bytes_per_second: float
-    used: float
 
-    @property
-    def seconds(self) -> Seconds:
-        """Median time to the target."""
-        return statistics.median(self.times)
+# The budget.
 
 
-def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
-    """Order the candidates by time to the target, then by value; return the target too."""
-    runs: dict[str, list[Row]] = {}
-    for row in rows:
-        runs.setdefault(row["run"], []).append(row)
+@dataclass(frozen=True, kw_only=True)
+class _Effort:
+    whole_runs: float
+    wall_seconds: Seconds | None = None
 
-    def middle(some: list[Row], value: Callable[[Row], float]) -> float:
-        return statistics.median(map(value, some))
 
-    metric = metric_of(next(iter(runs.values()))[0])
-    best = {
-        run: middle(some, lambda row: metric.best(values_of(row))) for run, some in runs.items()
-    }
-    goal = metric.easier(metric.best(best.values()), 0.01) if target is None else target
-    found = []
-    for run, some in runs.items():
-        reached = [time_to(row, goal) for row in some]
-        found.append(
-            Outlook(
-                run=run,
-                times=tuple(math.inf if each is None else each for each in reached),
-                value=middle(some, lambda row: values_of(row)[-1]),
-                metric=metric,
-                bytes_per_second=middle(some, lambda row: row["bytes"]),
-                used=middle(some, lambda row: row["used"]),
-            )
+def _effort(
+    options: PlanOptions,
+    stage: Stage,
+    proposals: Mapping[str, Sequence[Proposal]],
+    before: float | None,
+    began: float,
+) -> _Effort:
+    """Share the budget out to all candidates.
+
+    Raises:
+        UsageError: If it is too small for the runs that rank them.
+    """
+    amount, unit = options.budget_amount
+    if before is not None or not unit:
+        return _Effort(whole_runs=amount if before is None else before)
+    numbers = {only: len(some) for only, some in proposals.items()}
+    if unit == "runs":
+        costs = dict.fromkeys(numbers, Cost(start=0.0, whole=1.0))
+        processes, allowed = 1, amount
+    else:
+        costs = {only: measured_cost(stage, some[0]) for only, some in proposals.items()}
+        processes = options.num_processes
+        allowed = (amount * _SECONDS[unit] - (time.perf_counter() - began)) * processes
+    ranking = Ranking(len(numbers), len(options.seeds))
+    whole_runs = most_whole_runs(numbers, costs, ranking, allowed)
+    if whole_runs is None:
+        least = total_cost(ladders(numbers, 0.0), costs, ranking) / processes
+        needed = f"{math.ceil(least)}runs" if unit == "runs" else _told(least)
+        raise UsageError(
+            f"a budget of {options.budget} is too small: {len(numbers)} algorithms with "
+            f"{len(options.seeds)} seeds need {needed} without any tuning; give a larger "
+            "--budget, fewer --seeds, or a lower --max-seconds"
         )
-    sign = -1 if metric.higher_is_better else 1
-    return goal, sorted(found, key=lambda each: (each.seconds, sign * each.value))
+    if unit == "runs":
+        return _Effort(whole_runs=whole_runs)
+    expected = total_cost(ladders(numbers, whole_runs), costs, ranking) / processes
+    return _Effort(whole_runs=whole_runs, wall_seconds=expected)
 
 
-def advice(
-    found: tuple[float, Sequence[Outlook]], candidates: Mapping[str, Proposal]
-) -> Iterator[str]:
-    """Write the recommendation, its reason and the commands."""
-    target, order = found
-    best, *others = order
-    goal = units.metric_value(target, best.metric)
-    easier = "a lower" if best.metric.higher_is_better else "a higher"
-    if math.isinf(best.seconds):
-        yield (
-            f"no candidate reaches {goal}; {best.run} comes closest, with "
-            f"{units.metric_value(best.value, best.metric)}; give {easier} --target, or more "
-            "--max-seconds"
-        )
-        return
-    yield f"best: {best.run}: {goal} after {units.seconds(best.seconds)}"
-    names = {best.run.partition(",")[0]}
-    for other in others:
-        name = other.run.partition(",")[0]
-        if name in names or len(names) > SHOWN:
-            continue
-        names.add(name)
-        after = "never" if math.isinf(other.seconds) else units.seconds(other.seconds)
-        yield f"  {other.run}: {after}{_why(best, other)}"
-    chosen = candidates[best.run]
-    yield f"try it on this machine: {chosen.command('launch')}"
-    yield f"on machine R: {chosen.command('worker')} --rank R"
+def _told(seconds: Seconds) -> str:
+    """A duration for people.
+
+    >>> _told(29.2), _told(61.0)
+    ('30s', '2m')
+    """
+    return f"{math.ceil(seconds)}s" if seconds <= 60 else f"{math.ceil(seconds / 60)}m"
 
 
-def _why(best: Outlook, other: Outlook) -> str:
-    """Say why the runner-up is slower."""
-    reasons = []
-    if other.used < 0.95 * best.used:
-        reasons.append(f"uses {other.used:.0%} of the machines, not {best.used:.0%}")
-    if other.bytes_per_second > 1.1 * best.bytes_per_second:
-        ratio = other.bytes_per_second / max(best.bytes_per_second, 1e-9)
-        reasons.append(f"sends {ratio:.3g} times as much a second")
-    return f" ({', '.join(reasons)})" if reasons else ""
-
-
-def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
-    if not rows:
-        return Exhibits()
-    goal, order = ranked(rows.values(), target)
-    metric = order[0].metric
-    goal_text = f"{goal:.2%}" if metric.is_share else units.metric_value(goal, metric)
-    table = Table(
-        heading="Candidates, best first",
-        columns=(
-            ("run", "text"),
-            ("time to target", "seconds"),
-            ("soonest", "seconds"),
-            ("latest", "seconds"),
-            (metric.name, unit_of(metric)),
-            ("sent a second", "bytes"),
-            ("used", "percent"),
-        ),
-        rows=tuple(_line(each) for each in order),
-        note="Medians over the seeds, judged by samples held out of the training data; the "
-        f"target is {goal_text}. Sent: by each worker. Used: share of the workers' capacity "
-        "that trains on samples; a server's is not counted.",
+def _announcement(plan: Plan) -> str:
+    num_tuning = sum(cell.group == "tuning" for cell in plan.study.cells)
+    num_settings = sum(len(some) for some in plan.proposals.values())
+    num_ranking = len(plan.study.cells) - num_tuning
+    about = f", about {_told(plan.wall_seconds)}" if plan.wall_seconds else ""
+    return (
+        f"{len(plan.proposals)} algorithms with {num_settings} settings on "
+        f"{len(plan.stage.machines)} machines: {num_tuning} runs to tune, {num_ranking} of "
+        f"{units.seconds(plan.stage.seconds)} to rank{about}"
     )
-    return Exhibits(figures=(_figure(rows.values(), order),), tables=(table,))
-
-
-def _figure(rows: Iterable[Row], order: Sequence[Outlook]) -> Figure:
-    rows, metric = list(rows), order[0].metric
-    first = min(row["seed"] for row in rows)
-    curves = tuple(
-        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
-        for row in rows
-        if row["seed"] == first and row["run"] in {each.run for each in order[:SHOWN]}
-    )
-    panel = Panel(
-        title="The best candidates",
-        kind="lines",
-        x_label="virtual time",
-        x_unit="seconds",
-        y_label=metric.name,
-        y_unit=unit_of(metric),
-        series=curves,
-    )
-    return Figure(
-        name="plan",
-        heading=f"{units.capitalized(metric.name)} over time",
-        caption="On virtual machines like those that were given; one seed.",
-        panels=(panel,),
-    )
-
-
-def _line(each: Outlook) -> tuple[str | float | None, ...]:
-    times = (each.seconds, min(each.times), max(each.times))
-    known = (None if math.isinf(time) else time for time in times)
-    return (each.run, *known, each.value, each.bytes_per_second, each.used)

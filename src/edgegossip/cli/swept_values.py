@@ -60,6 +60,11 @@ class SweptValues:
             for values in itertools.product(*self.swept.values())
         ]
 
+    @property
+    def given(self) -> set[str]:
+        """Options that have one value."""
+        return {option.partition("=")[0] for option, _ in _grouped(self.fixed)}
+
     def kept(self, *other: str) -> Words:
         """The words of those fixed options on which runs depend.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,10 +154,12 @@ class Comparison:
             in percent the difference, of others as a part of the value.
         bytes_reference: Dense run with one step per round, which defines the bytes of
             uncompressed push-sum; None for no ratios of bytes. See `Traffic.ratios`.
+        tunable: Arguments of the recipe that matter for some runs in addition to `lr`, by the
+            name of the run, with values that `edgegossip plan` tries, the likeliest first.
 
     Raises:
-        ValueError: If `baseline` or `bytes_reference` names no run, a number is out of range,
-            or runs are measured by different metrics.
+        ValueError: If `baseline`, `bytes_reference` or `tunable` names no run, a number is out
+            of range, or runs are measured by different metrics.
     """
 
     experiments: Mapping[str, Experiment]
@@ -165,6 +167,7 @@ class Comparison:
     target: float | None = None
     target_gap: float = 0.005
     bytes_reference: str | None = None
+    tunable: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.experiments:
@@ -177,6 +180,9 @@ class Comparison:
             name = getattr(self, role)
             if name is not None and name not in self.experiments:
                 raise ValueError(unknown_name(role, name, self.experiments))
+        for name in self.tunable:
+            if name not in self.experiments:
+                raise ValueError(unknown_name("run in tunable", name, self.experiments))
         if self.bytes_reference is not None:
             traits = self.experiments[self.bytes_reference].algorithm.traits
             if traits.local_steps not in (1, None):

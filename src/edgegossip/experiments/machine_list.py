@@ -12,11 +12,15 @@ from typing import Any
 from edgegossip.core.errors import UsageError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_ranges
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.slow_down import SlowDown
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
 _MEGABIT = 125_000.0
-_KEYS = ("name", "count", "speed", "samples_per_second", "mbits", "latency_ms")
+_TEXTS = ("name", "profile", "endpoint")
+_NUMBERS = ("speed", "samples_per_second", "mbits", "latency_ms")
+_KEYS = ("name", "count", *_NUMBERS, "profile", "endpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class Machine:
         mbits: Maximum Mbit/s in each direction, above 0.
         latency_ms: Milliseconds to the network, at least 0; a message between two machines
             takes the sum of both.
+        endpoint: Endpoint at which others reach it, such as tls/desk:7447; None if unknown.
 
     Raises:
         ValueError: If a number is out of range.
@@ -41,6 +46,7 @@ class Machine:
     samples_per_second: float | None = None
     mbits: float = math.inf
     latency_ms: float = 0.0
+    endpoint: str | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, speed="above 0 and finite", mbits="above 0")
@@ -67,7 +73,7 @@ def read_machines(path: Path) -> tuple[Machine, ...]:
     """Read the machines of a TOML file, in order of their ranks.
 
     Each is a table ``[[machine]]`` with the arguments of `Machine`, and `count` for several
-    equal ones.
+    equal ones. `profile` is a file of `edgegossip profile` with the speed, beside this file.
 
     Raises:
         UsageError: If the file cannot be read, or has other contents.
@@ -96,14 +102,23 @@ def _machines(path: Path, table: Mapping[str, Any]) -> Sequence[Machine]:
     wrong = [
         key
         for key, value in values.items()
-        if not isinstance(value, str if key == "name" else int | float)
+        if not isinstance(value, str if key in _TEXTS else int | float)
     ]
     if wrong or not isinstance(count, int) or count < 1:
         key = wrong[0] if wrong else "count"
-        allowed = "a name in quotes" if key == "name" else "a number"
+        allowed = "a text in quotes" if key in _TEXTS else "a number"
         raise UsageError(
             f"{path}: {key} of {values['name']!r} must be {allowed}, got {table[key]!r}"
         )
+    profile = values.pop("profile", None)
+    if profile is not None:
+        if "samples_per_second" in values:
+            raise UsageError(
+                f"{path}: {values['name']!r} has samples_per_second and a profile; leave out "
+                "one of them"
+            )
+        slow_down = SlowDown(Profile.read(path.parent / profile), None)
+        values["samples_per_second"] = 1 / slow_down.seconds_alone
     try:
         return [Machine(**values)] * count
     except ValueError as error:

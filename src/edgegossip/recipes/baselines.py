@@ -95,7 +95,13 @@ def compare_baselines(
         experiments={each.run_name: each for each in experiments},
         baseline="epoch-gossip",
         target=target,
+        tunable={"gosgd": {"exchange_probability": _around(settings.exchange_probability)}},
     )
+
+
+def _around(probability: float) -> tuple[float, ...]:
+    """Values to try for a probability; it may be 0."""
+    return tuple(dict.fromkeys((probability, probability / 4, min(1.0, 4 * probability))))
 
 
 def _rivals(everyone: Topology, settings: Settings) -> list[Algorithm[Any]]:

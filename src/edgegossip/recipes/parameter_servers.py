@@ -199,7 +199,21 @@ def compare_servers(
         )
         for name, algorithm in methods(settings).items()
     }
-    return Comparison(experiments=experiments, baseline="bsp")
+    return Comparison(experiments=experiments, baseline="bsp", tunable=_tunable(settings))
+
+
+def _tunable(settings: ServerSettings) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Own setting of each method with values to try: the given one, less, and more."""
+
+    def around(value: int) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((value, max(1, value // 4), 4 * value)))
+
+    return {
+        "ssp": {"slack": around(settings.slack)},
+        "fixed-adacomm": {"tau": around(settings.tau)},
+        "adacomm": {"tau": around(settings.tau)},
+        "adsp-plus": {"rate": around(settings.rate)},
+    }
 
 
 def methods(settings: ServerSettings) -> dict[str, ParameterServer]:

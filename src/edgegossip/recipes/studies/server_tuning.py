@@ -92,10 +92,10 @@ def most_accurate(session: Session, **facts: object) -> Row:
 
 
 def without_test_data(dataset: Dataset, share: float) -> Dataset:
-    """Replace the test samples by held-out training samples."""
-    held = hold_out(dataset, share, seed=TUNING_SEED)
+    """Replace the test samples by held-out training samples; a validation split stays."""
+    held = hold_out(replace(dataset, validation=None), share, seed=TUNING_SEED)
     assert held.validation is not None
-    return replace(held, test=held.validation, validation=None)
+    return replace(held, test=held.validation, validation=dataset.validation)
 
 
 def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) -> Exhibits:

@@ -1,0 +1,255 @@
+"""Ranking of a plan's candidates, and the reason why the first is first."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.results import Results
+from edgegossip.experiments.study import Row
+from edgegossip.recipes.studies.scoreboard import last_looks
+from edgegossip.report import units
+from edgegossip.report.activity import activities, total
+from edgegossip.report.log import read_log
+
+GAP = 0.01
+"""Distance of the default target from the best accuracy."""
+BUSY = 0.7
+"""Share of time from which on an uplink is called busy."""
+
+
+def curve(results: Results) -> dict[str, list[float]]:
+    """Accuracy, bytes and samples of a run over time, in JSON."""
+    history = results.history
+    return {
+        "times": [each.time for each in history],
+        "accuracies": [each.accuracy for each in history],
+        "bytes": [each.bytes_sent for each in history],
+        "samples": [each.samples_processed for each in history],
+    }
+
+
+DIVERGED: Mapping[str, list[float]] = {
+    name: [] for name in ("times", "accuracies", "bytes", "samples")
+}
+"""Curve of a run whose loss was not finite."""
+
+
+def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, float]:
+    """Share of the machines' capacity that is idle, and of time in which the busiest uplink
+    sends.
+
+    A machine is idle while it waits or only sends. A server, which trains nothing, always is.
+    Work that the end of the run cut off is not counted.
+
+    Args:
+        run_folder: Folder of the run.
+        speeds: Samples per second of each machine.
+    """
+    log = read_log(run_folder / "events.jsonl")
+    each = activities(log)
+    idle = sum(speed * _idle(some.shares) for speed, some in zip(speeds, each, strict=True))
+    return {
+        "idle": idle / sum(speeds),
+        "uplink": max(total(some.sending) for some in each) / log.duration,
+    }
+
+
+def _idle(shares: Mapping[str, float]) -> float:
+    idle = shares["waiting"] + shares["sending"]
+    return idle / (idle + shares["training"] or 1.0)
+
+
+def crossing(row: Row, goal: float) -> Seconds:
+    """Time at which a run first reached an accuracy, on a line between looks; inf if never.
+
+    >>> crossing({"times": [0.0, 2.0], "accuracies": [0.5, 0.9]}, goal=0.8)
+    1.5
+    """
+    time, accuracy = 0.0, 0.0
+    for next_time, next_accuracy in zip(row["times"], row["accuracies"], strict=True):
+        if next_accuracy >= goal:
+            share = (goal - accuracy) / (next_accuracy - accuracy)
+            return float(round(time + share * (next_time - time), 9))
+        time, accuracy = next_time, next_accuracy
+    return math.inf
+
+
+def mean_crossing(rows: Sequence[Row], goal: float) -> Seconds:
+    """Time at which the mean accuracy of runs with several seeds reaches a goal; inf if never.
+
+    The median of the runs' own times would be as noisy as single looks are where a curve is
+    flat.
+    """
+    curves = [row for row in rows if row["times"]]
+    if not curves:
+        return math.inf
+    times = sorted({time for row in curves for time in row["times"]})
+    each = [np.interp(times, row["times"], row["accuracies"]) for row in curves]
+    # One that has diverged counts, with no accuracy at all.
+    mean = np.sum(each, axis=0) / len(rows)
+    return crossing({"times": times, "accuracies": mean.tolist()}, goal)
+
+
+def accuracy(rows: Iterable[Row]) -> float:
+    """Mean over the seeds of each run's accuracy at its end; 0 if it has diverged."""
+    return statistics.fmean(
+        last_looks(row["accuracies"]) if row["accuracies"] else 0.0 for row in rows
+    )
+
+
+def by(key: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Group rows by the value of a field."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(row)
+    return groups
+
+
+def default_target(rows: Iterable[Row]) -> float:
+    """Accuracy of the best candidate less one point."""
+    return max(map(accuracy, by("run", rows).values())) - GAP
+
+
+def in_order(rows: Iterable[Row], goal: float) -> list[str]:
+    """Order runs by the time at which their mean accuracy reaches a goal, then by accuracy."""
+    runs = by("run", rows)
+    return sorted(runs, key=lambda run: (mean_crossing(runs[run], goal), -accuracy(runs[run])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """Expected figures of a candidate.
+
+    Attributes:
+        run: Label of the candidate.
+        seconds: Time until the mean accuracy over the seeds is at the target; may be infinite.
+        times: Time to the target of each seed.
+        accuracy: Accuracy at the end, the mean of the last five looks.
+        num_bytes: Bytes sent by all machines until then, or in the whole run; like the
+            following, a median over the seeds.
+        samples: Training samples processed until then, or in the whole run.
+        idle: Share of the machines' capacity that does not train.
+        uplink: Share of time in which the busiest uplink sends.
+    """
+
+    run: str
+    seconds: Seconds
+    times: tuple[Seconds, ...]
+    accuracy: float
+    num_bytes: float
+    samples: float
+    idle: float
+    uplink: float
+
+    @property
+    def only(self) -> str:
+        """Name of its algorithm."""
+        return self.run.partition(",")[0]
+
+    @property
+    def told_time(self) -> str:
+        """Time to the target, and its range over the seeds."""
+        if math.isinf(self.seconds):
+            return "never"
+        last = max(self.times)
+        until = "never" if math.isinf(last) else units.seconds(last)
+        spread = f" ({units.number(min(self.times))} to {until})" if len(self.times) > 1 else ""
+        return units.seconds(self.seconds) + spread
+
+
+def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
+    """Order the candidates; return the target too.
+
+    Finalists are before all others, which may only have been lucky with their few seeds.
+    """
+    rows = list(rows)
+    goal = default_target(rows) if target is None else target
+    runs = by("run", rows)
+    finalists = {row["run"] for row in rows if row.get("is_final")}
+    order = sorted(in_order(rows, goal), key=lambda run: run not in finalists)
+    return goal, [_outlook(run, runs[run], goal) for run in order]
+
+
+def _outlook(run: str, rows: Sequence[Row], goal: float) -> Outlook:
+    seconds = mean_crossing(rows, goal)
+
+    def middle(value: Callable[[Row], float]) -> float:
+        return statistics.median(map(value, rows))
+
+    return Outlook(
+        run=run,
+        seconds=seconds,
+        times=tuple(crossing(row, goal) for row in rows),
+        accuracy=accuracy(rows),
+        num_bytes=middle(lambda row: _until(row, "bytes", seconds)),
+        samples=middle(lambda row: _until(row, "samples", seconds)),
+        idle=middle(lambda row: row["idle"]),
+        uplink=middle(lambda row: row["uplink"]),
+    )
+
+
+def _until(row: Row, field: str, time: Seconds) -> float:
+    """Count up to a time, on a line between looks."""
+    if not row["times"]:
+        return 0.0
+    return float(np.interp(time, row["times"], row[field]))
+
+
+# In words.
+
+
+def reason(order: Sequence[Outlook]) -> str:
+    """Say in a sentence why the first is first, and in another what limits it.
+
+    The time to the target is the number of samples over their rate, so that the first has an
+    advantage over the next one in one of them, or in both.
+    """
+    best, *others = order
+    reached = [each for each in others if not math.isinf(each.seconds)]
+    if not reached:
+        return f"Nothing but {best.only} reaches the target. {_limit(best)}"
+    other = reached[0]
+    fewer = other.samples / max(best.samples, 1.0)
+    sooner = other.seconds / best.seconds
+    if sooner / max(fewer, 1e-9) >= fewer:
+        cause = (
+            f"{units.percent(best.idle, 0)} of the machines' capacity is idle, with "
+            f"{other.only}, the next, {units.percent(other.idle, 0)}"
+        )
+        cause += _why_idle(best, other)
+    else:
+        mine, theirs = (units.number(_rounded(each.samples)) for each in (best, other))
+        cause = f"it needs {mine} training samples, {other.only}, the next, {theirs}"
+    return f"{best.only} is first because {cause}. {_limit(best)}"
+
+
+def _why_idle(best: Outlook, other: Outlook) -> str:
+    if other.uplink >= BUSY and best.num_bytes < other.num_bytes:
+        return (
+            f", whose busiest uplink sends for {units.percent(other.uplink, 0)} of it "
+            f"({units.data_size(other.num_bytes)} to the target, not "
+            f"{units.data_size(best.num_bytes)})"
+        )
+    return ", which wait for each other" if other.idle > best.idle + 0.05 else ""
+
+
+def _limit(best: Outlook) -> str:
+    if best.uplink >= BUSY and best.idle >= 0.1:
+        return (
+            f"Its limit is the links: the busiest uplink sends for "
+            f"{units.percent(best.uplink, 0)} of the time."
+        )
+    if best.idle >= 0.1:
+        return "Its limit is waiting: for slower machines, or for messages on their way."
+    return "Its limit is the machines, which train nearly all the time."
+
+
+def _rounded(count: float) -> float:
+    return round(count, -2) if count >= 1000 else count

@@ -1,0 +1,188 @@
+"""The results of a plan: table, recommendation, commands and figures."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from edgegossip.cli.plan_candidates import Proposal
+from edgegossip.cli.plan_ranking import Outlook, ranked, reason
+from edgegossip.cli.plan_study import Stage
+from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.experiments.study import Row
+from edgegossip.report import units
+
+SHOWN = 5
+"""Candidates whose curves are drawn."""
+
+
+def ranking_rows(rows: Mapping[str, Row]) -> list[Row]:
+    return [row for row in rows.values() if "rung" not in row]
+
+
+def print_ranking(order: Sequence[Outlook], target: float) -> None:
+    """Print the ranked table."""
+    table = RichTable(box=None, padding=(0, 1))
+    for column in ("", f"time to {units.percent(target)}", "sent", "idle", "accuracy"):
+        justify: Any = "right" if column else "left"
+        table.add_column(column, justify=justify, no_wrap=bool(column))
+    for each in order:
+        table.add_row(
+            escape(each.run),
+            each.told_time,
+            units.data_size(each.num_bytes),
+            units.percent(each.idle, 0),
+            units.percent(each.accuracy),
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def advice(
+    target: float,
+    order: Sequence[Outlook],
+    stage: Stage,
+    proposals: Mapping[str, Sequence[Proposal]],
+) -> Iterator[str]:
+    """Write the recommendation, its reason, and the commands.
+
+    Args:
+        target: Accuracy to reach.
+        order: Candidates, best first.
+        stage: The machines.
+        proposals: Settings that were tried of each algorithm.
+    """
+    best = order[0]
+    if math.isinf(best.seconds):
+        yield (
+            f"no candidate reaches {units.percent(target)}; {best.run} comes closest, with "
+            f"{units.percent(best.accuracy)}; give a lower --target, or more --max-seconds"
+        )
+        return
+    yield f"best: {best.run}: {units.percent(target)} after {best.told_time}"
+    yield reason(order)
+    tried = proposals[best.only]
+    chosen = next(each for each in tried if each.label == best.run)
+    yield from _at_an_end(chosen, tried)
+    yield f"try it on this machine: {chosen.command('launch', stage.seconds)}"
+    start = chosen.command("worker", stage.seconds)
+    endpoints = [machine.endpoint for machine in stage.machines]
+    if None in endpoints:
+        yield f"on machine R: {start} --rank R"
+        return
+    for rank, machine in enumerate(stage.machines):
+        others = " ".join(each for each in endpoints[:rank] if each)
+        connect = f" --connect {others}" if others else ""
+        yield (f"on {machine.name}: {start} --rank {rank} --listen {machine.endpoint}{connect}")
+
+
+def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
+    """Name settings whose best value is the least or the greatest that was tried."""
+    for index in range(0, len(chosen.point), 2):
+        option, value = chosen.point[index : index + 2]
+        others = {each.point[index + 1] for each in tried}
+        if len(others) > 1 and all(map(_is_number, others)):
+            for end, extreme in (("least", min), ("greatest", max)):
+                if value == extreme(others, key=float):
+                    yield f"note: {option} {value} is the {end} value tried; try some beyond it"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
+    ranking = ranking_rows(rows)
+    if not ranking:
+        return Exhibits()
+    goal, order = ranked(ranking, target)
+    first = min(row["seed"] for row in ranking)
+    shown = {each.run for each in order[:SHOWN]}
+    curves = tuple(
+        Series(name=row["run"], x=tuple(row["times"]), y=tuple(row["accuracies"]))
+        for row in ranking
+        if row["seed"] == first and row["run"] in shown
+    )
+    panel = Panel(
+        title="The best candidates",
+        kind="lines",
+        x_label="virtual time",
+        x_unit="seconds",
+        y_label="accuracy",
+        y_unit="percent",
+        series=curves,
+    )
+    figure = Figure(
+        name="plan",
+        heading="Accuracy over time",
+        caption="On virtual machines like those that were given; one seed.",
+        panels=(panel,),
+    )
+    return Exhibits(
+        figures=(figure,), tables=(_ranking_table(order, goal), *_tuning_tables(rows))
+    )
+
+
+def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
+    return Table(
+        heading="Candidates, best first",
+        columns=(
+            ("run", "text"),
+            ("time to target", "seconds"),
+            ("soonest", "seconds"),
+            ("latest", "seconds"),
+            ("accuracy", "percent"),
+            ("sent", "bytes"),
+            ("samples", "number"),
+            ("idle", "percent"),
+            ("busiest uplink", "percent"),
+        ),
+        rows=tuple(_line(each) for each in order),
+        note="Medians over the seeds, judged by samples held out of the training data, with "
+        f"seeds that no setting was chosen by; the target is {goal:.2%}. {reason(order)} Sent "
+        "and samples: of all machines, up to the target. Idle: share of the machines' capacity "
+        "that does not train; a server's machine does not. Busiest uplink: share of time in "
+        "which it sends.",
+    )
+
+
+def _line(each: Outlook) -> tuple[str | float | None, ...]:
+    times = (each.seconds, min(each.times), max(each.times))
+    known = (None if math.isinf(time) else time for time in times)
+    counts = (each.num_bytes, each.samples, each.idle, each.uplink)
+    return (each.run, *known, each.accuracy, *counts)
+
+
+def _tuning_tables(rows: Mapping[str, Row]) -> Iterator[Table]:
+    tried = [row for row in rows.values() if "rung" in row]
+    if not tried:
+        return
+    lines = [
+        (
+            row["run"],
+            f"{row['rung']} of {row['num_rungs']}",
+            row["times"][-1] if row["times"] else None,
+            max(row["accuracies"], default=None),
+        )
+        for row in tried
+    ]
+    yield Table(
+        heading="Tuning",
+        columns=(
+            ("run", "text"),
+            ("rung", "text"),
+            ("duration", "seconds"),
+            ("best accuracy", "percent"),
+        ),
+        rows=tuple(lines),
+        note="Each rung keeps the best third, for runs that are three times as long; a dash: "
+        "it diverged.",
+    )

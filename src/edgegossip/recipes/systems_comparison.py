@@ -1,0 +1,215 @@
+"""Ten systems on the same machines: peers, compressed push-sum, and parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.topology import ring
+from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.models import mlp
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.selection import Cyclic
+from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.recipes.studies.known_systems import SYSTEMS, System
+from edgegossip.recipes.studies.problems import HAR_CNN, MNIST_LENET5, MNIST_MLP, Problem
+from edgegossip.recipes.tasks import make_task
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import Platform, uneven
+
+IN_TURN = AccuracyAware(selection=Cyclic())
+"""Making aggregated points takes as long as several epochs of small models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemSettings:
+    """Settings of the recipes for ten systems; each recipe has its own defaults.
+
+    Args:
+        num_workers: Number of machines, at least 3; with a parameter server the first serves.
+        num_epochs: Epochs that the machines would do in a run if all of them always trained.
+        seconds: Duration of a run; None for that of `num_epochs`.
+        throughput: Training samples per second of the fastest machine.
+        num_train: Training samples, drawn at random; None for all.
+        num_test: Test samples, drawn at random; None for the problem's own number.
+        batch_size: Samples per step and worker.
+        lr: Learning rate.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Weight decay of SGD.
+        local_steps: Steps of Gossip and DiLoCo between two exchanges.
+        exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
+        max_keep_ratio: Share of its data that the fastest worker of EdgeGossip visits between
+            two exchanges, in (0, 1].
+        keep_ratio: Share of the entries that Sparse-Push sends, in (0, 1].
+        slack: Steps that a worker of SSP may be ahead, at least 1.
+        windows: Check periods of ADSP in a run, at least 1.
+        validation_share: Share of the training samples to hold out for the search of ADSP.
+        seed: Seeds the random choices.
+        torch_device: Device of the models: cpu or cuda.
+    """
+
+    num_workers: int = 4
+    num_epochs: float = 20.0
+    seconds: Seconds | None = None
+    throughput: float = 1000.0
+    num_train: int | None = None
+    num_test: int | None = None
+    batch_size: int = 32
+    lr: float = 0.15
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    local_steps: int = 8
+    exchange_probability: float = 0.05
+    max_keep_ratio: float = 0.3
+    keep_ratio: float = 0.05
+    slack: int = 40
+    windows: int = 20
+    validation_share: float = 0.03
+    seed: int = 0
+    torch_device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_workers="at least 3", windows="at least 1")
+        check_ranges(self, num_epochs="above 0 and finite", validation_share="in (0, 1)")
+        check_ranges(self, seconds="above 0 and finite, or None")
+        check_ranges(self, num_train="at least 1 or None", num_test="at least 1 or None")
+
+
+DIGITS_MLP = Problem(name="digits-mlp", dataset="digits", model=partial(mlp, hidden=(64,)))
+QUICKSTART = SystemSettings(num_epochs=40, batch_size=16, lr=0.1)
+MNIST_MLP_SETTINGS = SystemSettings(num_epochs=12)
+MNIST_LENET5_SETTINGS = SystemSettings(num_epochs=6)
+HAR_CNN_SETTINGS = SystemSettings(num_epochs=20, throughput=500.0)
+
+
+def quickstart(settings: SystemSettings = QUICKSTART) -> Comparison:
+    """Ten systems on handwritten digits (embedded), a small MLP: seconds."""
+    return compare_systems(DIGITS_MLP, settings, Path())
+
+
+def mnist_mlp(
+    settings: SystemSettings = MNIST_MLP_SETTINGS, *, data_dir: Path = default_data_dir()
+) -> Comparison:
+    """MNIST, an MLP with 64 hidden units, ten systems.
+
+    Args:
+        settings: Settings of the recipe.
+        data_dir: Folder with mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_systems(MNIST_MLP, settings, data_dir)
+
+
+def mnist_lenet5(
+    settings: SystemSettings = MNIST_LENET5_SETTINGS, *, data_dir: Path = default_data_dir()
+) -> Comparison:
+    """MNIST, LeNet-5, ten systems.
+
+    Args:
+        settings: Settings of the recipe.
+        data_dir: Folder with mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_systems(MNIST_LENET5, settings, data_dir)
+
+
+def har_cnn(
+    settings: SystemSettings = HAR_CNN_SETTINGS, *, data_dir: Path = default_data_dir()
+) -> Comparison:
+    """Activities of people, a small CNN, ten systems; all people on all machines.
+
+    Args:
+        settings: Settings of the recipe.
+        data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.
+    """
+    return compare_systems(HAR_CNN, settings, data_dir)
+
+
+def compare_systems(problem: Problem, settings: SystemSettings, data_dir: Path) -> Comparison:
+    """Run ten systems of the literature on the same machines for the same time.
+
+    Args:
+        problem: Data and model; its settings are ignored.
+        settings: Settings of the recipe.
+        data_dir: Folder of the data sets.
+    """
+    num_test = settings.num_test or problem.num_test
+    some = replace(problem, num_train=settings.num_train, num_test=num_test)
+    dataset = some.load(data_dir)
+    held_out = hold_out(dataset, settings.validation_share)  # the same for all seeds
+    task = make_task(held_out, problem.model, settings, batch_size=settings.batch_size)
+    platforms = uneven(settings.num_workers, settings.throughput)
+    seconds = settings.seconds or _seconds(len(held_out.train), platforms, settings)
+
+    def experiment(name: str) -> Experiment:
+        is_edge_gossip = name == "edge-gossip"
+        return Experiment(
+            task=replace(task, accuracy_aware=IN_TURN) if is_edge_gossip else task,
+            algorithm=_algorithm(name, settings, seconds),
+            platforms=platforms,
+            links=Links(default=HOME_LINK),
+            seed=settings.seed,
+            max_seconds=seconds,
+            name=name,
+        )
+
+    return Comparison(
+        experiments={name: experiment(name) for name in TUNABLE},
+        baseline="all-reduce",
+        tunable=TUNABLE,
+    )
+
+
+def _seconds(
+    num_samples: int, platforms: tuple[Platform, ...], settings: SystemSettings
+) -> Seconds:
+    """Time in which the machines could do `num_epochs`, to three significant digits."""
+    total = sum(platform.total_throughput for platform in platforms)
+    return float(f"{settings.num_epochs * num_samples / total:.3g}")
+
+
+TUNABLE: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "all-reduce": {},
+    "gossip": {"local_steps": (8, 1, 32)},
+    "epoch-gossip": {},
+    "edge-gossip": {"max_keep_ratio": (0.3, 0.1, 1.0)},
+    "gosgd": {"exchange_probability": (0.05, 0.01, 0.2)},
+    "diloco": {"local_steps": (32, 8, 128)},
+    "sparse-push": {"keep_ratio": (0.05, 0.01, 0.1)},
+    "bsp": {},
+    "ssp": {"slack": (40, 4, 160)},
+    "adsp": {"windows": (20, 8, 50)},
+}
+"""Own setting of each system and values to try; see `Comparison.tunable`."""
+
+
+def _gossip(num_workers: int, local_steps: int) -> Gossip:
+    topology = ring(num_workers)
+    return Gossip(topology=topology, num_rounds=UNTIL_CUT_OFF, local_steps=local_steps)
+
+
+_OWN_SYSTEMS = {"gossip": System(build=_gossip)}
+
+
+def _algorithm(name: str, settings: SystemSettings, seconds: Seconds) -> Algorithm[Any]:
+    """Make a system for all machines, of which one may have to serve."""
+    system = (SYSTEMS | _OWN_SYSTEMS)[name]
+    num_workers = settings.num_workers - system.has_server
+    if name == "adsp":
+        window = seconds / settings.windows
+        return ADSP(
+            num_workers=num_workers,
+            num_rounds=UNTIL_CUT_OFF,
+            window=window,
+            min_interval=window / 20,
+        )
+    values = [getattr(settings, option) for option in TUNABLE[name]]
+    return system.build(num_workers, *(values or [None]))

@@ -1,0 +1,141 @@
+"""The ranking of a plan's candidates, and the reason why the first is first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgegossip.cli.plan_ranking import (
+    DIVERGED,
+    Outlook,
+    crossing,
+    mean_crossing,
+    ranked,
+    reason,
+    use_of_machines,
+)
+from edgegossip.experiments.runner import run
+from edgegossip.recipes.parameter_servers import QUICKSTART, quickstart
+
+
+def row(run: str, seed: int, reached: float, **others: float) -> dict[str, Any]:
+    """A run that is at 0.5 after half of the time, and at 0.9 from `reached` on."""
+    return {
+        "run": run,
+        "seed": seed,
+        "times": [reached / 2, reached, reached + 1.0],
+        "accuracies": [0.5, 0.9, 0.9],
+        "bytes": [0, 1000, 1000],
+        "samples": [0, 400, 800],
+        "idle": 0.5,
+        "uplink": 0.1,
+        **others,
+    }
+
+
+def test_candidates_are_ordered_by_the_time_of_their_mean_accuracy() -> None:
+    rows = [row("slow", s, t) for s, t in enumerate((4.0, 5.0, 6.0))]
+    rows += [row("fast", s, t) for s, t in enumerate((1.0, 2.0, 3.0))]
+    target, order = ranked(rows, target=0.7)
+    assert target == 0.7
+    assert [each.run for each in order] == ["fast", "slow"]
+    assert order[0].times == (0.75, 1.5, 2.25)
+    assert 0.75 < order[0].seconds < 2.25
+    _, never = ranked(rows, target=0.95)
+    assert all(math.isinf(each.seconds) for each in never)
+
+
+def test_the_target_is_the_best_final_accuracy_less_a_point() -> None:
+    rows = [row("one", 0, 1.0), {**row("two", 0, 1.0), "accuracies": [0.5, 0.99, 0.1]}]
+    target, _ = ranked(rows, target=None)
+    assert target == pytest.approx((0.5 + 0.9 + 0.9) / 3 - 0.01)
+
+
+def test_bytes_and_samples_are_those_up_to_the_target() -> None:
+    _, [outlook] = ranked([row("run", 0, 2.0)], target=0.7)
+    assert outlook.seconds == 1.5
+    assert (outlook.num_bytes, outlook.samples) == (500, 200)
+
+
+def test_a_run_that_diverged_comes_last() -> None:
+    diverged = {**row("bad", 0, 1.0), **DIVERGED}
+    assert math.isinf(mean_crossing([diverged, row("bad", 1, 1.0)], 0.5))
+    _, order = ranked([diverged, row("good", 0, 1.0)], target=0.95)
+    assert [each.run for each in order] == ["good", "bad"]
+    assert math.isinf(crossing(diverged, 0.1))
+
+
+def test_the_time_to_a_target_is_told_with_its_range() -> None:
+    times = (2.0, 1.0, math.inf)
+    assert (
+        outlook("a", seconds=2.0, times=times).told_time.replace("\u00a0", " ")
+        == "2 s (1 to never)"
+    )
+    assert outlook("a", seconds=math.inf).told_time == "never"
+
+
+def test_finalists_stay_before_those_with_fewer_seeds() -> None:
+    lucky = row("lucky", 0, 1.0)
+    final = [row("final", seed, 2.0 + seed) for seed in range(3)]
+    _, order = ranked([lucky, *final[:1], *({**f, "is_final": True} for f in final[1:])], 0.7)
+    assert [each.run for each in order] == ["final", "lucky"]
+
+
+# The reason.
+
+
+def outlook(
+    run: str, seconds: float = 2.0, times: tuple[float, ...] = (2.0,), **others: float
+) -> Outlook:
+    values = {"accuracy": 0.9, "num_bytes": 1e6, "samples": 2e4, "idle": 0.0, "uplink": 0.1}
+    return Outlook(run=run, seconds=seconds, times=times, **{**values, **others})
+
+
+def why(*order: Outlook) -> str:
+    return reason(order).replace("\u00a0", " ")
+
+
+def test_one_that_waits_less_is_first_for_that() -> None:
+    said = why(outlook("gosgd, p = 1"), outlook("bsp, lr = 1", seconds=4.0, idle=0.5))
+    assert said.startswith(
+        "gosgd is first because 0 % of the machines' capacity is idle, with bsp, the next, "
+        "50 %, which wait for each other."
+    )
+    assert said.endswith("Its limit is the machines, which train nearly all the time.")
+
+
+def test_one_that_sends_less_is_first_for_that() -> None:
+    slow = outlook("all-reduce", seconds=8.0, idle=0.8, uplink=0.95, num_bytes=9e6)
+    assert "whose busiest uplink sends for 95 % of it (9 MB to the target, not 1 MB)" in why(
+        outlook("diloco"), slow
+    )
+
+
+def test_one_that_needs_fewer_samples_is_first_for_that() -> None:
+    said = why(outlook("bsp", idle=0.4), outlook("gosgd", seconds=3.0, samples=8e4))
+    assert "because it needs 20,000 training samples, gosgd, the next, 80,000" in said
+    assert said.endswith(
+        "Its limit is waiting: for slower machines, or for messages on their way."
+    )
+
+
+def test_the_limit_may_be_the_links() -> None:
+    assert "Its limit is the links: the busiest uplink sends for 90 %" in why(
+        outlook("bsp", idle=0.4, uplink=0.9)
+    )
+
+
+def test_a_server_is_idle_and_workers_that_wait_for_it_are(tmp_path: Path) -> None:
+    """Two workers of very unequal speed with a barrier: the fast one waits."""
+    settings = replace(QUICKSTART, num_workers=2, heterogeneity=1.9999, seconds=3.0)
+    experiment = quickstart(settings).experiments["bsp"]
+    speeds = [each.throughput for each in experiment.platforms]
+    run(experiment, out=tmp_path / "bsp", num_threads=0)
+    found = use_of_machines(tmp_path / "bsp", speeds)
+    training = 2 * min(speeds)
+    assert 1 - training / sum(speeds) < found["idle"] < 1 - 0.6 * training / sum(speeds)
+    assert 0 < found["uplink"] < 0.2
