@@ -88,7 +88,7 @@ check-trackers: ## Try trackers, pandas and the export with the real packages
 		pytest pytest-xdist hypothesis huggingface_hub -e '.[mlflow,pandas,tensorboard,trackio,wandb]'
 	$(SCRATCH)/trackers/venv/bin/pip freeze
 	$(SCRATCH)/trackers/venv/bin/pytest -q -m "" tests/unit/test_real_trackers.py \
-		tests/unit/test_frame.py tests/unit/test_export.py
+		tests/unit/test_frame.py tests/unit/test_export.py tests/examples/test_tools_page.py
 
 nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
 	$(BIN)/python -m tests.nightly $(SEARCH) $(if $(SEED),--seed $(SEED))
