@@ -85,14 +85,21 @@ def test_settings_are_swept_by_bits_and_the_least_is_best(words: list[str]) -> N
     assert study["figures"][0]["heading"] == "Bits per character by setting"
 
 
-def test_a_plan_refuses_bits(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_goes_by_bits(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     machines = Path("machines.toml")
     machines.write_text("[[machine]]\ncount = 2\nsamples_per_second = 100\n")
     plan = ["plan", *words, "--num-epochs", "1", "--threads", "0", "--out", "planned"]
-    assert main([*plan, "--machines", str(machines)]) == 2
-    said = capsys.readouterr().err
-    assert "this recipe goes by bits per character; choose another target_metric" in said
-    assert not Path("planned").exists()
+    assert main([*plan, "--machines", str(machines), "--target", "7.5"]) == 0
+    said = capsys.readouterr().out
+    assert "\nbest: " in said
+    assert ": 7.5 after " in said
+    study = found("planned/study.json")
+    assert study["figures"][0]["heading"] == "Bits per character over time"
+    assert "the target is 7.5" in study["tables"][0]["note"]
+    plan[-1] = "planned-again"  # the target decides which settings are tuned further
+    assert main([*plan, "--machines", str(machines), "--target", "0.1"]) == 0
+    assert "no candidate reaches 0.1; " in (said := capsys.readouterr().out)
+    assert "give a higher --target" in said
 
 
 def test_the_recipe_can_be_made_without_options(

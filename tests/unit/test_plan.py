@@ -351,7 +351,13 @@ def test_plan_needs_machines_or_measures_one(machines: Path) -> None:
 
 
 def forecast(run: str, seconds: float) -> Outlook:
-    values = {"accuracy": 0.9, "num_bytes": 1e6, "samples": 2e4, "idle": 0.0, "uplink": 0.1}
+    values: dict[str, Any] = {
+        "value": 0.9,
+        "num_bytes": 1e6,
+        "samples": 2e4,
+        "idle": 0.0,
+        "uplink": 0.1,
+    }
     return Outlook(run=run, seconds=seconds, times=(seconds,), **values)
 
 

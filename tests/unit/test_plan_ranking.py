@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from edgegossip.cli.plan_ranking import (
-    DIVERGED,
     Outlook,
     crossing,
+    diverged,
     mean_crossing,
     ranked,
     reason,
     use_of_machines,
 )
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.experiments.runner import run
 from edgegossip.recipes.parameter_servers import QUICKSTART, quickstart
+from edgegossip.recipes.studies.learning_curve import curve_fields
 
 
 def row(run: str, seed: int, reached: float, **others: float) -> dict[str, Any]:
@@ -62,11 +64,11 @@ def test_bytes_and_samples_are_those_up_to_the_target() -> None:
 
 
 def test_a_run_that_diverged_comes_last() -> None:
-    diverged = {**row("bad", 0, 1.0), **DIVERGED}
-    assert math.isinf(mean_crossing([diverged, row("bad", 1, 1.0)], 0.5))
-    _, order = ranked([diverged, row("good", 0, 1.0)], target=0.95)
+    bad = {**row("bad", 0, 1.0), **diverged(ACCURACY)}
+    assert math.isinf(mean_crossing([bad, row("bad", 1, 1.0)], 0.5))
+    _, order = ranked([bad, row("good", 0, 1.0)], target=0.95)
     assert [each.run for each in order] == ["good", "bad"]
-    assert math.isinf(crossing(diverged, 0.1))
+    assert math.isinf(crossing(bad, 0.1))
 
 
 def test_the_time_to_a_target_is_told_with_its_range() -> None:
@@ -91,7 +93,13 @@ def test_finalists_stay_before_those_with_fewer_seeds() -> None:
 def outlook(
     run: str, seconds: float = 2.0, times: tuple[float, ...] = (2.0,), **others: float
 ) -> Outlook:
-    values = {"accuracy": 0.9, "num_bytes": 1e6, "samples": 2e4, "idle": 0.0, "uplink": 0.1}
+    values: dict[str, Any] = {
+        "value": 0.9,
+        "num_bytes": 1e6,
+        "samples": 2e4,
+        "idle": 0.0,
+        "uplink": 0.1,
+    }
     return Outlook(run=run, seconds=seconds, times=times, **{**values, **others})
 
 
@@ -139,3 +147,18 @@ def test_a_server_is_idle_and_workers_that_wait_for_it_are(tmp_path: Path) -> No
     training = 2 * min(speeds)
     assert 1 - training / sum(speeds) < found["idle"] < 1 - 0.6 * training / sum(speeds)
     assert 0 < found["uplink"] < 0.2
+
+
+def test_where_less_is_better_the_least_is_first_and_a_diverged_run_last() -> None:
+    bits = MetricSpec(name="bits", higher_is_better=False)
+
+    def of_bits(run: str, values: list[float]) -> dict[str, Any]:
+        return row(run, 0, 1.0) | curve_fields(bits, [0.0, 1.0, 2.0], values)
+
+    lost = row("lost", 0, 1.0) | diverged(bits)
+    rows = [lost, of_bits("slow", [8.0, 4.0, 2.0]), of_bits("fast", [8.0, 2.0, 2.0])]
+    target, order = ranked(rows, 2.5)
+    assert target == 2.5
+    assert [each.run for each in order] == ["fast", "slow", "lost"]
+    assert [each.seconds for each in order[:2]] == [pytest.approx(5.5 / 6), 1.75]
+    assert ranked(rows, None)[0] == pytest.approx(min(14, 12) / 3 * 1.01)

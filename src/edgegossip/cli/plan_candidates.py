@@ -13,7 +13,6 @@ from edgegossip.cli.options import argument_names
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label
 from edgegossip.core.errors import UsageError
-from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.recipes.registry import load_recipe
@@ -89,7 +88,6 @@ def candidates(
     """
     fixed = values.kept(*own)
     comparison, number = _made_for(num_machines, name, fixed)
-    _require_share(comparison.metric)
     for option, typed in values.swept.items():
         for value in typed:  # a wrong one would be found hours later
             _made_for(num_machines, name, [*fixed, option, value])
@@ -168,12 +166,3 @@ def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
         if {each.num_workers for each in chosen.experiments.values()} == {wanted}:
             return chosen, number
     raise UsageError(f"recipe {name!r} cannot be made for {wanted} machines")
-
-
-def _require_share(metric: MetricSpec) -> None:
-    if not metric.is_share or not metric.higher_is_better:
-        raise UsageError(
-            f"edgegossip plan ranks by shares of which more is better, such as accuracy, and "
-            f"this recipe goes by {metric.name}; choose another target_metric, or compare its "
-            "algorithms with edgegossip sweep"
-        )

@@ -20,8 +20,9 @@ from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, split_values
 from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.experiments.experiment import Comparison
 from edgegossip.experiments.halving import Cost, Ranking, ladders, most_whole_runs, total_cost
 from edgegossip.experiments.machine_list import Machine, read_machines
@@ -61,7 +62,8 @@ class PlanOptions(SeveralSeeds):
         budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or its
             number of simulated runs of full length, such as 60runs, which does not depend on
             this machine; by default six runs for the tuning of each algorithm.
-        target: Accuracy to reach, in (0, 1); by default the best found less one point.
+        target: Value of the task's metric to reach; by default the best found less one point
+            of a percentage, or one percent of other values.
         max_seconds: Virtual seconds of a full run; by default as many samples as in the recipe.
     """
 
@@ -75,7 +77,9 @@ class PlanOptions(SeveralSeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, target="in (0, 1) or None", held_out="in (0, 1)")
+        check_ranges(self, held_out="in (0, 1)")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target must be finite, got {self.target!r}")
         check_ranges(self, max_seconds="above 0 and finite, or None")
         check_ranges(self, measure="above 0 and finite, or None")
         if (self.machines is None) == (self.measure is None):
@@ -172,7 +176,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Plan]:
         measured=measured or 1.0,
         seconds=options.max_seconds or _duration(comparison, machines, measured or 1.0),
         held_out=options.held_out,
-        target=options.target,
+        target=_target(options, comparison.metric),
     )
     effort = _effort(options, stage, proposals, kept.whole_runs, began)
     found = ladders({only: len(some) for only, some in proposals.items()}, effort.whole_runs)
@@ -197,6 +201,12 @@ def parse_plan(arguments: Sequence[str]) -> tuple[PlanOptions, Plan]:
     )
     plan = Plan(study=study, stage=stage, proposals=proposals, wall_seconds=effort.wall_seconds)
     return options, plan
+
+
+def _target(options: PlanOptions, metric: MetricSpec) -> float | None:
+    if metric.is_share:
+        check_range("target", options.target, "in (0, 1) or None")
+    return options.target
 
 
 def _chosen(

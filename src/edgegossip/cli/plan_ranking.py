@@ -7,38 +7,44 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Row
+from edgegossip.recipes.studies.learning_curve import (
+    curve_fields,
+    learning_curve,
+    metric_of,
+    values_of,
+)
 from edgegossip.recipes.studies.scoreboard import last_looks
 from edgegossip.report import units
 from edgegossip.report.activity import activities, total
 from edgegossip.report.log import read_log
 
 GAP = 0.01
-"""Distance of the default target from the best accuracy."""
+"""Distance of the default target from the best value; see `MetricSpec.easier`."""
 BUSY = 0.7
 """Share of time from which on an uplink is called busy."""
 
 
-def curve(results: Results) -> dict[str, list[float]]:
-    """Accuracy, bytes and samples of a run over time, in JSON."""
+def curve(results: Results) -> dict[str, Any]:
+    """Metric, bytes and samples of a run over time, in JSON."""
     history = results.history
     return {
-        "times": [each.time for each in history],
-        "accuracies": [each.accuracy for each in history],
+        **learning_curve(results),
         "bytes": [each.bytes_sent for each in history],
         "samples": [each.samples_processed for each in history],
     }
 
 
-DIVERGED: Mapping[str, list[float]] = {
-    name: [] for name in ("times", "accuracies", "bytes", "samples")
-}
-"""Curve of a run whose loss was not finite."""
+def diverged(metric: MetricSpec) -> dict[str, Any]:
+    """Curve of a run whose loss was not finite."""
+    return {**curve_fields(metric, [], []), "bytes": [], "samples": []}
 
 
 def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, float]:
@@ -67,22 +73,26 @@ def _idle(shares: Mapping[str, float]) -> float:
 
 
 def crossing(row: Row, goal: float) -> Seconds:
-    """Time at which a run first reached an accuracy, on a line between looks; inf if never.
+    """Time at which a run first reached a goal, on a line between looks; inf if never.
 
     >>> crossing({"times": [0.0, 2.0], "accuracies": [0.5, 0.9]}, goal=0.8)
     1.5
     """
-    time, accuracy = 0.0, 0.0
-    for next_time, next_accuracy in zip(row["times"], row["accuracies"], strict=True):
-        if next_accuracy >= goal:
-            share = (goal - accuracy) / (next_accuracy - accuracy)
-            return float(round(time + share * (next_time - time), 9))
-        time, accuracy = next_time, next_accuracy
+    metric = metric_of(row)
+    last_time: Seconds | None = None
+    last_value = goal
+    for time, value in zip(row["times"], values_of(row), strict=True):
+        if metric.is_reached(value, goal):
+            if last_time is None:
+                return float(time)
+            share = (goal - last_value) / (value - last_value)
+            return float(round(last_time + share * (time - last_time), 9))
+        last_time, last_value = time, value
     return math.inf
 
 
 def mean_crossing(rows: Sequence[Row], goal: float) -> Seconds:
-    """Time at which the mean accuracy of runs with several seeds reaches a goal; inf if never.
+    """Time at which the mean value of runs with several seeds reaches a goal; inf if never.
 
     The median of the runs' own times would be as noisy as single looks are where a curve is
     flat.
@@ -90,17 +100,26 @@ def mean_crossing(rows: Sequence[Row], goal: float) -> Seconds:
     curves = [row for row in rows if row["times"]]
     if not curves:
         return math.inf
+    metric = metric_of(curves[0])
     times = sorted({time for row in curves for time in row["times"]})
-    each = [np.interp(times, row["times"], row["accuracies"]) for row in curves]
-    # One that has diverged counts, with no accuracy at all.
-    mean = np.sum(each, axis=0) / len(rows)
-    return crossing({"times": times, "accuracies": mean.tolist()}, goal)
+    each = [np.interp(times, row["times"], values_of(row)) for row in curves]
+    lost = (len(rows) - len(curves)) * _no_value(metric) if len(rows) > len(curves) else 0.0
+    mean = (np.sum(each, axis=0) + lost) / len(rows)
+    return crossing(curve_fields(metric, times, mean.tolist()), goal)
 
 
-def accuracy(rows: Iterable[Row]) -> float:
-    """Mean over the seeds of each run's accuracy at its end; 0 if it has diverged."""
+def _no_value(metric: MetricSpec) -> float:
+    """Value of a run that has diverged: it counts, as bad as can be."""
+    if metric.is_share:
+        return 0.0 if metric.higher_is_better else 1.0
+    return -math.inf if metric.higher_is_better else math.inf
+
+
+def final_value(rows: Iterable[Row]) -> float:
+    """Mean over the seeds of each run's value at its end."""
     return statistics.fmean(
-        last_looks(row["accuracies"]) if row["accuracies"] else 0.0 for row in rows
+        last_looks(values_of(row)) if row["times"] else _no_value(metric_of(row))
+        for row in rows
     )
 
 
@@ -113,14 +132,22 @@ def by(key: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def default_target(rows: Iterable[Row]) -> float:
-    """Accuracy of the best candidate less one point."""
-    return max(map(accuracy, by("run", rows).values())) - GAP
+    """Value of the best candidate less one point, or one percent if it is no share."""
+    runs = by("run", rows)
+    metric = metric_of(next(iter(runs.values()))[0])
+    return metric.easier(metric.best(map(final_value, runs.values())), GAP)
 
 
 def in_order(rows: Iterable[Row], goal: float) -> list[str]:
-    """Order runs by the time at which their mean accuracy reaches a goal, then by accuracy."""
+    """Order runs by the time at which their mean value reaches a goal, then by their value."""
     runs = by("run", rows)
-    return sorted(runs, key=lambda run: (mean_crossing(runs[run], goal), -accuracy(runs[run])))
+
+    def key(run: str) -> tuple[Seconds, float]:
+        found = runs[run]
+        distance = metric_of(found[0]).shortfall(final_value(found), goal)
+        return mean_crossing(found, goal), distance
+
+    return sorted(runs, key=key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,24 +156,26 @@ class Outlook:
 
     Attributes:
         run: Label of the candidate.
-        seconds: Time until the mean accuracy over the seeds is at the target; may be infinite.
+        seconds: Time until the mean value over the seeds is at the target; may be infinite.
         times: Time to the target of each seed.
-        accuracy: Accuracy at the end, the mean of the last five looks.
+        value: Value of the metric at the end, the mean of the last five looks.
         num_bytes: Bytes sent by all machines until then, or in the whole run; like the
             following, a median over the seeds.
         samples: Training samples processed until then, or in the whole run.
         idle: Share of the machines' capacity that does not train.
         uplink: Share of time in which the busiest uplink sends.
+        metric: The metric.
     """
 
     run: str
     seconds: Seconds
     times: tuple[Seconds, ...]
-    accuracy: float
+    value: float
     num_bytes: float
     samples: float
     idle: float
     uplink: float
+    metric: MetricSpec = ACCURACY
 
     @property
     def only(self) -> str:
@@ -187,11 +216,12 @@ def _outlook(run: str, rows: Sequence[Row], goal: float) -> Outlook:
         run=run,
         seconds=seconds,
         times=tuple(crossing(row, goal) for row in rows),
-        accuracy=accuracy(rows),
+        value=final_value(rows),
         num_bytes=middle(lambda row: _until(row, "bytes", seconds)),
         samples=middle(lambda row: _until(row, "samples", seconds)),
         idle=middle(lambda row: row["idle"]),
         uplink=middle(lambda row: row["uplink"]),
+        metric=metric_of(rows[0]),
     )
 
 

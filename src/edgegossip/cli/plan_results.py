@@ -16,6 +16,7 @@ from edgegossip.cli.plan_ranking import Outlook, ranked, reason
 from edgegossip.cli.plan_study import Stage
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.study import Row
+from edgegossip.recipes.studies.learning_curve import metric_of, unit_of, values_of
 from edgegossip.report import units
 
 SHOWN = 5
@@ -29,7 +30,9 @@ def ranking_rows(rows: Mapping[str, Row]) -> list[Row]:
 def print_ranking(order: Sequence[Outlook], target: float) -> None:
     """Print the ranked table."""
     table = RichTable(box=None, padding=(0, 1))
-    for column in ("", f"time to {units.percent(target)}", "sent", "idle", "accuracy"):
+    metric = order[0].metric
+    goal = units.metric_value(target, metric)
+    for column in ("", f"time to {goal}", "sent", "idle", metric.name):
         justify: Any = "right" if column else "left"
         table.add_column(column, justify=justify, no_wrap=bool(column))
     for each in order:
@@ -38,7 +41,7 @@ def print_ranking(order: Sequence[Outlook], target: float) -> None:
             each.told_time,
             units.data_size(each.num_bytes),
             units.percent(each.idle, 0),
-            units.percent(each.accuracy),
+            units.metric_value(each.value, metric),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
@@ -52,19 +55,22 @@ def advice(
     """Write the recommendation, its reason, and the commands.
 
     Args:
-        target: Accuracy to reach.
+        target: Value of the metric to reach.
         order: Candidates, best first.
         stage: The machines.
         proposals: Settings that were tried of each algorithm.
     """
     best = order[0]
+    goal = units.metric_value(target, best.metric)
     if math.isinf(best.seconds):
+        easier = "a lower" if best.metric.higher_is_better else "a higher"
         yield (
-            f"no candidate reaches {units.percent(target)}; {best.run} comes closest, with "
-            f"{units.percent(best.accuracy)}; give a lower --target, or more --max-seconds"
+            f"no candidate reaches {goal}; {best.run} comes closest, with "
+            f"{units.metric_value(best.value, best.metric)}; give {easier} --target, or more "
+            "--max-seconds"
         )
         return
-    yield f"best: {best.run}: {units.percent(target)} after {best.told_time}"
+    yield f"best: {best.run}: {goal} after {best.told_time}"
     yield reason(order)
     tried = proposals[best.only]
     chosen = next(each for each in tried if each.label == best.run)
@@ -104,10 +110,11 @@ def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
     if not ranking:
         return Exhibits()
     goal, order = ranked(ranking, target)
+    metric = order[0].metric
     first = min(row["seed"] for row in ranking)
     shown = {each.run for each in order[:SHOWN]}
     curves = tuple(
-        Series(name=row["run"], x=tuple(row["times"]), y=tuple(row["accuracies"]))
+        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
         for row in ranking
         if row["seed"] == first and row["run"] in shown
     )
@@ -116,13 +123,13 @@ def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
         kind="lines",
         x_label="virtual time",
         x_unit="seconds",
-        y_label="accuracy",
-        y_unit="percent",
+        y_label=metric.name,
+        y_unit=unit_of(metric),
         series=curves,
     )
     figure = Figure(
         name="plan",
-        heading="Accuracy over time",
+        heading=f"{units.capitalized(metric.name)} over time",
         caption="On virtual machines like those that were given; one seed.",
         panels=(panel,),
     )
@@ -132,6 +139,7 @@ def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
 
 
 def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
+    metric = order[0].metric
     return Table(
         heading="Candidates, best first",
         columns=(
@@ -139,7 +147,7 @@ def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
             ("time to target", "seconds"),
             ("soonest", "seconds"),
             ("latest", "seconds"),
-            ("accuracy", "percent"),
+            (metric.name, unit_of(metric)),
             ("sent", "bytes"),
             ("samples", "number"),
             ("idle", "percent"),
@@ -147,7 +155,8 @@ def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
         ),
         rows=tuple(_line(each) for each in order),
         note="Medians over the seeds, judged by samples held out of the training data, with "
-        f"seeds that no setting was chosen by; the target is {goal:.2%}. {reason(order)} Sent "
+        f"seeds that no setting was chosen by; the target is "
+        f"{units.metric_value(goal, metric, 2)}. {reason(order)} Sent "
         "and samples: of all machines, up to the target. Idle: share of the machines' capacity "
         "that does not train; a server's machine does not. Busiest uplink: share of time in "
         "which it sends.",
@@ -158,19 +167,20 @@ def _line(each: Outlook) -> tuple[str | float | None, ...]:
     times = (each.seconds, min(each.times), max(each.times))
     known = (None if math.isinf(time) else time for time in times)
     counts = (each.num_bytes, each.samples, each.idle, each.uplink)
-    return (each.run, *known, each.accuracy, *counts)
+    return (each.run, *known, each.value, *counts)
 
 
 def _tuning_tables(rows: Mapping[str, Row]) -> Iterator[Table]:
     tried = [row for row in rows.values() if "rung" in row]
     if not tried:
         return
+    metric = metric_of(tried[0])
     lines = [
         (
             row["run"],
             f"{row['rung']} of {row['num_rungs']}",
             row["times"][-1] if row["times"] else None,
-            max(row["accuracies"], default=None),
+            metric.best(values_of(row)) if row["times"] else None,
         )
         for row in tried
     ]
@@ -180,7 +190,7 @@ def _tuning_tables(rows: Mapping[str, Row]) -> Iterator[Table]:
             ("run", "text"),
             ("rung", "text"),
             ("duration", "seconds"),
-            ("best accuracy", "percent"),
+            (f"best {metric.name}", unit_of(metric)),
         ),
         rows=tuple(lines),
         note="Each rung keeps the best third, for runs that are three times as long; a dash: "

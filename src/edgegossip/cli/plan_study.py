@@ -13,10 +13,10 @@ from typing import Any
 
 from edgegossip.cli.plan_candidates import Proposal
 from edgegossip.cli.plan_ranking import (
-    DIVERGED,
     by,
     curve,
     default_target,
+    diverged,
     in_order,
     ranked,
     use_of_machines,
@@ -48,7 +48,7 @@ class Stage:
         measured: Samples per second of this machine, for relative speeds.
         seconds: Duration of a whole run.
         held_out: Share of the training samples that judge a run; 0 for the test split.
-        target: Accuracy to reach; None for the best one less a point.
+        target: Value of the metric to reach; None for the default.
     """
 
     machines: tuple[Machine, ...]
@@ -88,10 +88,12 @@ class Stage:
             "seed": seed,
             "share": share,
         }
+        experiment = self.experiment(proposal, seed, share)
         try:
-            results = session.run(self.experiment(proposal, seed, share))
+            results = session.run(experiment)
         except TrainingError as error:  # it has diverged: a result, and not a failed plan
-            return {**found, **DIVERGED, "idle": 0.0, "uplink": 0.0, "error": str(error)}
+            lost = diverged(experiment.task.metric)
+            return {**found, **lost, "idle": 0.0, "uplink": 0.0, "error": str(error)}
         use = {} if share < 1 else use_of_machines(session.folder, self.speeds)
         return {**found, **curve(results), **use}
 
@@ -206,7 +208,7 @@ def best_of(
     Args:
         proposals: Proposals of one algorithm, in the order that holds without any run.
         rows: Rows of the rungs to judge by, of any algorithms.
-        target: Accuracy to reach; None for the best of all rows less a point.
+        target: Value of the metric to reach; None for the default.
         place: Place from 0.
     """
     mine = by("algorithm", rows.values()).get(proposals[0].only)

@@ -13,16 +13,24 @@ from edgegossip.experiments.study import Row
 
 
 def learning_curve(results: Results) -> dict[str, Any]:
-    """Times and values of the chosen metric, as fields of a row.
+    """Times and values of the chosen metric, as fields of a row; see `curve_fields`."""
+    history = results.history
+    return curve_fields(
+        results.metric, [each.time for each in history], [each.value for each in history]
+    )
+
+
+def curve_fields(
+    metric: MetricSpec, times: Sequence[float], values: Sequence[float]
+) -> dict[str, Any]:
+    """Times and values of a metric, as fields of a row.
 
     For accuracy, the values are in `accuracies`; for another metric, in `values`, with its name
     in `metric`.
     """
-    values = [evaluation.value for evaluation in results.history]
-    times = {"times": [evaluation.time for evaluation in results.history]}
-    if results.metric == ACCURACY:
-        return times | {"accuracies": values}
-    return times | {"values": values, "metric": asdict(results.metric)}
+    if metric == ACCURACY:
+        return {"times": times, "accuracies": values}
+    return {"times": times, "values": values, "metric": asdict(metric)}
 
 
 def metric_of(row: Row) -> MetricSpec:
