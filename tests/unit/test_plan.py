@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.outlooks import outlook
 
 from edgegossip.cli import plan_command, plan_study
 from edgegossip.cli.main import main
@@ -266,7 +267,9 @@ def test_machines_with_endpoints_are_told_what_to_type_each(machines: Path) -> N
     machines.write_text(text.replace("mbits = 100", 'endpoint = "tls/desk:7447"'))
     _, plan = planned(machines, "--only", "gossip", "--num-workers", "2")
     [proposal, *_] = plan.proposals["gossip"]
-    *_, desk, phone = advice(0.9, [forecast(proposal.label, 2.0)], plan.stage, plan.proposals)
+    *_, desk, phone = advice(
+        0.9, [outlook(proposal.label, 2.0, (2.0,))], plan.stage, plan.proposals
+    )
     assert desk.startswith("on desk: edgegossip worker quickstart --only gossip ")
     assert desk.endswith(" --rank 0 --listen tls/desk:7447")
     assert phone.endswith(" --rank 1 --listen tls/phone:7447 --connect tls/desk:7447")
@@ -350,24 +353,13 @@ def test_plan_needs_machines_or_measures_one(machines: Path) -> None:
 # In words.
 
 
-def forecast(run: str, seconds: float) -> Outlook:
-    values: dict[str, Any] = {
-        "value": 0.9,
-        "num_bytes": 1e6,
-        "samples": 2e4,
-        "idle": 0.0,
-        "uplink": 0.1,
-    }
-    return Outlook(run=run, seconds=seconds, times=(seconds,), **values)
-
-
 def said(plan: Plan, order: Sequence[Outlook]) -> str:
     return "\n".join(advice(0.9, order, plan.stage, plan.proposals)).replace("\u00a0", " ")
 
 
 def test_where_nobody_reaches_the_target_the_plan_says_so(machines: Path) -> None:
     _, plan = planned(machines)
-    [line] = advice(0.99, [forecast("gosgd", math.inf)], plan.stage, plan.proposals)
+    [line] = advice(0.99, [outlook("gosgd", math.inf, (math.inf,))], plan.stage, plan.proposals)
     assert "no candidate reaches 99" in line
     assert "--target" in line
 
@@ -375,7 +367,7 @@ def test_where_nobody_reaches_the_target_the_plan_says_so(machines: Path) -> Non
 def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:
     _, plan = planned(machines)
     proposals = plan.proposals["epoch-gossip"]
-    told = {each.told: said(plan, [forecast(each.label, 2.0)]) for each in proposals}
+    told = {each.told: said(plan, [outlook(each.label, 2.0, (2.0,))]) for each in proposals}
     assert "note: --lr 0.45 is the greatest value tried" in told["lr = 0.45"]
     assert "note: --lr 0.00556 is the least value tried" in told["lr = 0.00556"]
     assert "note" not in told["lr = 0.15"]

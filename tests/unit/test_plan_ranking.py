@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.outlooks import outlook
 
 from edgegossip.cli.plan_ranking import (
     Outlook,
@@ -88,19 +89,6 @@ def test_finalists_stay_before_those_with_fewer_seeds() -> None:
 
 
 # The reason.
-
-
-def outlook(
-    run: str, seconds: float = 2.0, times: tuple[float, ...] = (2.0,), **others: float
-) -> Outlook:
-    values: dict[str, Any] = {
-        "value": 0.9,
-        "num_bytes": 1e6,
-        "samples": 2e4,
-        "idle": 0.0,
-        "uplink": 0.1,
-    }
-    return Outlook(run=run, seconds=seconds, times=times, **{**values, **others})
 
 
 def why(*order: Outlook) -> str:

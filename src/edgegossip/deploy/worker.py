@@ -21,7 +21,6 @@ from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.introducing import introduce, run_id, run_key, shared_settings
-from edgegossip.deploy.parent_process import is_running
 from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.deploy.worker_folder import read_summary, require_numbers
 from edgegossip.deploy.worker_tracking import WorkerTracking
@@ -41,6 +40,7 @@ from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import intra_op_threads
 from edgegossip.experiments.tracking import Tracker
 from edgegossip.learning.task import Workload
+from edgegossip.machine.processes import is_running
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport

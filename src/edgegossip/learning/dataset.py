@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset, default_collate
 
 from edgegossip.core.errors import DataError
-from edgegossip.learning.nested import Nested, leaves
+from edgegossip.learning.nested import Nested, leaves, placed
 from edgegossip.learning.nested_split import Collate, CollatedSplit, NestedSplit
 
 SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
@@ -282,8 +282,8 @@ class Dataset:
         for path, leaf in leaves(split.samples if isinstance(split, NestedSplit) else first):
             if leaf.dtype == torch.float64:
                 raise DataError(
-                    f"numbers{_at(path)} are torch.float64, and models torch.float32; convert "
-                    "them with .float()"
+                    f"numbers{placed(path)} are torch.float64, and models torch.float32; "
+                    "convert them with .float()"
                 )
             _require_finite(leaf, path)
 
@@ -310,12 +310,10 @@ def _require_finite(x: Tensor, path: str = "") -> None:
 
 
 def _listed(kinds: Mapping[str, tuple[torch.dtype, int]]) -> str:
-    each = (f"{dtype} of {ndim} dimensions{_at(path)}" for path, (dtype, ndim) in kinds.items())
+    each = (
+        f"{dtype} of {ndim} dimensions{placed(path)}" for path, (dtype, ndim) in kinds.items()
+    )
     return " and ".join(each)
-
-
-def _at(path: str) -> str:
-    return f" at {path}" if path else ""
 
 
 def from_torch(

@@ -68,14 +68,14 @@ def num_samples(nested: Nested) -> int:
     for path, leaf in leaves(nested):
         if leaf.ndim == 0:
             raise DataError(
-                f"a batch has a single number{_at(path)}; every tensor of a batch needs an "
+                f"a batch has a single number{placed(path)}; every tensor of a batch needs an "
                 "entry for each sample in its first dimension"
             )
         lengths.setdefault(len(leaf), path)
     if not lengths:
         raise DataError("a batch has no tensor; give it at least one, e.g. {'x': x}")
     if len(lengths) > 1:
-        found = " and ".join(f"{length}{_at(path)}" for length, path in lengths.items())
+        found = " and ".join(f"{length}{placed(path)}" for length, path in lengths.items())
         raise DataError(
             f"a batch has tensors of unequal length, {found}; every tensor of a batch needs "
             "an entry for each sample in its first dimension"
@@ -83,12 +83,13 @@ def num_samples(nested: Nested) -> int:
     return next(iter(lengths))
 
 
-def _at(path: str) -> str:
+def placed(path: str) -> str:
+    """Place of a tensor for a message; empty for a tensor that is the whole batch."""
     return f" at {path}" if path else ""
 
 
 def _no_tensor(path: str, item: object) -> DataError:
     return DataError(
-        f"a batch holds {type(item).__name__} {item!r:.40}{_at(path)}; expected tensors, in "
+        f"a batch holds {type(item).__name__} {item!r:.40}{placed(path)}; expected tensors, in "
         "dicts, tuples and lists at will"
     )

@@ -26,10 +26,9 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import psutil
-
 from edgegossip.core.errors import DataError
 from edgegossip.core.ranges import check_ranges
+from edgegossip.machine.processes import is_running
 
 if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
     from edgegossip.core.protocol import Seconds
@@ -133,7 +132,7 @@ def _processes(load: Load, folder: Path) -> Iterator[None]:
         if len(pids) == load.num_processes:
             yield
     finally:
-        num_alive = sum(map(_is_alive, pids))
+        num_alive = sum(map(is_running, pids))
         starter.stdin.close()
         with _deadline(_END, lambda: _kill(pids)):
             starter.stdout.read()  # its end comes when all of them are gone
@@ -154,12 +153,6 @@ def _deadline(seconds: Seconds, action: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _is_alive(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def _kill(pids: list[int]) -> None:

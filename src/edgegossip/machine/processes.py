@@ -1,4 +1,4 @@
-"""The process that started a worker."""
+"""Processes of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def is_running(process: int) -> bool:
-    """Whether a process exists; its parent does not matter, so a command may be repeated."""
+    """Whether a process exists and is no zombie, whoever its parent is."""
     try:
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
