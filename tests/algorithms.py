@@ -36,6 +36,7 @@ from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.compression.sparse import TopK
@@ -220,13 +221,25 @@ STAGES: dict[str, Stages] = {
 }
 """One model in stages; see `tests.worlds.StageTrainer`."""
 
+SERVED: dict[str, TrailingAverage] = {
+    f"{name}-trailing": TrailingAverage(inner=inner, window=3)
+    for name, inner in {
+        "gosgd": ALGORITHMS["gosgd"],
+        "sparse-push": ALGORITHMS["sparse-push"],
+        "bsp-servers": ALGORITHMS["bsp-servers"],
+        "epoch-gossip-balanced": EdgeGossip(inner=ALGORITHMS["epoch-gossip"]),
+    }.items()
+}
+"""Evaluated by an average over their last rounds."""
+
 ALONE = Alone(num_rounds=NUM_ROUNDS, local_steps=2)
 
-ALL: dict[str, AnyAlgorithm | EdgeGossip | BatchTune | Stages] = {
+ALL: dict[str, Algorithm[Any]] = {
     **ALGORITHMS,
     **BALANCED,
     **TUNED,
     **STAGES,
+    **SERVED,
 }
 
 PEERS = {

@@ -49,6 +49,7 @@ from edgegossip.algorithms.parameter_server.parameter_server import ParameterSer
 from edgegossip.algorithms.parameter_server.states import SERVER, CommitterState, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
 from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core import topology as topologies
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
@@ -303,7 +304,7 @@ def draw_staged_world(seed: int) -> World:
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
-    if isinstance(algorithm, EdgeGossip):
+    if isinstance(algorithm, EdgeGossip | TrailingAverage):
         return replace(algorithm, inner=longer(algorithm.inner, factor))
     varied: Any = algorithm
     found: Algorithm[Any] = replace(varied, num_rounds=int(factor * varied.num_rounds))
@@ -312,7 +313,7 @@ def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
 
 def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
     """The same for fewer workers; as it is where it has no topology."""
-    if isinstance(algorithm, EdgeGossip):
+    if isinstance(algorithm, EdgeGossip | TrailingAverage):
         return replace(algorithm, inner=smaller(algorithm.inner, num_workers))
     varied: Any = algorithm
     if not isinstance(getattr(varied, "topology", None), Topology):

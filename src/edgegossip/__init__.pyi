@@ -35,6 +35,7 @@ from .algorithms.stages.pipelined import Pipelined as Pipelined
 from .algorithms.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
+from .algorithms.trailing_average import TrailingAverage as TrailingAverage
 from .cluster.ray_pool import RayPool as RayPool
 from .core.algorithm import UNTIL_CUT_OFF as UNTIL_CUT_OFF, Algorithm as Algorithm
 from .core.compression.compressor import Compressor as Compressor, Identity as Identity

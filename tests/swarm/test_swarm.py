@@ -39,6 +39,7 @@ from edgegossip.algorithms.rounds import RoundBased
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
@@ -132,7 +133,7 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
     if isinstance(algorithm, Stages):
         return draw_staged_world(algorithm, seed)
-    if isinstance(algorithm, EdgeGossip | BatchTune):
+    if isinstance(algorithm, EdgeGossip | BatchTune | TrailingAverage):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from tests.algorithms import NUM_WORKERS
 from tests.trained import trained_event
 from tests.worlds import TARGETS, make_world
 
-from edgegossip.algorithms.edge_gossip.plan import EpochPlan
+from edgegossip.algorithms.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.edge_gossip.plan import Correction, EpochPlan
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.protocol import Epochs, Train
@@ -31,6 +33,7 @@ def after_epochs(
     """Where all are after epochs of small steps from 0, over the length of one."""
     lr = 1e-5
     inner = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=num_rounds)
+    settings = {"max_mean_factor": math.inf, **settings}
     algorithm = EdgeGossip(inner=inner, correction=correction, **settings)
     platforms = [Platform(throughput=speed) for speed in speeds.tolist()]
     world = make_world(algorithm, platforms=platforms, size=SIZE, lr=lr)
@@ -72,9 +75,39 @@ def test_passes_over_the_most_important_data_count_for_more_than_their_share(
         throughput=1.0,
         block_share=1.0,
         now=0.0,
-        mean_keep_ratio=0.5,
-        correction=1.0,
+        correction=Correction(mean_keep_ratio=0.5, exponent=1.0),
     )
     metrics = {"focus": focus}
     plan.account(trained_event(torch.ones(1), torch.zeros(1), num_samples=2, metrics=metrics))
     assert plan.result(now=2.0).params.item() == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("spread", [2.0, 8.0, 64.0, 1e6])
+@pytest.mark.parametrize("correction", [0.0, 0.5, 1.0])
+def test_the_stable_exponent_is_the_largest_within_the_limit(
+    spread: float, correction: float
+) -> None:
+    speeds = [spread, spread / 2, 2.0, 1.0]
+    shares = Balancer().balance(speeds, num_samples=[1000] * 4)
+    factors = shares.mean_keep_ratio / shares.keep_ratios
+
+    def mean_factor(exponent: float) -> float:
+        return float((factors**exponent).mean())
+
+    found = shares.stable_correction(correction, max_mean_factor=1.3)
+    assert mean_factor(found) <= 1.3
+    assert found == correction or mean_factor(1.001 * found) > 1.3
+
+
+@pytest.mark.parametrize(("limit", "is_stable"), [(1.3, True), (math.inf, False)])
+def test_the_limit_keeps_workers_of_very_different_speed_from_diverging(
+    limit: float, is_stable: bool
+) -> None:
+    # Each pass ends in the worker's own minimum, so a mean factor above 2 leads further away
+    # from the mean of the minima with each epoch.
+    inner = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=12)
+    algorithm = EdgeGossip(inner=inner, correction=1.0, max_mean_factor=limit)
+    platforms = [Platform(throughput=speed) for speed in (64.0, 2.0, 1.0, 1.0, 1.0)]
+    world = make_world(algorithm, platforms=platforms, size=640, lr=0.5)
+    assert world.run()
+    assert bool((world.estimates()[0].abs() < 10).all()) is is_stable

@@ -43,7 +43,6 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import ServerState
 from edgegossip.algorithms.rounds import RoundBased
@@ -153,7 +152,7 @@ def train_alone(rank: Rank, num_rounds: int, work: Steps) -> Tensor:
 
 @each_of_all
 def test_equal_arguments_give_equal_traces_and_bits(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     _, first, expected = uneven_run(algorithm)
     second = Recorder()
@@ -179,7 +178,7 @@ def test_speed_and_links_change_the_time_but_not_the_result(
 
 @each_of_all
 def test_codec_changes_nothing(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     plain, _, params = uneven_run(algorithm)
     wired = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, wire=True)
@@ -190,7 +189,7 @@ def test_codec_changes_nothing(
 
 @each_of_all
 def test_threads_change_nothing(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     _, _, plain = uneven_run(algorithm)
     with ComputePool(num_threads=2) as pool:
@@ -200,7 +199,7 @@ def test_threads_change_nothing(
 
 @each_of_all
 def test_what_was_sent_never_changes(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     _, recorder, _ = uneven_run(algorithm)
     assert recorder.messages
@@ -209,7 +208,7 @@ def test_what_was_sent_never_changes(
 
 @each_of_all
 def test_starting_parameters_are_not_written_to(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     params = torch.zeros(NUM_PARAMS)
     states = [algorithm.init(rank, params) for rank in range(NUM_WORKERS)]
@@ -226,7 +225,7 @@ class Twice(Algorithm[WorkerState]):
     The copy is made in two ways, by turns.
     """
 
-    inner: AnyAlgorithm | EdgeGossip | BatchTune | Stages
+    inner: Algorithm[Any]
     count: Iterator[int] = field(default_factory=itertools.count)
 
     def init(self, rank: Rank, params: Tensor) -> WorkerState:
@@ -268,7 +267,7 @@ KEPT = {**ALGORITHMS, **STAGES, "alone": ALONE, "balanced": FEWER}
 
 @pytest.mark.parametrize("algorithm", KEPT.values(), ids=KEPT)
 def test_state_survives_being_copied_and_kept_at_any_event(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
     topology = algorithm.traits.topology
@@ -285,7 +284,7 @@ def test_generous_timeout_changes_nothing(algorithm: RoundBased[Any]) -> None:
 
 @each_of_all
 def test_worker_that_comes_back_ends_where_the_others_do(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
     recorder = Recorder()
@@ -304,7 +303,7 @@ def counts_rounds(algorithm: Algorithm[Any], rank: Rank) -> bool:
 
 @each_of_all
 def test_worker_that_stays_away_does_not_stop_the_others(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     # No server, which all would wait for.
     away = 1 if isinstance(algorithm, Stages) else NUM_WORKERS - 1
@@ -330,7 +329,7 @@ def test_all_crash_together_and_start_over(algorithm: RoundBased[Any]) -> None:
 
 @each_of_all
 def test_crash_before_the_start_and_return_at_once_does_no_harm(
-    algorithm: AnyAlgorithm | EdgeGossip | BatchTune | Stages,
+    algorithm: Algorithm[Any],
 ) -> None:
     faults = Faults(script=(Crash(at=0.0, rank=2), Recover(at=0.0, rank=2)))
     assert make_world(algorithm, faults=faults).run()

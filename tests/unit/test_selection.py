@@ -19,6 +19,7 @@ from edgegossip.learning.sampling.selection import (
     Focused,
     Importance,
     Pruned,
+    Random,
     Ranked,
     RankedPerClass,
     RankedShuffled,
@@ -259,6 +260,14 @@ def test_samples_never_trained_on_count_twice_the_mean() -> None:
     losses = torch.tensor([0.5] * 20 + [torch.nan] * 20)
     counts = choose(Focused(), trained(losses), 30).order.bincount(minlength=40)
     assert int(counts[20:].sum()) == pytest.approx(20, abs=1)
+
+
+def test_focused_with_nothing_to_focus_on_chooses_as_random_does_to_the_last_bit() -> None:
+    offered = trained(torch.rand(50, generator=generator(3)), confidence=0.1)
+    for seed in range(5):
+        focused, random = (choose(each, offered, 20, seed) for each in (Focused(), Random()))
+        assert torch.equal(focused.order, random.order)
+        assert focused.weights is None
 
 
 # All of them.

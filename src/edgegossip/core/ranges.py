@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cache
 
 _WORDS = re.compile(
@@ -31,6 +32,17 @@ def check_counts(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if isinstance(value, bool) or not isinstance(value, int | None):
             raise ValueError(f"{name} must be a whole number, got {value!r}")
+
+
+def check_choices(owner: object, **allowed: Sequence[str]) -> None:
+    """Check that attributes of `owner` are among the allowed words.
+
+    Raises:
+        ValueError: If one is anything else.
+    """
+    for name, words in allowed.items():
+        if (given := getattr(owner, name)) not in words:
+            raise ValueError(f"{name} must be one of {', '.join(words)}, got {given!r}")
 
 
 def check_range(name: str, value: float | None, words: str) -> None:

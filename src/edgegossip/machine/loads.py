@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edgegossip.core.errors import DataError
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_choices, check_ranges
 from edgegossip.machine.processes import is_running
 
 if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
@@ -73,8 +73,7 @@ class Load:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        check_choices(self, kind=KINDS)
         check_ranges(
             self, num_bytes="at least 1", num_processes="at least 1", share="in (0, 1]"
         )

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from edgegossip.core.errors import PlatformError
 from edgegossip.core.ranges import check_ranges
 
+_HALVINGS = 30  # of the interval in which the stable correction lies
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
@@ -40,6 +42,29 @@ class Shares:
     def fastest_seconds(self) -> float:
         """:math:`T_j` of the fastest platform; infinite if none trains."""
         return float(self.seconds[self.keep_ratios > 0].min(initial=np.inf))
+
+    def stable_correction(self, correction: float, max_mean_factor: float) -> float:
+        r"""The largest :math:`\beta` up to `correction` whose mean factor is within the limit.
+
+        The factor of platform :math:`i` is :math:`(\bar r / r_i)^\beta`. Its mean over the
+        platforms that train is 1 for :math:`\beta = 0` and grows with it.
+
+        >>> uneven = Balancer().balance([64.0, 1.0], num_samples=[1000, 1000])
+        >>> round(uneven.stable_correction(0.5, max_mean_factor=1.3), 3)
+        0.152
+        """
+        kept = self.keep_ratios[self.keep_ratios > 0]
+        if not len(kept):
+            return correction
+        factors = self.mean_keep_ratio / kept
+        if float((factors**correction).mean()) <= max_mean_factor:
+            return correction
+        low, high = 0.0, correction
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_stable = float((factors**middle).mean()) <= max_mean_factor
+            low, high = (middle, high) if is_stable else (low, middle)
+        return low
 
 
 @dataclass(frozen=True, kw_only=True)

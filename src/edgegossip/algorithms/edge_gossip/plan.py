@@ -19,6 +19,32 @@ MOST_BLOCKS = 12
 """Size of the smallest block relative to the first, which bounds the number of blocks."""
 
 
+@dataclass(frozen=True, slots=True)
+class Correction:
+    r"""Factor of an epoch's change, for the share of the data that the worker has visited.
+
+    Attributes:
+        mean_keep_ratio: :math:`\bar r`, the mean share of all training workers; None if it is
+            unknown, and nothing is corrected.
+        exponent: :math:`\beta`; see `EdgeGossip`.
+    """
+
+    mean_keep_ratio: float | None = None
+    exponent: float = 0.0
+
+    def factor(self, kept: float, focus: float) -> float:
+        r"""Return :math:`(\bar r / r)^{\beta (1 - f)}`.
+
+        Args:
+            kept: The share that was done, :math:`r`. It is the actual one and not the planned
+                one, which a short slow-down may have made wrong.
+            focus: :math:`f`, the part of it that was chosen for its high loss.
+        """
+        if self.mean_keep_ratio is None:
+            return 1.0
+        return float((self.mean_keep_ratio / kept) ** (self.exponent * (1 - focus)))
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPlan:
     """Plan for one epoch: the work, its deadline, and the work done so far.
@@ -38,9 +64,7 @@ class EpochPlan:
         params: Current parameters, [num_params].
         outputs: As in `Trained`.
         pass_samples: Total samples that the pass visits; 0 before the first block.
-        mean_keep_ratio: Mean over all training workers; if it is None (unknown), nothing is
-            corrected.
-        correction: Exponent of the correction; see `EdgeGossip`.
+        correction: Factor of the change of the parameters.
         layout: Layout of `params`; see `Started`.
         metrics: As in `Trained`, of the newest block.
         has_changed: The amount of work has been adjusted since the plan was made.
@@ -60,8 +84,7 @@ class EpochPlan:
     num_steps: int = 0
     total_loss: float = 0.0
     pass_samples: float = 0.0
-    mean_keep_ratio: float | None = None
-    correction: float = 0.0
+    correction: Correction = Correction()
     layout: Layout | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     has_changed: bool = False
@@ -76,8 +99,7 @@ class EpochPlan:
         throughput: float,
         block_share: float,
         now: Seconds,
-        mean_keep_ratio: float | None = None,
-        correction: float = 0.0,
+        correction: Correction = Correction(),
         layout: Layout | None = None,
     ) -> EpochPlan:
         """Plan `train` for this predicted `throughput`, in training samples per second."""
@@ -93,7 +115,6 @@ class EpochPlan:
             block_share=block_share,
             params=train.params,
             outputs={},
-            mean_keep_ratio=mean_keep_ratio,
             correction=correction,
             layout=layout,
         )
@@ -156,13 +177,9 @@ class EpochPlan:
         )
 
     def _corrected_params(self) -> Tensor:
-        if self.mean_keep_ratio is None:
-            return self.params
-        # The actual share and not the planned one, which a short slow-down may have made wrong.
         assert isinstance(self.train.work, Epochs)
         kept = self.done / (self.train.work.share * self.epoch_cost)
-        focus = self.metrics.get("focus", 0.0)
-        factor = (self.mean_keep_ratio / kept) ** (self.correction * (1 - focus))
+        factor = self.correction.factor(kept, self.metrics.get("focus", 0.0))
         if factor == 1.0:
             return self.params
         params = torch.lerp(self.train.params, self.params, factor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from edgegossip.algorithms.edge_gossip.heirs import (
     inherited_by,
     require_valid,
 )
-from edgegossip.algorithms.edge_gossip.plan import EpochPlan
+from edgegossip.algorithms.edge_gossip.plan import Correction, EpochPlan
 from edgegossip.core.algorithm import Algorithm, Setting, Traits
 from edgegossip.core.protocol import (
     Assign,
@@ -49,8 +49,11 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_choices, check_ranges
 from edgegossip.core.schema import MessageSpec
+
+Spread: TypeAlias = Literal["exact", "gossip"]
+OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +104,10 @@ class EdgeGossip(Algorithm[BalancedState]):
         correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data
             equally, but amplifies the noise of workers with few steps. At 1/2, with equal
             amounts of data, the noise of all workers counts the same.
+        max_mean_factor: Limit of the factors' mean over all workers, at least 1. Where speeds
+            differ so much that :math:`\beta` would exceed it, the largest :math:`\beta` within
+            it is used: a mean of 2 diverges, because each worker's change already leads close
+            to its own minimum in the directions of large curvature.
         timeout: Seconds to wait for forecasts; None for 5 % of the worker's own epoch. A failed
             platform does not wait.
         max_age: Epochs after which `gossip` forgets the fastest worker; None for
@@ -119,14 +126,15 @@ class EdgeGossip(Algorithm[BalancedState]):
     """
 
     inner: Algorithm[Any]
-    spread: Literal["exact", "gossip"] = "exact"
+    spread: Spread = "exact"
     balancer: Balancer = Balancer()
-    on_failure: Literal["continue", "halt", "reassign"] = "continue"
+    on_failure: OnFailure = "continue"
     spares: tuple[Rank, ...] = ()
     reachable: Mapping[Rank, tuple[Rank, ...]] | None = None
     max_keep_ratio: float = 1.0
     block_share: float = 0.125
     correction: float = 0.5
+    max_mean_factor: float = 1.3
     timeout: Seconds | None = None
     max_age: int | None = None
 
@@ -136,12 +144,11 @@ class EdgeGossip(Algorithm[BalancedState]):
             max_keep_ratio="in (0, 1]",
             block_share="in (0, 1]",
             correction="in [0, 1]",
+            max_mean_factor="at least 1",
             timeout="above 0 or None",
             max_age="at least 1 or None",
         )
-        for name, allowed in _CHOICES.items():
-            if (given := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {given!r}")
+        check_choices(self, spread=get_args(Spread), on_failure=get_args(OnFailure))
         ways = (self.on_failure, self.spread)
         require_valid(self.num_workers, self.spares, self.reachable, *ways)
         require_fixed_roles(self.inner, self.num_workers)
@@ -290,7 +297,7 @@ class EdgeGossip(Algorithm[BalancedState]):
             return []
         if self.spread == "gossip":
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
-            fastest, mean = state.fastest.seconds, None
+            fastest, correction = state.fastest.seconds, Correction()
             state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
         else:
             shares = self._shares(state)
@@ -298,7 +305,8 @@ class EdgeGossip(Algorithm[BalancedState]):
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
-            mean = self.max_keep_ratio * shares.mean_keep_ratio
+            exponent = shares.stable_correction(self.correction, self.max_mean_factor)
+            correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
@@ -306,7 +314,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         if isinstance(state.waiting.work, Steps):
             state.pass_left = state.keep_ratio * state.epoch_cost
             return [*cancel, *self._train_steps(state)]
-        return [*cancel, self._train_epoch(state, mean, now)]
+        return [*cancel, self._train_epoch(state, correction, now)]
 
     def _train_steps(self, state: BalancedState) -> list[Effect]:
         train = state.take_waiting()
@@ -314,7 +322,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         num_steps = max(1, round(state.keep_ratio * train.work.num_steps))
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
 
-    def _train_epoch(self, state: BalancedState, mean: float | None, now: Seconds) -> Effect:
+    def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:
         state.plan = EpochPlan.begin(
             state.take_waiting(),
             keep_ratio=state.keep_ratio,
@@ -322,8 +330,7 @@ class EdgeGossip(Algorithm[BalancedState]):
             throughput=state.throughput,
             block_share=self.block_share,
             now=now,
-            mean_keep_ratio=mean,
-            correction=self.correction,
+            correction=by,
             layout=state.layout,
         )
         return state.plan.first()
@@ -333,8 +340,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         if state.is_due_to_try(now):
             return [replace(state.take_waiting(), work=Steps(1))]
         if self.traits.is_synchronous:
-            params = state.take_waiting().params
-            return self._pass_on(state, Trained.skipped(params), now)
+            return self._pass_on(state, Trained.skipped(state.take_waiting().params), now)
         state.rest_seconds = fastest if fastest < math.inf else _REST
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
@@ -417,4 +423,3 @@ class EdgeGossip(Algorithm[BalancedState]):
 
 
 _REST: Seconds = 1.0  # pause of a failed platform that knows of no training worker
-_CHOICES = {"spread": ("exact", "gossip"), "on_failure": ("continue", "halt", "reassign")}

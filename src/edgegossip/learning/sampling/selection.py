@@ -300,6 +300,8 @@ class Focused(Selection):
     ) -> Choice:
         focus = self.focus(candidates)
         num_focused = round(focus * num_samples)
+        if num_focused == 0:
+            return Random().choose(candidates, num_samples, random)
         focused = self._revisit(candidates, num_focused, random)
         others = torch.randperm(candidates.num_samples, generator=random)
         others = others[: num_samples - num_focused]
@@ -317,8 +319,6 @@ class Focused(Selection):
     def _revisit(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
     ) -> Tensor:
-        if num_samples == 0:
-            return torch.empty(0, dtype=torch.int64)
         losses = candidates.sample_losses.double()
         mean = losses.nanmean()
         # A thousandth of the mean for all: what is learnt may have been forgotten.

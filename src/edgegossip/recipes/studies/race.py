@@ -1,24 +1,23 @@
-"""Races of EpochGossip against others on the same data and machines: runs and results."""
+"""Races of EpochGossip against others on the same data and machines."""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import UNTIL_CUT_OFF
+from edgegossip.algorithms.trailing_average import TrailingAverage
+from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
-from edgegossip.experiments.exhibits import Exhibits, Table
+from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment, throughput_bound
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session, Study
@@ -36,19 +35,11 @@ from edgegossip.recipes.studies.contest import (
 from edgegossip.recipes.studies.events import TrainingEvents
 from edgegossip.recipes.studies.platforms import time_ratio
 from edgegossip.recipes.studies.problems import Problem
-from edgegossip.recipes.studies.scoreboard import (
-    Measures,
-    Score,
-    score_table,
-    scores,
-)
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 BASELINE = "epoch-gossip"
-LOSS = "loss of best accuracy"
-"""A measure that only figures show."""
 MAX_WORK = 1.2
 
 
@@ -106,10 +97,13 @@ class Race(Contest):
         setups: Sets of machines, with equally many workers each.
         max_work: Limit of the others' samples, in multiples of EpochGossip's; None for no
             limit.
+        window: Epochs' worth of samples over which all models are averaged before they are
+            measured (`TrailingAverage`); None measures the newest.
     """
 
     setups: tuple[Setup, ...]
     max_work: float | None = None
+    window: float | None = None
 
     @property
     def num_workers(self) -> int:
@@ -137,8 +131,11 @@ class Race(Contest):
         results = session.run(
             Experiment(
                 task=task,
-                algorithm=EpochGossip(
-                    topology=complete(self.num_workers), num_rounds=settings.num_epochs
+                algorithm=self._served(
+                    EpochGossip(
+                        topology=complete(self.num_workers), num_rounds=settings.num_epochs
+                    ),
+                    rounds_an_epoch=1.0,
                 ),
                 platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
                 seed=self.seed,
@@ -179,17 +176,23 @@ class Race(Contest):
             )
         times = session.rows[baseline]["setups"][setup.name]
         contender = setup.runs[name]
-        probability = self.problem.settings.exchange_probability
-        exchange = {"exchange_probability": probability, "seed": self.seed}
+        settings = self.problem.settings
+        exchange = {"exchange_probability": settings.exchange_probability, "seed": self.seed}
         algorithm = contender.build(
             self.num_workers, UNTIL_CUT_OFF, **exchange if contender.draws_exchanges else {}
         )
+        is_synchronous = algorithm.traits.is_synchronous
+        if is_synchronous:
+            rounds_an_epoch = times["time_ratio"] / times["throughput_bound"]
+        else:  # each round is a step
+            num_train = session.rows[baseline]["num_train"]
+            rounds_an_epoch = num_train / self.num_workers / settings.batch_size
         # A model that has not changed is not measured again; without rounds it always has.
-        looks = 10 if algorithm.traits.is_synchronous else 2
+        looks = 10 if is_synchronous else 2
         results = session.run(
             Experiment(
                 task=contender.task(self.problem.task(data_dir)),
-                algorithm=algorithm,
+                algorithm=self._served(algorithm, rounds_an_epoch),
                 platforms=setup.platforms,
                 links=Links(default=HOME_LINK),
                 seed=self.seed,
@@ -199,6 +202,12 @@ class Race(Contest):
             )
         )
         return self._facts(setup.name, name) | _found(results, session.folder, self.problem)
+
+    def _served(self, algorithm: Algorithm[Any], rounds_an_epoch: float) -> Algorithm[Any]:
+        """Average over `window`; all workers together process an epoch in so many rounds."""
+        if self.window is None:
+            return algorithm
+        return TrailingAverage(inner=algorithm, window=max(1.0, self.window * rounds_an_epoch))
 
     def _facts(self, setup: str | None, run: str) -> dict[str, Any]:
         return {
@@ -244,11 +253,12 @@ def races_of(
     setups: tuple[Setup, ...],
     settings: StudySettings,
     max_work: float | None = MAX_WORK,
+    window: float | None = None,
 ) -> list[Race]:
     """Make the races on these machines, one for each seed."""
     limit = work_limit(settings, max_work)
     return [
-        Race(problem=problem, setups=setups, seed=seed, max_work=limit)
+        Race(problem=problem, setups=setups, seed=seed, max_work=limit, window=window)
         for seed in settings.seeds
     ]
 
@@ -278,108 +288,3 @@ def race_study(
         cells=cells,
         exhibit=exhibit,
     )
-
-
-def standings(rows: Iterable[Row], target_gap: float) -> list[Score]:
-    """Compare each run with the EpochGossip of its group, machines and seed.
-
-    Args:
-        rows: Rows of `Race.cells`, in any order.
-        target_gap: The target is EpochGossip's best accuracy less this, in [0, 1].
-    """
-    return scores(on_each_setup(rows), BASELINE, target_gap, _measures)
-
-
-def on_each_setup(rows: Iterable[Row]) -> list[Row]:
-    """Prepare the rows of races for a scoreboard, with EpochGossip's curve on each setup.
-
-    Args:
-        rows: Rows of `Race.cells`, in any order.
-    """
-    rows = list(rows)
-    found: list[Row] = []
-    for baseline in rows:
-        if baseline["run"] != BASELINE:
-            continue
-        for setup, times in baseline["setups"].items():
-            added = {"setting": setup, "machines": times}
-            ends = times["epoch_ends"]
-            found.append({**baseline, **added, "times": ends, "equal_epochs_time": ends[-1]})
-            own = (baseline["group"], baseline["seed"], setup)
-            found += [
-                {**row, **added}
-                for row in rows
-                if (row["group"], row["seed"], row["setup"]) == own
-            ]
-    return found
-
-
-def _measures(
-    row: Row, baseline: Row | None, time: Seconds | None, speedup: float | None
-) -> Measures:
-    assert baseline is not None  # without it there is no row
-    machines, best = row["machines"], max(row["accuracies"])
-    ends, end = baseline["equal_epochs_time"], row["equal_epochs_time"]
-    # A little later, when the models that were sent have been averaged and measured.
-    settled = 0.2 * machines["round_seconds"]
-    accuracy = None if end is None else _accuracy_at(row, end + settled)
-    loss = None if accuracy is None else baseline["accuracies"][-1] - accuracy
-    bound = machines["throughput_bound"]
-    of_bound = None if speedup is None or row["run"] == BASELINE else speedup / bound
-    return {
-        "T_max / T_min": ("number", machines["time_ratio"]),
-        # How many times EpochGossip's samples per second are processed where nobody waits.
-        "bound": ("times", bound),
-        "time to target": ("seconds", time),
-        "speed-up": ("times", speedup),
-        "of the bound": ("percent", of_bound),
-        "best accuracy": ("percent", best),
-        "final accuracy": ("percent", _final_accuracy(row)),
-        # The paper's: EpochGossip's time for all of its epochs over the run's for as many
-        # rounds, and what it has lost by then; None without rounds.
-        "speed-up, equal epochs": ("times", ends / end if end else None),
-        "accuracy loss, equal epochs": ("points", loss),
-        LOSS: ("points", max(baseline["accuracies"]) - best),
-    }
-
-
-def _accuracy_at(row: Row, time: Seconds) -> float | None:
-    """The accuracy at `time`, constant between evaluations; None after the run has ended."""
-    if row["times"][-1] < time - 1e-9 * time and row["run"] != BASELINE:
-        return None
-    index = bisect.bisect_right(row["times"], time) - 1
-    accuracy: float = row["accuracies"][index]
-    return accuracy
-
-
-def _final_accuracy(row: Row) -> float:
-    """The mean over the last fifth of the run, because a single evaluation is noisy."""
-    times: list[Seconds] = row["times"]
-    end, total = times[-1], 0.0
-    since = 0.8 * end
-    for (start, stop), accuracy in zip(pairwise(times), row["accuracies"], strict=False):
-        total += max(0.0, stop - max(start, since)) * accuracy
-    return total / (end - since)
-
-
-def race_table(
-    found: Sequence[Score], heading: str, target_gap: float, dash: str, looks: str = ""
-) -> Table:
-    """Tabulate medians over the seeds of each run, with the bound of each speed-up.
-
-    Args:
-        found: Scores in the order of the rows.
-        heading: Heading of the table.
-        target_gap: As in `standings`.
-        dash: Further meaning of a dash, in addition to missing epochs.
-        looks: When evaluations take place, for the description of the target.
-    """
-    note = (
-        f"Medians over the seeds; a dash: {dash}, or it has no epochs. The target is "
-        f"EpochGossip's best accuracy less {100 * target_gap:g} percentage points{looks}. The "
-        "bound is what not waiting alone can bring, in samples per second: sum(v) / (E v_min). "
-        "At equal epochs, the paper's measure, a slow platform does less work than in "
-        "EpochGossip and the bound is T_max / T_min: read it together with the loss of "
-        "accuracy. Final accuracy is the mean over the last fifth of the time."
-    )
-    return score_table(found, heading=heading, note=note, setting="machines", left_out={LOSS})

@@ -31,10 +31,13 @@ from edgegossip.recipes.studies.race import (
     Setup,
     less_work,
     race_study,
-    race_table,
     races_of,
-    standings,
     work_limit,
+)
+from edgegossip.recipes.studies.race_scores import (
+    PAPER_LOSS,
+    race_table,
+    standings,
 )
 from edgegossip.recipes.studies.scoreboard import bars
 from edgegossip.recipes.studies.study_settings import StudySettings
@@ -60,6 +63,7 @@ def speedup(
     *,
     controls: Controls = "at-4",
     max_work: float | None = MAX_WORK,
+    window: float | None = None,
 ) -> Study:
     """Time to EpochGossip's best accuracy less 0.3 points, at imbalances 2, 4 and 8.
 
@@ -68,6 +72,8 @@ def speedup(
         controls: Imbalances at which random shares and GoSGD also run.
         max_work: Limit of the others' samples, in multiples of EpochGossip's; None gives them
             all of its time, in which they converge.
+        window: Epochs' worth of samples over which all models, EpochGossip's too, are averaged
+            before they are measured; None measures the newest.
     """
     limit = work_limit(settings, max_work)
     return race_study(
@@ -77,7 +83,9 @@ def speedup(
         [
             race
             for problem in _problems(settings)
-            for race in races_of(problem, _setups(problem, controls), settings, max_work)
+            for race in races_of(
+                problem, _setups(problem, controls), settings, max_work, window
+            )
         ],
         partial(_exhibit, "speedup"),
         printed=(
@@ -93,6 +101,7 @@ def speedup(
         controls=controls,
         max_work=limit,
         target_gap=TARGET_GAP,
+        **({} if window is None else {"window": window}),  # older folders have none
     )
 
 
@@ -183,6 +192,17 @@ def _exhibit(name: str, rows: Mapping[str, Row]) -> Exhibits:
         looks=", looked at after each of its epochs; the others after each of theirs, GoSGD "
         "twice in such a time",
     )
+    equal_looks = [
+        race_table(
+            standings(rows.values(), gap, is_smoothed=True),
+            f"Speed-ups to {100 * gap:g} points less, with equally many looks",
+            gap,
+            dash="not in its time",
+            looks="; curves are means over intervals in which a run processes an epoch's worth "
+            "of samples",
+        )
+        for gap in (TARGET_GAP, PAPER_LOSS)
+    ]
     figure = Figure(
         name=name,
         heading="Speed-up in time to EpochGossip's best accuracy less 0.3 points",
@@ -191,4 +211,4 @@ def _exhibit(name: str, rows: Mapping[str, Row]) -> Exhibits:
         "fewer samples.",
         panels=panels,
     )
-    return Exhibits(figures=(figure,), tables=(table,)) if found else Exhibits()
+    return Exhibits(figures=(figure,), tables=(table, *equal_looks)) if found else Exhibits()

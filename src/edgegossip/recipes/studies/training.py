@@ -25,14 +25,17 @@ from edgegossip.recipes.studies.race import (
     CONTENDERS,
     CONTROLS,
     EDGE_GOSSIP,
-    LOSS,
     Race,
     Setup,
     less_work,
-    on_each_setup,
     race_study,
-    race_table,
     races_of,
+)
+from edgegossip.recipes.studies.race_scores import (
+    LOSS,
+    PAPER_LOSS,
+    on_each_setup,
+    race_table,
     standings,
 )
 from edgegossip.recipes.studies.scoreboard import Score, bars, curves
@@ -44,9 +47,6 @@ SELECTED = ("svd-kmeans", "isvd-lsh", "hash-kmeans")
 
 RATIOS = (5, 10, 20)
 """The aggregation ratios that the paper compares."""
-
-PAPER_LOSS = 0.0078
-"""The paper's average loss of accuracy, on which our targets are based."""
 
 NAMES = (
     "epoch-gossip is what the paper calls GoSGD (a barrier after each epoch), gosgd the "

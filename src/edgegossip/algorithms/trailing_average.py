@@ -1,0 +1,131 @@
+"""Any algorithm, evaluated by a trailing average of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.protocol import Effect, Event, Rank, Role, Seconds, Trained, WorkerState
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import MessageSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class TrailingState(WorkerState):
+    """State of one worker.
+
+    Attributes:
+        inner: State of the inner algorithm.
+        average: The trailing average of its estimates; None before the first round.
+        num_averaged: Estimates in the average since it was begun.
+    """
+
+    inner: Any
+    average: Tensor | None = None
+    num_averaged: int = 0
+
+    @property
+    def estimate(self) -> Tensor:
+        """The average or, before there is one, the inner algorithm's estimate."""
+        inner: Tensor = self.inner.estimate
+        return inner if self.average is None else self.average
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the inner algorithm's estimate counts."""
+        return bool(self.inner.is_evaluated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrailingAverage(Algorithm[TrailingState]):
+    r"""Evaluate and save an average over the last rounds in place of the newest parameters.
+
+    After its :math:`k`-th round, a worker updates the average :math:`\bar x` with its estimate
+    :math:`x`:
+
+    .. math:: \bar x \leftarrow \bar x + \max(1/k, 2/(w + 1)) \, (x - \bar x)
+
+    Training and messages are those of the inner algorithm; nothing is sent in addition. The
+    weights are equal in the first :math:`(w + 1) / 2` rounds and fall exponentially from then
+    on. The mean age is that of an equal average over :math:`w` rounds, in the memory of one
+    vector. Averaging removes noise that a large learning rate and few steps between exchanges
+    leave in the parameters, as a decay of the learning rate would.
+
+    A model that arrives between two rounds counts at the end of the next one. A worker that has
+    lost its memory begins a new average, as does a worker whose parameters were unsound.
+    Running statistics of normalization layers are averaged like parameters.
+
+    Args:
+        inner: Any algorithm that counts rounds.
+        window: :math:`w`, at least 1, in rounds. 1 is the inner algorithm alone. Under
+            `EdgeGossip`, a round processes the mean of the workers' keep ratios, so a window of
+            one epoch has the inverse of that many rounds.
+
+    Raises:
+        ValueError: If `window` is out of range.
+
+    References:
+        Latest-weight averaging: Kaddour, "Stop Wasting My Time!", 2022, arXiv:2209.14981;
+        Ajroldi et al., 2025, arXiv:2502.06761. Departures: an exponential average in place of
+        stored checkpoints, of each worker's own estimates.
+
+    >>> import torch
+    >>> from edgegossip.algorithms.alone import Alone
+    >>> served = TrailingAverage(inner=Alone(num_rounds=9, local_steps=1), window=3)
+    >>> state = served.init(0, torch.zeros(1))
+    >>> for value in (2.0, 4.0, 6.0):
+    ...     trained = Trained.skipped(torch.tensor([value]))
+    ...     _ = served.handle(state, trained, now=0.0)
+    >>> state.params.item(), state.estimate.item()
+    (6.0, 4.5)
+    """
+
+    inner: Algorithm[Any]
+    window: float
+
+    def __post_init__(self) -> None:
+        check_ranges(self, window="at least 1")
+
+    @property
+    def traits(self) -> Traits:
+        """Traits of the inner algorithm."""
+        return self.inner.traits
+
+    def role(self, rank: Rank) -> Role:
+        """Role in the inner algorithm."""
+        return self.inner.role(rank)
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """The inner algorithm's messages."""
+        return self.inner.schema(params)
+
+    def warnings(self, setting: Setting) -> list[str]:
+        """List the inner algorithm's warnings."""
+        return self.inner.warnings(setting)
+
+    def init(self, rank: Rank, params: Tensor) -> TrailingState:
+        inner = self.inner.init(rank, params)
+        return TrailingState(rank=rank, params=inner.params, inner=inner)
+
+    def handle(self, state: TrailingState, event: Event, now: Seconds) -> list[Effect]:
+        effects = self.inner.handle(state.inner, event, now)
+        if isinstance(event, Trained) and event.has_gone_back:
+            state.average, state.num_averaged = None, 0
+        elif state.inner.round > state.round and self.window > 1:
+            self._update(state)
+        state.params, state.round = state.inner.params, state.inner.round
+        return effects
+
+    def _update(self, state: TrailingState) -> None:
+        """Make a new average with the newest estimate; the old one may be in use elsewhere."""
+        state.num_averaged += 1
+        weight = max(1 / state.num_averaged, 2 / (self.window + 1))
+        newest = state.inner.estimate
+        if state.average is None or state.average.shape != newest.shape:
+            state.average = newest
+        else:
+            state.average = state.average.lerp(newest, weight)

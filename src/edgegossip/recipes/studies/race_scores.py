@@ -1,0 +1,136 @@
+"""Scores of races: each run against EpochGossip on the same data, machines and seed."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.exhibits import Table
+from edgegossip.experiments.study import Row
+from edgegossip.recipes.studies.race import BASELINE
+from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table, scores
+from edgegossip.recipes.studies.smoothing import smoothed
+
+PAPER_LOSS = 0.0078
+"""The paper's loss of accuracy, on average."""
+LOSS = "loss of best accuracy"
+"""A measure that only figures show."""
+
+
+def standings(
+    rows: Iterable[Row], target_gap: float, *, is_smoothed: bool = False
+) -> list[Score]:
+    """Compare each run with the EpochGossip of its group, machines and seed.
+
+    Args:
+        rows: Rows of `Race.cells`, in any order.
+        target_gap: The target is EpochGossip's best accuracy less this, in [0, 1].
+        is_smoothed: Compare means over an epoch's worth of samples; see `smoothed`.
+    """
+    found = on_each_setup(rows)
+    if is_smoothed:
+        found = [each if each["run"] == BASELINE else _equal_looks(each) for each in found]
+    return scores(found, BASELINE, target_gap, _measures)
+
+
+def _equal_looks(row: Row) -> Row:
+    machines = row["machines"]
+    epoch = machines["epoch_ends"][1] - machines["epoch_ends"][0]
+    return smoothed(row, epoch / machines["throughput_bound"])
+
+
+def on_each_setup(rows: Iterable[Row]) -> list[Row]:
+    """Prepare the rows of races for a scoreboard, with EpochGossip's curve on each setup.
+
+    Args:
+        rows: Rows of `Race.cells`, in any order.
+    """
+    rows = list(rows)
+    found: list[Row] = []
+    for baseline in rows:
+        if baseline["run"] != BASELINE:
+            continue
+        for setup, times in baseline["setups"].items():
+            added = {"setting": setup, "machines": times}
+            ends = times["epoch_ends"]
+            found.append({**baseline, **added, "times": ends, "equal_epochs_time": ends[-1]})
+            own = (baseline["group"], baseline["seed"], setup)
+            found += [
+                {**row, **added}
+                for row in rows
+                if (row["group"], row["seed"], row["setup"]) == own
+            ]
+    return found
+
+
+def _measures(
+    row: Row, baseline: Row | None, time: Seconds | None, speedup: float | None
+) -> Measures:
+    assert baseline is not None  # without it there is no row
+    machines, best = row["machines"], max(row["accuracies"])
+    ends, end = baseline["equal_epochs_time"], row["equal_epochs_time"]
+    # A little later, when the models that were sent have been averaged and measured.
+    settled = 0.2 * machines["round_seconds"]
+    accuracy = None if end is None else _accuracy_at(row, end + settled)
+    loss = None if accuracy is None else baseline["accuracies"][-1] - accuracy
+    bound = machines["throughput_bound"]
+    of_bound = None if speedup is None or row["run"] == BASELINE else speedup / bound
+    return {
+        "T_max / T_min": ("number", machines["time_ratio"]),
+        # How many times EpochGossip's samples per second are processed where nobody waits.
+        "bound": ("times", bound),
+        "time to target": ("seconds", time),
+        "speed-up": ("times", speedup),
+        "of the bound": ("percent", of_bound),
+        "best accuracy": ("percent", best),
+        "final accuracy": ("percent", _final_accuracy(row)),
+        # The paper's: EpochGossip's time for all of its epochs over the run's for as many
+        # rounds, and what it has lost by then; None without rounds.
+        "speed-up, equal epochs": ("times", ends / end if end else None),
+        "accuracy loss, equal epochs": ("points", loss),
+        LOSS: ("points", max(baseline["accuracies"]) - best),
+    }
+
+
+def _accuracy_at(row: Row, time: Seconds) -> float | None:
+    """The accuracy at `time`, constant between evaluations; None after the run has ended."""
+    if row["times"][-1] < time - 1e-9 * time and row["run"] != BASELINE:
+        return None
+    index = bisect.bisect_right(row["times"], time) - 1
+    accuracy: float = row["accuracies"][index]
+    return accuracy
+
+
+def _final_accuracy(row: Row) -> float:
+    """The mean over the last fifth of the run, because a single evaluation is noisy."""
+    times: list[Seconds] = row["times"]
+    end, total = times[-1], 0.0
+    since = 0.8 * end
+    for (start, stop), accuracy in zip(pairwise(times), row["accuracies"], strict=False):
+        total += max(0.0, stop - max(start, since)) * accuracy
+    return total / (end - since)
+
+
+def race_table(
+    found: Sequence[Score], heading: str, target_gap: float, dash: str, looks: str = ""
+) -> Table:
+    """Tabulate medians over the seeds of each run, with the bound of each speed-up.
+
+    Args:
+        found: Scores in the order of the rows.
+        heading: Heading of the table.
+        target_gap: As in `standings`.
+        dash: Further meaning of a dash, in addition to missing epochs.
+        looks: When evaluations take place, for the description of the target.
+    """
+    note = (
+        f"Medians over the seeds; a dash: {dash}, or it has no epochs. The target is "
+        f"EpochGossip's best accuracy less {100 * target_gap:g} percentage points{looks}. The "
+        "bound is what not waiting alone can bring, in samples per second: sum(v) / (E v_min). "
+        "At equal epochs, the paper's measure, a slow platform does less work than in "
+        "EpochGossip and the bound is T_max / T_min: read it together with the loss of "
+        "accuracy. Final accuracy is the mean over the last fifth of the time."
+    )
+    return score_table(found, heading=heading, note=note, setting="machines", left_out={LOSS})

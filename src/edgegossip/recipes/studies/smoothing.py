@@ -1,0 +1,40 @@
+"""Curves of accuracy with equally many looks for all, each the mean over as many samples."""
+
+from __future__ import annotations
+
+import math
+
+from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.study import Row
+
+
+def smoothed(row: Row, width: Seconds) -> Row:
+    """Replace a curve by its means over intervals of `width`, up to its last whole one.
+
+    A noisy curve passes a target the sooner, the more often it is looked at. After this, each
+    run is looked at once in the time in which it processes an epoch's worth of samples.
+
+    Args:
+        row: Row with `times`, ascending, and `accuracies`; each accuracy holds until the next.
+        width: Length of the intervals, above 0.
+
+    >>> smoothed({"times": [1.0, 2.0, 4.0], "accuracies": [0.2, 0.4, 0.6]}, width=2.0)
+    {'times': [2.0, 4.0], 'accuracies': [0.2, 0.4]}
+    """
+    times, accuracies = row["times"], row["accuracies"]
+    num_intervals = math.floor(times[-1] / width * (1 + 1e-9))
+    ends = [(k + 1) * width for k in range(num_intervals)]
+    means = [_mean(times, accuracies, end - width, end) for end in ends]
+    found = [(end, mean) for end, mean in zip(ends, means, strict=True) if mean is not None]
+    return {**row, "times": [end for end, _ in found], "accuracies": [m for _, m in found]}
+
+
+def _mean(
+    times: list[Seconds], accuracies: list[float], start: Seconds, end: Seconds
+) -> float | None:
+    """The mean accuracy between `start` and `end`, weighted by time; None before the first."""
+    until = [*times[1:], math.inf]
+    weights = [max(0.0, min(end, b) - max(start, a)) for a, b in zip(times, until, strict=True)]
+    total = sum(weights)
+    weighted = zip(weights, accuracies, strict=True)
+    return sum(weight * accuracy for weight, accuracy in weighted) / total if total else None
