@@ -139,6 +139,7 @@ from .learning.models import (
     vgg16 as vgg16,
 )
 from .learning.nested_split import NestedSplit as NestedSplit
+from .learning.numpy_split import from_numpy as from_numpy
 from .learning.optimizer import SGD as SGD
 from .learning.partition import (
     IID as IID,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.examples.test_readme import python_blocks
@@ -14,7 +15,7 @@ from torch import nn
 
 import edgegossip as eg
 
-REGRESSION, LANGUAGE, MASKED = python_blocks("docs/tasks.md")
+REGRESSION, LANGUAGE, MASKED, MAPPED = python_blocks("docs/tasks.md")
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +68,11 @@ def test_batches_of_the_page_may_be_dicts_with_masks() -> None:
     exec(compile(MASKED, "docs/tasks.md", "exec"), around)
     results = eg.run(experiment(around["task"]), out="out")
     assert results.final_value < results.history[0].value
+
+
+def test_mapped_arrays_of_the_page_make_a_data_set() -> None:
+    around: dict[str, Any] = {}
+    exec(compile(MAPPED, "docs/tasks.md", "exec"), around)
+    data = around["data"]
+    assert (len(data.train), len(data.test)) == (1600, 400)
+    assert isinstance(around["x"], np.memmap)

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset, default_collate
 
 from edgegossip.core.errors import DataError
+from edgegossip.core.ranges import check_range
 from edgegossip.learning.nested import Nested, leaves, placed
-from edgegossip.learning.nested_split import Collate, CollatedSplit, NestedSplit
+from edgegossip.learning.nested_split import Collate, CollatedSplit, NestedSplit, fetch
+from edgegossip.learning.pooled_split import PooledSplit
 
 SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
 """Allowed types of samples: pictures, features and tokens."""
@@ -81,7 +83,7 @@ class TorchSplit:
         return len(cast("Sized", self._dataset))
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = [self._dataset[index] for index in indices.tolist()]
+        pairs = fetch(self._dataset, indices)
         try:
             x, y = default_collate(pairs)
         except TypeError as error:
@@ -322,11 +324,13 @@ def from_torch(
     test: TorchDataset[Any],
     num_classes: int = 0,
     collate: Collate = default_collate,
+    num_workers: int = 0,
 ) -> Dataset:
     """Wrap two map-style PyTorch data sets, e.g. those of torchvision.
 
     With classes, samples are pairs (x, y). Float samples keep the result of their own
-    transforms; uint8 samples are scaled to [0, 1].
+    transforms; uint8 samples are scaled to [0, 1]. Samples are read when a batch needs them, so
+    the data set may be larger than memory.
 
     >>> pairs = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]))
     >>> from_torch("pairs", pairs, pairs, num_classes=2).input_shape
@@ -339,15 +343,27 @@ def from_torch(
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes, which are
             any nested tensors.
         collate: Makes a batch of a list of samples without classes; by default PyTorch's.
+        num_workers: Processes that read training batches ahead, as those of PyTorch's
+            `DataLoader`; all workers that one process trains share them. 0 reads in the
+            training process. The order of the samples does not depend on it.
 
     Raises:
         DataError: A sample is no tensor (a PIL picture, say); also as in `Dataset`.
+        ValueError: If `num_workers` is negative.
     """
+    check_range("num_workers", num_workers, "at least 0")
+    first: Split
+    tested: Split
     if num_classes:
-        splits = TorchSplit(train), TorchSplit(test)
-        x, _ = splits[0].batch(torch.zeros(1, dtype=torch.int64))
-        return Dataset(name, *splits, num_classes=num_classes, input_shape=tuple(x.shape[1:]))
-    return _without_classes(name, CollatedSplit(train, collate), CollatedSplit(test, collate))
+        first, tested = TorchSplit(train), TorchSplit(test)
+        x, _ = first.batch(torch.zeros(1, dtype=torch.int64))
+    else:
+        first, tested = CollatedSplit(train, collate), CollatedSplit(test, collate)
+    if num_workers:
+        first = PooledSplit(first, num_workers, in_processes=True)
+    if not num_classes:
+        return without_classes(name, first, tested)
+    return Dataset(name, first, tested, num_classes, tuple(x.shape[1:]))
 
 
 def from_tensors(name: str, train: Nested, test: Nested) -> Dataset:
@@ -371,10 +387,11 @@ def from_tensors(name: str, train: Nested, test: Nested) -> Dataset:
         splits = NestedSplit(train), NestedSplit(test)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    return _without_classes(name, *splits)
+    return without_classes(name, *splits)
 
 
-def _without_classes(name: str, train: Split, test: Split) -> Dataset:
+def without_classes(name: str, train: Split, test: Split) -> Dataset:
+    """Make a data set of nested samples; of pairs of tensors, x has an `input_shape`."""
     try:
         first = train.batch(torch.zeros(1, dtype=torch.int64)) if len(train) else None
     except DataError as error:

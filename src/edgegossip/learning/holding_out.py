@@ -13,6 +13,7 @@ from edgegossip.core.ranges import check_range
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 from edgegossip.learning.nested import Nested
 from edgegossip.learning.nested_split import NestedSplit
+from edgegossip.learning.pooled_split import PooledSplit
 
 
 def hold_out(
@@ -89,6 +90,8 @@ def _part(split: Split, indices: Tensor) -> Split:
         return ArraySplit(*split.batch(indices))
     if isinstance(split, NestedSplit):
         return NestedSplit(split.batch(indices))
+    if isinstance(split, PooledSplit):
+        return split.part(_part(split.split, indices))
     return _Part(split, indices)
 
 

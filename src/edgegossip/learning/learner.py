@@ -20,6 +20,8 @@ from edgegossip.learning.loss import Forward, Loss, forward_pair, prepare_batch
 from edgegossip.learning.model_copies import ModelCopies, ModelCopy
 from edgegossip.learning.nested import Nested
 from edgegossip.learning.optimizer import OptimizerFactory
+from edgegossip.learning.pooled_split import MOST_AHEAD
+from edgegossip.learning.read_ahead import Reader
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.leaving_off import asking
@@ -210,6 +212,7 @@ class Learner(Trainer):
 
     def _take_shard(self, shard: Tensor) -> None:
         self.shard = shard
+        self._reader = Reader(self._dataset.train, shard)
         self._batches: BatchStream | None = None
         self._kept_batches: dict[str, Any] | None = None  # to go back to
 
@@ -323,7 +326,7 @@ class Learner(Trainer):
 
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augmented and prepared for the model."""
-        samples = self._dataset.train.batch(self.shard[batch.positions])
+        samples = self._reader.read(batch, self.batches.upcoming(MOST_AHEAD))
         if self._augmentation is not None:
             assert self._random is not None
             match samples:

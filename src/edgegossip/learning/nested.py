@@ -13,8 +13,15 @@ Nested: TypeAlias = Any
 """A tensor, or a dict, tuple or list of nested tensors, at any depth."""
 
 
-def map_leaves(change: Callable[[Tensor], Tensor], nested: Nested) -> Nested:
+def map_leaves(
+    change: Callable[[Any], Any], nested: Nested, kind: type | tuple[type, ...] = Tensor
+) -> Nested:
     """Change every tensor of `nested`, keeping its structure; mappings become dicts.
+
+    Args:
+        change: Applied to each tensor.
+        nested: The tensors.
+        kind: Type of the leaves, for arrays in place of tensors.
 
     >>> import torch
     >>> map_leaves(lambda leaf: leaf[:1], {"x": torch.tensor([1, 2]), "y": (torch.ones(2),)})
@@ -24,15 +31,15 @@ def map_leaves(change: Callable[[Tensor], Tensor], nested: Nested) -> Nested:
         DataError: If it holds anything but tensors.
     """
     match nested:
-        case Tensor():
+        case _ if isinstance(nested, kind):
             return change(nested)
         case Mapping():
-            return {key: map_leaves(change, item) for key, item in nested.items()}
+            return {key: map_leaves(change, item, kind) for key, item in nested.items()}
         case tuple() if hasattr(nested, "_fields"):
-            return type(nested)(*(map_leaves(change, item) for item in nested))
+            return type(nested)(*(map_leaves(change, item, kind) for item in nested))
         case tuple() | list():
-            return type(nested)(map_leaves(change, item) for item in nested)
-    raise _no_tensor("", nested)
+            return type(nested)(map_leaves(change, item, kind) for item in nested)
+    raise _no_leaf("", nested, kind)
 
 
 def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -55,7 +62,7 @@ def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
             for index, item in enumerate(nested):
                 yield from leaves(item, f"{path}[{index}]")
         case _:
-            raise _no_tensor(path, nested)
+            raise _no_leaf(path, nested)
 
 
 def num_samples(nested: Nested) -> int:
@@ -88,8 +95,9 @@ def placed(path: str) -> str:
     return f" at {path}" if path else ""
 
 
-def _no_tensor(path: str, item: object) -> DataError:
+def _no_leaf(path: str, item: object, kind: type | tuple[type, ...] = Tensor) -> DataError:
+    wanted = "tensors" if kind is Tensor else "NumPy arrays"
     return DataError(
-        f"a batch holds {type(item).__name__} {item!r:.40}{placed(path)}; expected tensors, in "
-        "dicts, tuples and lists at will"
+        f"a batch holds {type(item).__name__} {item!r:.40}{placed(path)}; expected {wanted}, "
+        "in dicts, tuples and lists at will"
     )

@@ -71,7 +71,7 @@ class CollatedSplit:
         Raises:
             DataError: If they do not fit into a batch.
         """
-        samples = [self._dataset[index] for index in indices.tolist()]
+        samples = fetch(self._dataset, indices)
         try:
             batch = self._collate(samples)
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -91,6 +91,14 @@ class CollatedSplit:
     def labels(self) -> Tensor:
         """Zeros, as if all were of one class."""
         return torch.zeros(len(self), dtype=torch.int64)
+
+
+def fetch(dataset: TorchDataset[Any], indices: Tensor) -> list[Any]:
+    """Read samples, all at once where the data set can (``__getitems__``)."""
+    all_at_once = getattr(dataset, "__getitems__", None)
+    if all_at_once is not None:
+        return list(all_at_once(indices.tolist()))
+    return [dataset[index] for index in indices.tolist()]
 
 
 def _shown(indices: Tensor) -> Sequence[int]:

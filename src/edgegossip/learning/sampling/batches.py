@@ -102,6 +102,10 @@ class BatchStream:
             return loss(outputs, targets)  # may be another mean than that of the losses
         return losses @ batch.weights.to(losses.device) / len(batch)
 
+    def upcoming(self, num_batches: int) -> list[Batch]:
+        """The next batches of the current pass, as they are cut now."""
+        return self._batches[self._position : self._position + num_batches]
+
     @property
     def focus(self) -> float:
         """Share of the current pass that was chosen for its high loss, in [0, 1]."""

@@ -1,0 +1,165 @@
+"""Samples in NumPy arrays, which may be mapped from files that are larger than memory."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgegossip.core.errors import DataError
+from edgegossip.core.ranges import check_range
+from edgegossip.learning.dataset import Dataset, Split, without_classes
+from edgegossip.learning.nested import Nested, map_leaves, num_samples
+from edgegossip.learning.pooled_split import PooledSplit
+
+
+class NumpySplit:
+    """Samples in nested NumPy arrays; a batch reads only its own samples.
+
+    Args:
+        arrays: Arrays in dicts, tuples and lists at will, with an entry for each sample in
+            their first dimension; some may be mapped from files (`numpy.memmap`).
+        has_classes: Samples are pairs (x, y) with a class each.
+
+    Raises:
+        DataError: If it holds anything but arrays of numbers, or they differ in length.
+
+    >>> split = NumpySplit((np.arange(6).reshape(3, 2), np.array([0, 1, 1])))
+    >>> len(split), split.batch(torch.tensor([2]))
+    (3, (tensor([[4, 5]]), tensor([1])))
+    """
+
+    def __init__(self, arrays: Nested, *, has_classes: bool = False) -> None:
+        if has_classes and not (isinstance(arrays, tuple | list) and len(arrays) == 2):
+            raise DataError("samples with classes are a pair (x, y) of arrays")
+        self._arrays = arrays
+        self._has_classes = has_classes
+        self._tensors = map_leaves(_shared, arrays, np.ndarray)
+        self._num_samples = num_samples(self._tensors)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def batch(self, indices: Tensor) -> Nested:
+        """Take samples, for `indices` int64 [batch]."""
+        # PyTorch releases the interpreter while it waits for a file; NumPy's indexing does not.
+        batch = map_leaves(lambda leaf: leaf.index_select(0, indices), self._tensors)
+        return (batch[0], batch[1].long()) if self._has_classes else batch
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes, or zeros if there are none."""
+        if not self._has_classes:
+            return torch.zeros(len(self), dtype=torch.int64)
+        labels: Tensor = self._tensors[1]
+        # Fractions are not cut off here but refused by `Dataset`.
+        return labels if labels.is_floating_point() else labels.long()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process that is sent this split maps the files itself, in place of a copy.
+        return _sent, (
+            map_leaves(_without_content, self._arrays, np.ndarray),
+            self._has_classes,
+        )
+
+
+@dataclass(frozen=True)
+class _MappedFile:
+    """Place of a mapped array in its file."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    offset: int
+    shape: tuple[int, ...]
+
+
+def _without_content(array: NDArray[Any]) -> NDArray[Any] | _MappedFile:
+    """The place of a mapped array or of a contiguous part of one; other arrays as they are."""
+    if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
+        return array
+    whole = array
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    # Parts keep the file's name and offset, but not their own place.
+    offset = whole.offset + array.ctypes.data - whole.ctypes.data
+    return _MappedFile(Path(str(whole.filename)), array.dtype, offset, array.shape)
+
+
+def _sent(arrays: Nested, has_classes: bool) -> NumpySplit:
+    return NumpySplit(
+        map_leaves(_mapped, arrays, (np.ndarray, _MappedFile)), has_classes=has_classes
+    )
+
+
+def _mapped(array: NDArray[Any] | _MappedFile) -> NDArray[Any]:
+    if not isinstance(array, _MappedFile):
+        return array
+    return np.memmap(array.path, array.dtype, "r", array.offset, array.shape)
+
+
+def _shared(array: NDArray[Any]) -> Tensor:
+    """A tensor on the memory of `array`."""
+    with warnings.catch_warnings():
+        # Nobody writes to it.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        try:
+            return torch.from_numpy(array)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"an array of {array.dtype} holds no samples: {error}") from None
+
+
+def from_numpy(
+    name: str,
+    train: Nested,
+    test: Nested,
+    num_classes: int = 0,
+    *,
+    mean: Tensor | None = None,
+    std: Tensor | None = None,
+    num_workers: int = 0,
+) -> Dataset:
+    """Make a data set of NumPy arrays, in memory or mapped from files.
+
+    Mapped arrays, such as ``numpy.load("x.npy", mmap_mode="r")``, may be larger than memory: a
+    batch reads only its own samples. Random samples cost a disk access each, so give one or two
+    `num_workers` to read ahead.
+
+    >>> x, y = np.random.default_rng(0).random((8, 3), np.float32), np.arange(8) % 2
+    >>> data = from_numpy("rows", train=(x[:6], y[:6]), test=(x[6:], y[6:]), num_classes=2)
+    >>> len(data.train), data.input_shape
+    (6, (3,))
+
+    Args:
+        name: Name for reports and messages.
+        train: Training samples: arrays in dicts, tuples and lists at will, each with an entry
+            for each sample in its first dimension; with classes a pair (x, y).
+        test: Test samples of the same structure, only for reports.
+        num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
+        mean: See `Dataset`.
+        std: See `Dataset`.
+        num_workers: Threads that read training batches ahead; all workers that one process
+            trains share them. 0 reads in the training thread.
+
+    Raises:
+        DataError: See `Dataset` and `NumpySplit`. Numbers of mapped arrays are not checked;
+            training stops at a loss that is not finite.
+        ValueError: If `num_workers` is negative.
+    """
+    check_range("num_workers", num_workers, "at least 0")
+    own: Split
+    try:
+        own, tested = (NumpySplit(each, has_classes=num_classes > 0) for each in (train, test))
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    if num_workers:
+        own = PooledSplit(own, num_workers)
+    if not num_classes:
+        return without_classes(name, own, tested)
+    x, _ = tested.batch(torch.zeros(min(1, len(tested)), dtype=torch.int64))
+    return Dataset(name, own, tested, num_classes, tuple(x.shape[1:]), mean, std)
