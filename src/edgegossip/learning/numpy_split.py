@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from torch import Tensor
 from edgegossip.core.errors import DataError
 from edgegossip.core.ranges import check_range
 from edgegossip.learning.dataset import Dataset, Split, without_classes
+from edgegossip.learning.mapped_array import MappedFile, Pages, pages_of, place_of
 from edgegossip.learning.nested import Nested, map_leaves, num_samples
 from edgegossip.learning.pooled_split import PooledSplit
 
@@ -42,12 +41,18 @@ class NumpySplit:
         self._has_classes = has_classes
         self._tensors = map_leaves(_shared, arrays, np.ndarray)
         self._num_samples = num_samples(self._tensors)
+        self._pages: list[Pages] = []
+        map_leaves(self._advise, arrays, np.ndarray)
 
     def __len__(self) -> int:
         return self._num_samples
 
     def batch(self, indices: Tensor) -> Nested:
         """Take samples, for `indices` int64 [batch]."""
+        if self._pages:
+            wanted = indices.tolist()
+            for pages in self._pages:
+                pages.request(wanted)
         # PyTorch releases the interpreter while it waits for a file; NumPy's indexing does not.
         batch = map_leaves(lambda leaf: leaf.index_select(0, indices), self._tensors)
         return (batch[0], batch[1].long()) if self._has_classes else batch
@@ -61,46 +66,25 @@ class NumpySplit:
         # Fractions are not cut off here but refused by `Dataset`.
         return labels if labels.is_floating_point() else labels.long()
 
+    def _advise(self, array: NDArray[Any]) -> None:
+        if (pages := pages_of(array)) is not None:
+            self._pages.append(pages)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A process that is sent this split maps the files itself, in place of a copy.
         return _sent, (
-            map_leaves(_without_content, self._arrays, np.ndarray),
+            map_leaves(lambda array: place_of(array) or array, self._arrays, np.ndarray),
             self._has_classes,
         )
 
 
-@dataclass(frozen=True)
-class _MappedFile:
-    """Place of a mapped array in its file."""
-
-    path: Path
-    dtype: np.dtype[Any]
-    offset: int
-    shape: tuple[int, ...]
-
-
-def _without_content(array: NDArray[Any]) -> NDArray[Any] | _MappedFile:
-    """The place of a mapped array or of a contiguous part of one; other arrays as they are."""
-    if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
-        return array
-    whole = array
-    while isinstance(whole.base, np.memmap):
-        whole = whole.base
-    # Parts keep the file's name and offset, but not their own place.
-    offset = whole.offset + array.ctypes.data - whole.ctypes.data
-    return _MappedFile(Path(str(whole.filename)), array.dtype, offset, array.shape)
-
-
 def _sent(arrays: Nested, has_classes: bool) -> NumpySplit:
-    return NumpySplit(
-        map_leaves(_mapped, arrays, (np.ndarray, _MappedFile)), has_classes=has_classes
+    opened = map_leaves(
+        lambda leaf: leaf.opened() if isinstance(leaf, MappedFile) else leaf,
+        arrays,
+        (np.ndarray, MappedFile),
     )
-
-
-def _mapped(array: NDArray[Any] | _MappedFile) -> NDArray[Any]:
-    if not isinstance(array, _MappedFile):
-        return array
-    return np.memmap(array.path, array.dtype, "r", array.offset, array.shape)
+    return NumpySplit(opened, has_classes=has_classes)
 
 
 def _shared(array: NDArray[Any]) -> Tensor:
