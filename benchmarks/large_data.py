@@ -2,8 +2,8 @@
 
     sudo python -m benchmarks.large_data [--gib 1] [--repeats 3] [--json]
 
-A process in a memory cgroup (v1) of so many GiB trains LeNet-5 on pictures in the size of CIFAR-10,
-uint8 in one mapped file, by `Learner` with batches of 64 in random order:
+A process in a memory cgroup (v1) of so many GiB trains LeNet-5 on pictures in the size of those
+of CIFAR-10, uint8 in one mapped file, by `Learner` with batches of 64 in random order:
 
 - "fits": the file has a quarter of the allowance, and all of it has been read before.
 - "large": the file has twice the allowance; nothing of it is in memory at the start.

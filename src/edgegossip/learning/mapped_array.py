@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +55,7 @@ class Pages:
 
     def __init__(self, array: np.memmap[Any, Any]) -> None:
         whole = _whole(array)
-        assert isinstance(whole.base, mmap.mmap)
-        self._map = whole.base
+        self._map = cast("mmap.mmap", whole.base)  # NumPy's types know nothing of it
         # The mapping begins at a boundary of the file, and the whole array somewhat later.
         begin = whole.ctypes.data - whole.offset % mmap.ALLOCATIONGRANULARITY
         self._first = array.ctypes.data - begin
@@ -73,7 +72,9 @@ class Pages:
 
 def pages_of(array: NDArray[Any]) -> Pages | None:
     """The pages of a mapped array; None for one in memory or in pieces, or without advice."""
-    if not isinstance(array, np.memmap) or not isinstance(_whole(array).base, mmap.mmap):
+    if not isinstance(array, np.memmap) or not isinstance(
+        cast("object", _whole(array).base), mmap.mmap
+    ):
         return None
     if not hasattr(mmap, "MADV_WILLNEED") or not len(array):
         return None
