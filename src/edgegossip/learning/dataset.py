@@ -158,7 +158,7 @@ class Dataset:
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports.
+        test: Test samples, only for reports; None for data of a worker's own (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
         input_shape: Shape of x of one sample, channels first; empty if samples are no pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
@@ -180,7 +180,7 @@ class Dataset:
 
     name: str
     train: Split
-    test: Split
+    test: Split | None = None
     num_classes: int = 0
     input_shape: tuple[int, ...] = ()
     mean: Tensor | None = None
@@ -189,7 +189,7 @@ class Dataset:
     validation: Split | None = None
 
     def __post_init__(self) -> None:
-        if self.validation is self.test:
+        if self.validation is not None and self.validation is self.test:
             raise DataError(
                 f"{self.name}: the validation split is the test split, so algorithms would "
                 "tune themselves on what reports measure; use hold_out"
@@ -321,7 +321,7 @@ def _listed(kinds: Mapping[str, tuple[torch.dtype, int]]) -> str:
 def from_torch(
     name: str,
     train: TorchDataset[Any],
-    test: TorchDataset[Any],
+    test: TorchDataset[Any] | None = None,
     num_classes: int = 0,
     collate: Collate = default_collate,
     num_workers: int = 0,
@@ -339,7 +339,7 @@ def from_torch(
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports.
+        test: Test samples, only for reports; None for data of a worker's own (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes, which are
             any nested tensors.
         collate: Makes a batch of a list of samples without classes; by default PyTorch's.
@@ -353,12 +353,14 @@ def from_torch(
     """
     check_range("num_workers", num_workers, "at least 0")
     first: Split
-    tested: Split
+    tested: Split | None
     if num_classes:
-        first, tested = TorchSplit(train), TorchSplit(test)
+        first = TorchSplit(train)
+        tested = None if test is None else TorchSplit(test)
         x, _ = first.batch(torch.zeros(1, dtype=torch.int64))
     else:
-        first, tested = CollatedSplit(train, collate), CollatedSplit(test, collate)
+        first = CollatedSplit(train, collate)
+        tested = None if test is None else CollatedSplit(test, collate)
     if num_workers:
         first = PooledSplit(first, num_workers, in_processes=True)
     if not num_classes:
@@ -366,7 +368,7 @@ def from_torch(
     return Dataset(name, first, tested, num_classes, tuple(x.shape[1:]))
 
 
-def from_tensors(name: str, train: Nested, test: Nested) -> Dataset:
+def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Dataset:
     """Make a data set without classes of tensors in memory.
 
     >>> x, y = torch.rand(8, 3), torch.rand(8)
@@ -378,19 +380,20 @@ def from_tensors(name: str, train: Nested, test: Nested) -> Dataset:
         name: Name for reports and messages.
         train: Training samples: tensors in dicts, tuples and lists at will, each with an entry
             for each sample in its first dimension.
-        test: Test samples of the same structure, only for reports.
+        test: Test samples of the same structure, only for reports; None for data of a
+            worker's own (`Local`).
 
     Raises:
         DataError: See `Dataset` and `NestedSplit`.
     """
     try:
-        splits = NestedSplit(train), NestedSplit(test)
+        splits = NestedSplit(train), None if test is None else NestedSplit(test)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     return without_classes(name, *splits)
 
 
-def without_classes(name: str, train: Split, test: Split) -> Dataset:
+def without_classes(name: str, train: Split, test: Split | None) -> Dataset:
     """Make a data set of nested samples; of pairs of tensors, x has an `input_shape`."""
     try:
         first = train.batch(torch.zeros(1, dtype=torch.int64)) if len(train) else None

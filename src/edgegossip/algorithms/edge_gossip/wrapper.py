@@ -156,7 +156,8 @@ class EdgeGossip(Algorithm[BalancedState]):
     @property
     def traits(self) -> Traits:
         """Traits of the inner algorithm, now balanced."""
-        return replace(self.inner.traits, is_balanced=True)
+        moves_data = self.on_failure == "reassign"
+        return replace(self.inner.traits, is_balanced=True, moves_data=moves_data)
 
     def warnings(self, setting: Setting) -> list[str]:
         """List the inner algorithm's warnings."""
