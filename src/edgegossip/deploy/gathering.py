@@ -17,8 +17,8 @@ from torch import Tensor
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.snapshots import schedule
-from edgegossip.deploy.worker_past import require_worker_of
 from edgegossip.deploy.worker_folder import REASONS, WorkerFolder
+from edgegossip.deploy.worker_past import require_worker_of
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.evaluations import Evaluations
 from edgegossip.experiments.event_log import to_line

@@ -72,7 +72,7 @@ def _describe_dataset(dataset: Dataset) -> dict[str, object]:
         "name": dataset.name,
         "num_train": len(dataset.train),
         **held_out,
-        "num_test": 0 if dataset.test is None else len(dataset.test),
+        "num_test": len(dataset.test),
         "num_classes": dataset.num_classes,
         "input_shape": list(dataset.input_shape),
     }

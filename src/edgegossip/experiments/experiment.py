@@ -101,8 +101,8 @@ class Experiment:
         moves = self.algorithm.traits.moves_data
         if moves and isinstance(dataset, Local) and not dataset.may_share:
             raise ValueError(
-                "on_failure='reassign' lets workers read the data of failed ones, and Local data "
-                "stays where it lies; choose on_failure='continue', or allow it with "
+                "on_failure='reassign' lets workers read the data of failed ones, and Local "
+                "data stays where it lies; choose on_failure='continue', or allow it with "
                 "--may-share-data, which is Local(may_share=True)"
             )
 

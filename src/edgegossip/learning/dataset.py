@@ -63,6 +63,21 @@ class ArraySplit:
         return self.y
 
 
+class NoSamples:
+    """A split that is not there."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def batch(self, indices: Tensor) -> Nested:
+        """Raise `DataError`."""
+        raise DataError("there are no samples in this split")
+
+    @property
+    def labels(self) -> Tensor:
+        return torch.empty(0, dtype=torch.int64)
+
+
 class TorchSplit:
     """Samples with classes: pairs (x, y) of any map-style `torch.utils.data.Dataset`.
 
@@ -158,7 +173,7 @@ class Dataset:
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports; None for data of a worker's own (`Local`).
+        test: Test samples, only for reports; none in data of a worker's own (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
         input_shape: Shape of x of one sample, channels first; empty if samples are no pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
@@ -180,7 +195,7 @@ class Dataset:
 
     name: str
     train: Split
-    test: Split | None = None
+    test: Split = NoSamples()
     num_classes: int = 0
     input_shape: tuple[int, ...] = ()
     mean: Tensor | None = None
@@ -189,7 +204,7 @@ class Dataset:
     validation: Split | None = None
 
     def __post_init__(self) -> None:
-        if self.validation is not None and self.validation is self.test:
+        if self.validation is self.test:
             raise DataError(
                 f"{self.name}: the validation split is the test split, so algorithms would "
                 "tune themselves on what reports measure; use hold_out"
@@ -197,7 +212,7 @@ class Dataset:
         splits = {"train": self.train, "test": self.test, "validation": self.validation}
         for where, split in splits.items():
             try:
-                if split is not None:
+                if split is not None and not isinstance(split, NoSamples):
                     self._validate_split(split)
             except DataError as error:
                 raise DataError(f"{self.name}, {where} split: {error}") from None
@@ -353,14 +368,14 @@ def from_torch(
     """
     check_range("num_workers", num_workers, "at least 0")
     first: Split
-    tested: Split | None
+    tested: Split
     if num_classes:
         first = TorchSplit(train)
-        tested = None if test is None else TorchSplit(test)
+        tested = NoSamples() if test is None else TorchSplit(test)
         x, _ = first.batch(torch.zeros(1, dtype=torch.int64))
     else:
         first = CollatedSplit(train, collate)
-        tested = None if test is None else CollatedSplit(test, collate)
+        tested = NoSamples() if test is None else CollatedSplit(test, collate)
     if num_workers:
         first = PooledSplit(first, num_workers, in_processes=True)
     if not num_classes:
@@ -387,13 +402,13 @@ def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Datase
         DataError: See `Dataset` and `NestedSplit`.
     """
     try:
-        splits = NestedSplit(train), None if test is None else NestedSplit(test)
+        splits = NestedSplit(train), NoSamples() if test is None else NestedSplit(test)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     return without_classes(name, *splits)
 
 
-def without_classes(name: str, train: Split, test: Split | None) -> Dataset:
+def without_classes(name: str, train: Split, test: Split) -> Dataset:
     """Make a data set of nested samples; of pairs of tensors, x has an `input_shape`."""
     try:
         first = train.batch(torch.zeros(1, dtype=torch.int64)) if len(train) else None

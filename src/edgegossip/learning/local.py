@@ -12,7 +12,7 @@ from torch import Tensor
 from edgegossip.core.errors import DataError
 from edgegossip.core.protocol import Rank
 from edgegossip.core.ranges import check_ranges
-from edgegossip.learning.dataset import Dataset, Split
+from edgegossip.learning.dataset import Dataset, NoSamples, Split
 from edgegossip.learning.holding_out import hold_out
 
 
@@ -67,7 +67,7 @@ class Local(Dataset):
     """
 
     train: Split = field(init=False, default=_Elsewhere(), repr=False)
-    test: Split | None = field(init=False, default=None, repr=False)
+    test: Split = field(init=False, default=NoSamples(), repr=False)
     subjects: Tensor | None = field(init=False, default=None, repr=False)
     validation: Split | None = field(init=False, default=None, repr=False)
     load: Callable[[Rank], Dataset]
@@ -108,7 +108,7 @@ class Local(Dataset):
         if not isinstance(data, Dataset) or isinstance(data, Local):
             raise DataError(f"load gave {data!r:.60}; it must return a Dataset")
         self._require_alike(data)
-        data = replace(data, name=self.name, mean=self.mean, std=self.std, test=None)
+        data = replace(data, name=self.name, mean=self.mean, std=self.std, test=NoSamples())
         if data.validation is not None:
             return data
         if self.held_out is None:

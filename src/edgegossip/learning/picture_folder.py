@@ -13,7 +13,7 @@ from torch import Tensor
 from edgegossip.core.errors import DataError
 from edgegossip.core.extras import require_extra
 from edgegossip.core.ranges import check_range
-from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.dataset import ArraySplit, Dataset, NoSamples
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -73,7 +73,7 @@ def pictures(
     x = torch.stack([_read(path, size, _MODES[num_channels]) for path, _ in paths])
     labels = torch.tensor([y for _, y in paths])
     split = ArraySplit(x.view(-1, num_channels, size, size), labels)
-    return Dataset(folder.name, split, None, len(names), (num_channels, size, size))
+    return Dataset(folder.name, split, NoSamples(), len(names), (num_channels, size, size))
 
 
 def _files(folder: Path) -> list[Path]:

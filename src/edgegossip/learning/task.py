@@ -123,7 +123,7 @@ class Task:
     def _check_data(self) -> None:
         if not isinstance(self.dataset, Local):
             self.accuracy_aware.require_averageable(self.dataset.training)
-            if self.dataset.test is None:
+            if not len(self.dataset.test):
                 raise DataError(
                     f"{self.dataset.name!r} has no test split, on which reports measure; only "
                     "data of a worker's own (Local) does without"

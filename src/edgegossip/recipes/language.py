@@ -132,7 +132,6 @@ def language_task(dataset: Dataset, settings: LanguageSettings) -> Task:
         dataset: Pieces of text, as from `texts`.
         settings: Settings of model and optimizer.
     """
-    assert dataset.test is not None
     number = min(settings.num_test, len(dataset.test))
     some = torch.linspace(0, len(dataset.test) - 1, number).long()
     return Task(

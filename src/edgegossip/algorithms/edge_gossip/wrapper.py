@@ -72,8 +72,10 @@ class EdgeGossip(Algorithm[BalancedState]):
       therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the share that was
       done, the mean share (`exact` only), and the share :math:`f` of samples chosen for their
       high loss (`Trained.metrics["focus"]`).
-    - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
-      share :math:`r_i` of the data; the next forecast is made at the end of such a pass.
+    - `Steps(n)` become :math:`\max(1, \mathrm{round}(s_i n))` steps, with the speed relative
+      to the highest, :math:`s_i = p_i / \max_j p_j`, of passes that visit the share
+      :math:`r_i` of the data; the next forecast is made at the end of such a pass. With
+      `gossip`, :math:`s_i = r_i`, which suits equal amounts of data only.
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
     its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
@@ -300,12 +302,14 @@ class EdgeGossip(Algorithm[BalancedState]):
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
             fastest, correction = state.fastest.seconds, Correction()
             state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
+            state.step_ratio = state.keep_ratio
         else:
             shares = self._shares(state)
             if effects := self._handle_failures(state, shares):
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
+            state.step_ratio = float(shares.step_ratios[state.rank])
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
@@ -320,7 +324,8 @@ class EdgeGossip(Algorithm[BalancedState]):
     def _train_steps(self, state: BalancedState) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        num_steps = max(1, round(state.keep_ratio * train.work.num_steps))
+        ratio = state.step_ratio * self.max_keep_ratio
+        num_steps = max(1, round(ratio * train.work.num_steps))
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
 
     def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:

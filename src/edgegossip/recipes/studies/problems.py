@@ -104,7 +104,7 @@ def _load(name: str, data_dir: Path, num_train: int | None, num_test: int | None
     return replace(
         dataset,
         train=_some(dataset.train, num_train, "train"),
-        test=None if dataset.test is None else _some(dataset.test, num_test, "test"),
+        test=_some(dataset.test, num_test, "test"),
         # Subjects do not matter for samples drawn at random.
         subjects=dataset.subjects if num_train is None else None,
     )
