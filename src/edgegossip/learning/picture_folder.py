@@ -92,5 +92,5 @@ def _read(path: Path, size: int, mode: str) -> Tensor:
         raise DataError(
             f"{path} is no picture that can be read ({error}); remove it or replace it"
         ) from error
-    pixels = np.asarray(scaled).reshape(size, size, -1)
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    pixels = np.array(scaled).reshape(size, size, -1)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
