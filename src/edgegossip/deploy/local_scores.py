@@ -188,5 +188,5 @@ def _require_same(experiment: Experiment, folder: Path) -> None:
         name, before, after = first_difference(kept, now)
         raise RunFolderError(
             f"{folder} holds models of another experiment: its {name} is {shorten(before)}, "
-            f"now {shorten(after)}; measure with the recipe and the options that all workers had"
+            f"now {shorten(after)}; measure with the recipe and the options of all workers"
         )
