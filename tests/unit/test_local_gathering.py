@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import pytest
 import torch
 from tests.local_data import Files, local_run
 from tests.parity import Steady
-from tests.small_runs import events, summary
-from tests.worker_threads import Crew
+from tests.small_runs import events, summary, with_rounds
+from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.cli.main import main
 from edgegossip.core.errors import DataError, NetworkError, RunFolderError
+from edgegossip.deploy import worker as worker_module
 from edgegossip.deploy.gather import gather, make_gathering
 from edgegossip.deploy.gathering import WORKERS
 from edgegossip.deploy.launch import launch
@@ -77,6 +80,31 @@ def test_real_workers_end_with_the_simulators_model_and_scores(
     assert events(out, "experiment")[0]["num_train"] == 72
     assert real.history[-1].epochs == pytest.approx(simulated.history[-1].epochs)
     assert len(read_folder(out).runs) == 1
+
+
+@pytest.mark.slow
+def test_stopped_workers_go_on_to_the_simulators_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = with_rounds(local_run(), 40)
+    is_over = threading.Event()
+    monkeypatch.setattr(worker_module, "_SHOW", 0.001)
+    monkeypatch.setattr(worker_module, "is_running", lambda _: not is_over.is_set())
+    crew = Crew(tmp_path / "real")
+    crew.start(long, *RANKS, settings=replace(WITHIN, parent=1))
+    while not (crew.folder(3) / "snapshots" / "000000.safetensors").exists():
+        time.sleep(0.001)
+    is_over.set()
+    assert crew.join(*RANKS) == ["interrupted"] * 4
+    assert crew.all(long) == ["finished"] * 4
+    simulated = run(long, out=tmp_path / "simulated")
+    assert gather(long, crew.out)[0] == [*RANKS]
+    for rank in RANKS:
+        measure(long, rank, crew.out)
+    real, _ = gather(long, crew.out)
+    assert isinstance(real, Results)
+    assert all(torch.equal(real.params[name], each) for name, each in simulated.params.items())
+    assert real.final_value == simulated.final_value
 
 
 def test_a_worker_reads_its_own_data_alone_and_measuring_that_of_its_machine(
