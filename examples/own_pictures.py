@@ -18,7 +18,7 @@ def own_pictures(
     data_dir: str = "photos",
     classes: tuple[str, ...] = ("disc", "square"),
     num_workers: int = 3,
-    num_epochs: int = 10,
+    num_epochs: int = 30,
     lr: float = 0.02,
     size: int = 32,
     may_share_data: bool = False,
