@@ -126,11 +126,11 @@ def spreads(out: Path) -> list[float]:
     return [(each[-1] - each[0]) / (each[-1] - last[-1]) for last, each in pairwise(whole)]
 
 
-def trained(out: Path, since: int = 1) -> tuple[float, float]:
-    """Samples and seconds, without the first of the workers' epochs."""
+def trained(out: Path) -> tuple[float, float]:
+    """Samples and seconds, after the first epoch."""
     lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     sends = [e for e in lines if e["type"] == "sent" and e["kind"] == "params"]
-    start = max(e["time"] for e in sends if e["round"] == since - 1)
+    start = max(e["time"] for e in sends if e["round"] == 0)
     end = max(e["time"] for e in sends)
     work = (e for e in lines if e["type"] == "trained" and start < e["time"] <= end)
     return sum(e["cost"] for e in work), end - start

@@ -18,6 +18,7 @@ from edgegossip.experiments.describe import describe, header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dataset import Dataset, from_tensors
 from edgegossip.learning.learner import Learner
+from edgegossip.learning.nested import concatenated
 from edgegossip.learning.partition import Dirichlet
 
 RANKS = range(len(SIZES))
@@ -129,7 +130,7 @@ def test_data_that_may_be_shared_is_read_when_it_is_assigned() -> None:
     assert isinstance(trainer, Learner)
     places = torch.tensor([33, 0, 31, 50])
     x, y = trainer._dataset.train.batch(trainer.shard[places])
-    everything = [torch.cat(each) for each in zip(*((s.x, s.y) for s in own), strict=True)]
+    everything = concatenated([each.batch(torch.arange(len(each))) for each in own])
     assert torch.equal(x, everything[0][places])
     assert torch.equal(y, everything[1][places])
     request = Train(workload.initial_params(), Steps(3))

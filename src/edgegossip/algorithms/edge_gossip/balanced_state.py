@@ -91,6 +91,10 @@ class BalancedState(WorkerState):
         is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
         return is_steps and self.pass_left > 0
 
+    def is_stranded(self, regulars: Iterable[Rank]) -> bool:
+        """The worker is a spare that cannot reach any worker with an initial model."""
+        return self.is_spare and self.lost.keys() >= {*regulars}
+
     def take_waiting(self) -> Train:
         """Remove and return the waiting training, which begins now."""
         train, self.waiting = self.waiting, None

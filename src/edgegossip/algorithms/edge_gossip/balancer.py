@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgegossip.core.errors import PlatformError
+from edgegossip.core.protocol import Rank
 from edgegossip.core.ranges import check_ranges
 
 _HALVINGS = 30  # of the interval in which the stable correction lies
@@ -29,6 +30,10 @@ class Shares:
     step_ratios: NDArray[np.float64]
     seconds: NDArray[np.float64]
     has_failed: NDArray[np.bool_]
+
+    def of(self, rank: Rank) -> tuple[float, float]:
+        """The keep ratio and the step ratio of a platform."""
+        return float(self.keep_ratios[rank]), float(self.step_ratios[rank])
 
     @property
     def failed_share(self) -> float:

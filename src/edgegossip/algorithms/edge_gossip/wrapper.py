@@ -301,15 +301,13 @@ class EdgeGossip(Algorithm[BalancedState]):
         if self.spread == "gossip":
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
             fastest, correction = state.fastest.seconds, Correction()
-            state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
-            state.step_ratio = state.keep_ratio
+            state.keep_ratio = state.step_ratio = 0.0 if has_failed else min(fastest, own) / own
         else:
             shares = self._shares(state)
             if effects := self._handle_failures(state, shares):
                 return effects
             fastest = shares.fastest_seconds
-            state.keep_ratio = float(shares.keep_ratios[state.rank])
-            state.step_ratio = float(shares.step_ratios[state.rank])
+            state.keep_ratio, state.step_ratio = shares.of(state.rank)
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
@@ -324,8 +322,7 @@ class EdgeGossip(Algorithm[BalancedState]):
     def _train_steps(self, state: BalancedState) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        ratio = state.step_ratio * self.max_keep_ratio
-        num_steps = max(1, round(ratio * train.work.num_steps))
+        num_steps = max(1, round(state.step_ratio * self.max_keep_ratio * train.work.num_steps))
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
 
     def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:
@@ -384,7 +381,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         has_too_many = self.balancer.has_too_many_failures(shares)
         if self.on_failure == "halt":
             self.balancer.require_few_failures(shares)
-        if state.is_assigning or self._is_stranded(state):
+        if state.is_assigning or state.is_stranded(self._regulars):
             return []
         heirs = heirs_by(state.holdings, self.spares)
         if has_too_many and self.on_failure == "reassign":
@@ -399,13 +396,9 @@ class EdgeGossip(Algorithm[BalancedState]):
         state.inherited, state.is_assigning = data, True
         return [Assign(own + data)]
 
-    def _is_stranded(self, state: BalancedState) -> bool:
-        """The worker is a spare that cannot reach any worker with an initial model."""
-        return state.is_spare and state.lost.keys() >= {*self._regulars}
-
     def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
         state.is_assigning = False
-        if self._is_stranded(state):
+        if state.is_stranded(self._regulars):
             state.inherited = ()
             return []
         state.epoch_cost = event.epoch_cost
