@@ -251,6 +251,20 @@ def run_in_lab(
         The results, the bytes that all hosts' network cards have sent, and the time of day when
         the run began.
     """
+    out, num_bytes, began = work_in_lab(setting, algorithm, max_seconds)
+    gathering = Gathering(setting.experiments[algorithm], out, setting.arguments[0])
+    with one_intra_op_thread():
+        return gathering.finish(), num_bytes, began
+
+
+def work_in_lab(
+    setting: Setting, algorithm: str, max_seconds: float | None
+) -> tuple[Path, int, float]:
+    """Run an algorithm on the hosts.
+
+    Returns:
+        The run folder, with what each worker left, and the others as `run_in_lab`.
+    """
     out = setting.out / algorithm / "lab"
     module = [sys.executable, "-m", "edgegossip.cli.main", "worker", *setting.arguments]
     limit = [] if max_seconds is None else ["--max-seconds", str(max_seconds)]
@@ -273,9 +287,7 @@ def run_in_lab(
     first = out / WORKERS / "0"  # which writes its parameters when its run has ended
     seconds = json.loads((first / "summary.json").read_text())["seconds"]
     began = (first / "params.safetensors").stat().st_mtime - seconds
-    gathering = Gathering(setting.experiments[algorithm], out, setting.arguments[0])
-    with one_intra_op_thread():
-        return gathering.finish(), num_bytes, began
+    return out, num_bytes, began
 
 
 def run_simulated(

@@ -46,12 +46,14 @@ from torch.nn.functional import avg_pool2d
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.gathering import WORKERS, gather
+from edgegossip.deploy.gather import gather
+from edgegossip.deploy.gathering import WORKERS
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import free_ports
 from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import machine
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 from edgegossip.learning.models import mlp
@@ -199,6 +201,7 @@ def one_run(
         if not is_well:
             return {"is_well": False, "killed": killed, "said": run.said()}
         results, _ = gather(experiment, run.setting.out)
+        assert isinstance(results, Results)
         found = {"is_well": True, "accuracy": results.final_accuracy, "seconds": seconds}
         if killed is None:
             return found

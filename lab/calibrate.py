@@ -17,9 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.core.algorithm import Algorithm
@@ -31,7 +34,9 @@ from edgegossip.core.topology import complete
 from edgegossip.deploy.join import Connection, join
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.learning.dataset import ArraySplit
+from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.local import Local
+from edgegossip.learning.partition import IID
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 
@@ -78,16 +83,10 @@ class Calibration:
 
 def throughput(experiment: Experiment, options: Options) -> float:
     """Samples per second of one worker."""
-    task, ranks = experiment.task, experiment.data_ranks
-    shards = task.partition(task.dataset, len(ranks), experiment.seed)
-    # A server has no data of its own.
-    shard = shards[ranks.index(options.rank) if options.rank in ranks else 0]
-    if isinstance(experiment.algorithm, EpochGossip):
-        shard = shard[:SHORT_EPOCH]
-    split = ArraySplit(*task.dataset.train.batch(shard))
+    task = experiment.task
     alone = replace(
         experiment,
-        task=replace(task, dataset=replace(task.dataset, train=split)),
+        task=replace(task, dataset=_own(experiment, options.rank), partition=IID()),
         algorithm=_without_neighbors(experiment.algorithm),
         platforms=experiment.platforms[:1],
         max_seconds=options.train_seconds,
@@ -101,12 +100,29 @@ def throughput(experiment: Experiment, options: Options) -> float:
     return float(sum(event["cost"] for event in others) / (trained[-1]["time"] - first["time"]))
 
 
+def _own(experiment: Experiment, rank: Rank) -> Dataset:
+    """The data that a worker trains on."""
+    task, ranks, own = experiment.task, experiment.data_ranks, experiment.task.dataset
+    if isinstance(own, Local):
+        own = own.of(rank)
+        assert own.validation is not None
+        own = replace(own, test=own.validation, validation=None)
+        shard = torch.arange(len(own.train))
+    else:
+        shards = task.partition(own, len(ranks), experiment.seed)
+        # A server has no data of its own.
+        shard = shards[ranks.index(rank) if rank in ranks else 0]
+    if isinstance(experiment.algorithm, EpochGossip):
+        shard = shard[:SHORT_EPOCH]
+    return replace(own, train=ArraySplit(*own.train.batch(shard)))
+
+
 def _without_neighbors(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
         return replace(algorithm, inner=_without_neighbors(algorithm.inner))
     if isinstance(algorithm, ParameterServer):
         return GoSGD(topology=complete(1), num_rounds=10**9)
-    assert isinstance(algorithm, EpochGossip | GoSGD)
+    assert isinstance(algorithm, EpochGossip | GoSGD | Gossip)
     return replace(algorithm, topology=complete(1), num_rounds=10**9)
 
 

@@ -23,7 +23,8 @@ from edgegossip.core.errors import Interrupted
 from edgegossip.deploy import worker
 from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.deploy.snapshots import snapshot_path
-from edgegossip.deploy.worker import WorkerSettings, goes_on_at, has_ended, take_part
+from edgegossip.deploy.worker import WorkerSettings, take_part
+from edgegossip.deploy.worker_past import goes_on_at, has_ended
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.event_log import to_line
 from edgegossip.experiments.files import save_checkpoint, write_json

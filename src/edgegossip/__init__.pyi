@@ -114,6 +114,7 @@ from .learning.dropout import Dropout as Dropout, replace_dropout as replace_dro
 from .learning.evaluator import Evaluator as Evaluator
 from .learning.holding_out import hold_out as hold_out
 from .learning.learner import Learner as Learner
+from .learning.local import Local as Local
 from .learning.loss import (
     TokenCrossEntropy as TokenCrossEntropy,
     model_and_batch as model_and_batch,
@@ -148,6 +149,7 @@ from .learning.partition import (
     LabelSkew as LabelSkew,
     Proportional as Proportional,
 )
+from .learning.picture_folder import pictures as pictures
 from .learning.readers import (
     cifar10 as cifar10,
     digits as digits,

@@ -69,6 +69,7 @@ def test_without_a_command_the_usage_is_printed_as_an_error(
         ("launch", "-n"),
         ("worker", "--rank"),
         ("gather", "--only"),
+        ("measure", "--rank"),
         ("profile", "--minutes"),
     ],
 )

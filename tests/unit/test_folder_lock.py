@@ -17,7 +17,7 @@ import pytest
 from tests.small_runs import small_run
 
 from edgegossip.core.errors import RunFolderError
-from edgegossip.deploy.gathering import gather
+from edgegossip.deploy.gather import gather
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import take_part
 from edgegossip.experiments.comparison import compare

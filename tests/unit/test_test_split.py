@@ -211,7 +211,7 @@ def test_a_trainer_of_ones_own_is_given_no_way_to_the_test_split(guard: Guard) -
 
 def test_what_answers_evaluate_does_not_hold_the_test_split(guard: Guard) -> None:
     workload = Workload(guard.experiment.task, range(NUM_WORKERS), seed=0)
-    validator = workload.validator
+    validator = workload.validator(0)
     assert validator is not None
     validator.evaluate(workload.initial_params())
     assert not leads_to([validator], guard.forbidden)

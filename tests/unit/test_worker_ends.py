@@ -23,7 +23,7 @@ from edgegossip.core.errors import RunFolderError, TrainingError
 from edgegossip.core.protocol import Event
 from edgegossip.deploy import worker as worker_module
 from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.worker import goes_on_at
+from edgegossip.deploy.worker_past import goes_on_at
 from edgegossip.experiments.files import save_checkpoint, write_json
 
 __all__ = ["crew"]

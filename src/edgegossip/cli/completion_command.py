@@ -25,7 +25,12 @@ from edgegossip.cli.profile_command import ProfileOptions
 from edgegossip.cli.router_command import RouterOptions
 from edgegossip.cli.study_command import StudyOptions
 from edgegossip.cli.sweep_command import SweepOptions
-from edgegossip.cli.worker_command import GatherOptions, LaunchOptions, WorkerOptions
+from edgegossip.cli.worker_command import (
+    GatherOptions,
+    LaunchOptions,
+    MeasureOptions,
+    WorkerOptions,
+)
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.recipes.registry import RECIPES, STUDIES
 
@@ -46,6 +51,7 @@ _WITH_RECIPE = {
     "launch": LaunchOptions,
     "worker": WorkerOptions,
     "gather": GatherOptions,
+    "measure": MeasureOptions,
     "profile": ProfileOptions,
 }
 # Where nothing is to be completed, bash then offers files: recipes of one's own, run folders.

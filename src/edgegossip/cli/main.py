@@ -32,6 +32,9 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
   edgegossip router                 join workers that cannot call each other
   edgegossip gather RECIPE --out DIR  measure and draw what workers left in DIR/workers/R
+  edgegossip measure RECIPE --rank R --out DIR
+                                    score the models in DIR/averaged on data that only
+                                    this machine has
   edgegossip certs init|issue|...   certificates, needed outside this machine
   edgegossip profile RECIPE         how fast this machine is under load, for EdgeGossip
   edgegossip doctor                 what this machine can do, and whom it reaches
@@ -141,6 +144,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),
     "router": _imported("edgegossip.cli.router_command", "router_command"),
     "gather": _imported("edgegossip.cli.worker_command", "gather_command"),
+    "measure": _imported("edgegossip.cli.worker_command", "measure_command"),
     "certs": _imported("edgegossip.cli.certs_command", "certs_command"),
     "profile": _imported("edgegossip.cli.profile_command", "profile_command"),
     "completion": _imported("edgegossip.cli.completion_command", "completion_command"),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -28,15 +28,19 @@ from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_ranges
-from edgegossip.deploy.gathering import WORKERS, gather
+from edgegossip.deploy.gather import gather
+from edgegossip.deploy.gathering import WORKERS
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import launch
+from edgegossip.deploy.local_scores import AVERAGED, MEASURED, measure
 from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.results import Results
 from edgegossip.experiments.roles import rank_name
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.experiments.tracking import track_results
+from edgegossip.learning.local import Local
 from edgegossip.net.address import Address
 from edgegossip.net.session import LEASE
 from edgegossip.recipes.registry import load_recipe
@@ -141,8 +145,26 @@ class GatherOptions(TrackOptions):
     Args:
         out: Run folder, with the folder of worker R as its workers/R.
         only: Algorithm of the comparison that was run; by default its baseline.
+        without: Ranks whose own data stays out of the results; nobody waits for their
+            measurements.
     """
 
+    out: Path
+    only: str | None = None
+    without: tuple[Rank, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """Options for measuring averaged models on the data of one worker.
+
+    Args:
+        rank: Rank of the worker whose data lies on this machine.
+        out: Folder of the run, with the models in its averaged; measured gets the numbers.
+        only: Algorithm of the comparison that was run; by default its baseline.
+    """
+
+    rank: Rank
     out: Path
     only: str | None = None
 
@@ -176,7 +198,7 @@ def worker_command(arguments: list[str]) -> int:
         raise Interrupted(f"stopped; to go on: edgegossip {shlex.join(given)}")
     if options.parent is None:  # else the launcher gathers
         metric = experiment.task.metric
-        command = ["gather", name, *_of_recipe(arguments[1:], options.only)]
+        command = ["gather", name, *_of_recipe(arguments[1:], options.only, WorkerOptions)]
         _say_what_came_out(out, command, metric)
     return 0
 
@@ -215,13 +237,14 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
     return connection, settings
 
 
-def _of_recipe(arguments: list[str], only: str | None) -> list[str]:
+def _of_recipe(arguments: list[str], only: str | None, kind: type[Any]) -> list[str]:
     """The recipe's own arguments and `--only`, which are the same for all workers.
 
-    >>> _of_recipe(["--rank", "1", "--lr", "0.1", "--listen", "tcp/a:1", "tcp/b:1"], "gosgd")
+    >>> words = ["--rank", "1", "--lr", "0.1", "--listen", "tcp/a:1", "tcp/b:1"]
+    >>> _of_recipe(words, "gosgd", WorkerOptions)
     ['--lr', '0.1', '--only', 'gosgd']
     """
-    ours = (each.name.replace("_", "-") for each in fields(WorkerOptions))
+    ours = (each.name.replace("_", "-") for each in fields(kind))
     kept = without(arguments, *ours)
     return kept if only is None else [*kept, "--only", only]
 
@@ -297,6 +320,10 @@ def launch_command(arguments: list[str]) -> int:
         network = ["--listen", endpoint, "--connect", *others, "--ended", *map(str, ended)]
         return ["worker", *passed_on, *whose, *network]
 
+    def measuring(rank: Rank) -> list[str]:
+        of_recipe = _of_recipe(arguments[1:], options.only, LaunchOptions)
+        return ["measure", name, *of_recipe, "--rank", str(rank), "--out", str(out)]
+
     out = options.out or default_folder(name.rpartition(":")[2])
     experiment = pick(name, chosen, options.only)
     _require_number(name, options.n, experiment)
@@ -314,6 +341,7 @@ def launch_command(arguments: list[str]) -> int:
             command=repeatable("launch", arguments),
             progress=view,
             trackers=options.trackers,
+            make_measure=measuring,
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
@@ -327,10 +355,38 @@ def gather_command(arguments: list[str]) -> int:
     experiment = pick(name, chosen, options.only)
     trackers = options.trackers  # before anything is written: a package may be missing
     with one_intra_op_thread():
-        results, left_out = gather(experiment, options.out, name)
+        results, left_out = gather(experiment, options.out, name, options.without)
+    if not isinstance(results, Results):
+        of_recipe = _of_recipe(arguments[1:], options.only, GatherOptions)
+        _say_who_measures(options.out, ["measure", name, *of_recipe], results)
+        return 0
     track_results(results, trackers)
     for line in left_out:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
     print_report(write_report(options.out))
+    return 0
+
+
+def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) -> None:
+    """Print the steps by which workers measure averaged models on their own data."""
+    rank = "R" if len(ranks) > 1 else str(ranks[0])
+    print(
+        f"workers {', '.join(map(str, ranks))} have models to measure, on their own data:\n"
+        f"  1. copy {out / AVERAGED} to each of their machines, and type there\n"
+        f"     edgegossip {shlex.join([*command, '--rank', rank, '--out', str(out)])}\n"
+        f"  2. copy its {out / MEASURED}/{rank}.json here, and gather once more"
+    )
+
+
+def measure_command(arguments: list[str]) -> int:
+    """`edgegossip measure`."""
+    log_to_console()
+    name, options, chosen = parse_recipe("measure", MeasureOptions, arguments)
+    experiment = pick(name, chosen, options.only)
+    if not isinstance(experiment.task.dataset, Local):
+        raise UsageError(f"{name} deals its data, so `edgegossip gather` measures it all")
+    with one_intra_op_thread():
+        number = measure(experiment, options.rank, options.out)
+    print(f"worker {options.rank} has measured {number} models; see {options.out / MEASURED}")
     return 0

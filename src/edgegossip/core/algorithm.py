@@ -32,6 +32,7 @@ class Traits:
             may then send messages that differ from those it had sent after that checkpoint.
         is_balanced: Each worker trains on a share of its data that fits its speed.
         changes_roles: A rank may take over the role of another, as an elected server does.
+        moves_data: A worker may train on the data of another (`Assign`).
     """
 
     topology: Topology | None = None
@@ -41,6 +42,7 @@ class Traits:
     takes_repeats: bool = False
     is_balanced: bool = False
     changes_roles: bool = False
+    moves_data: bool = False
 
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
         """Return the completed share of the run, in [0, 1], so that workers agree on it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from heapq import merge
@@ -17,15 +17,14 @@ from torch import Tensor
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.snapshots import schedule
-from edgegossip.deploy.worker import require_worker_of
 from edgegossip.deploy.worker_folder import REASONS, WorkerFolder
+from edgegossip.deploy.worker_past import require_worker_of
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.evaluations import Evaluations
 from edgegossip.experiments.event_log import to_line
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.finite_metrics import FiniteMetrics
-from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.roles import described_roles, rank_name, with_article
 from edgegossip.experiments.run_folder import RunFolder
@@ -35,28 +34,6 @@ from edgegossip.sim.platform import Platform
 
 WORKERS = "workers"
 """The subfolder of a run folder that holds a folder for each worker, named by its rank."""
-
-
-def gather(
-    experiment: Experiment, out: Path, recipe: str | None = None
-) -> tuple[Results, list[str]]:
-    """Make one run folder from the workers' folders in `out`: `edgegossip gather`.
-
-    Returns:
-        The results, and everything missing in them (`Gathering.left_out`).
-
-    Raises:
-        RunFolderError: If no worker left a model, a worker was in another experiment, or `out`
-            cannot be written or is in use.
-    """
-    if not (out / WORKERS).is_dir():
-        raise RunFolderError(
-            f"there is no folder {out / WORKERS}; copy the folder of worker R there as "
-            f"{WORKERS}/R, or choose another --out"
-        )
-    with locked(out):
-        gathering = Gathering(experiment, out, recipe)
-        return gathering.finish(), gathering.left_out
 
 
 class Gathering:
@@ -84,10 +61,11 @@ class Gathering:
         self._out = out
         self._recipe = recipe
         self._command = command
-        self._workload = experiment.workload()
+        self._workload = experiment.workload(())
         self._metrics = experiment.task.chosen_first
         self._evaluations = Evaluations(out / WORKERS / "evaluations.json", self._metrics)
         self._finite = FiniteMetrics()
+        self._unmeasured: set[int] = set()  # moments that cannot be evaluated yet
 
     @property
     def roles(self) -> list[str]:
@@ -130,6 +108,7 @@ class Gathering:
             if index not in self._evaluations
             and self._workload.is_whole(rank for rank in ranks if index in there[rank])
         }
+        waiting = self._chosen(waiting)
         if not waiting:
             return False
         index = max(waiting)
@@ -140,8 +119,15 @@ class Gathering:
         }
         snapshots = {rank: params for rank, params in found.items() if params is not None}
         if len(snapshots) == len(found) or self._workload.is_whole(snapshots):
-            self._evaluations.add(index, self._evaluate_snapshots(index, snapshots))
+            if (evaluation := self._evaluate_snapshots(index, snapshots)) is not None:
+                self._evaluations.add(index, evaluation)
+            else:
+                self._unmeasured.add(index)
         return True  # damaged ones are not looked at again
+
+    def _chosen(self, moments: set[int]) -> set[int]:
+        """The moments to evaluate, of those that are possible."""
+        return moments - self._unmeasured
 
     def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
         """Delete the snapshots with stored evaluations."""
@@ -158,7 +144,9 @@ class Gathering:
     def _num_params(self, rank: Rank) -> int:
         return self._workload.num_params(rank)
 
-    def _evaluate_snapshots(self, index: int, snapshots: Mapping[Rank, Tensor]) -> Evaluation:
+    def _evaluate_snapshots(
+        self, index: int, snapshots: Mapping[Rank, Tensor]
+    ) -> Evaluation | None:
         return self._evaluate(
             snapshots,
             next(islice(schedule(), index, None)),
@@ -167,22 +155,30 @@ class Gathering:
         )
 
     def _evaluate_end(self, estimates: Mapping[Rank, Tensor], time: Seconds) -> Evaluation:
-        return self._evaluate(
+        evaluation = self._evaluate(
             estimates,
             time,
             samples=sum(worker.samples.total for worker in self.workers),
             num_bytes=sum(worker.bytes_sent.total for worker in self.workers),
         )
+        if evaluation is None:
+            raise RunFolderError(
+                f"no worker has measured the averaged model in {self._out}; see the log.txt in "
+                "the folders of the workers"
+            )
+        return evaluation
 
     def _evaluate(
         self, estimates: Mapping[Rank, Tensor], time: Seconds, *, samples: int, num_bytes: int
-    ) -> Evaluation:
+    ) -> Evaluation | None:
         mean, distance = self._workload.average(estimates)
-        loss, metrics = self._workload.evaluate(mean)
+        if (score := self._score(mean)) is None:
+            return None
+        loss, metrics = score
         self._finite.check(loss, metrics)
         return Evaluation(
             time=time,
-            epochs=samples / len(self._experiment.task.dataset.train),
+            epochs=samples / self._num_train,
             metrics=metrics,
             loss=loss,
             consensus_distance=distance,
@@ -190,7 +186,50 @@ class Gathering:
             samples_processed=samples,
         )
 
+    def _score(self, params: Tensor) -> tuple[float, dict[str, float]] | None:
+        """Loss and metrics of a model; None if workers have to measure it first."""
+        return self._workload.evaluate(params)
+
+    @property
+    def _shards(self) -> Mapping[Rank, Sized]:
+        """The samples of each worker with data."""
+        return self._workload.shards
+
+    @property
+    def _num_train(self) -> int:
+        return self._workload.num_train
+
     # When it is over.
+
+    def average(self) -> list[Rank]:
+        """Write averaged models for workers with `Local` data; return those that must measure.
+
+        Raises:
+            RunFolderError: As `finish`.
+        """
+        return []
+
+    def leave_out(self, ranks: Collection[Rank]) -> None:
+        """Do without the measurements of these workers; those with dealt data make none."""
+
+    def _come_to_the_end(self) -> None:
+        """Read all that workers have left, and evaluate the remaining snapshots."""
+        for worker in self.workers:
+            require_worker_of(self._experiment, worker.path)
+        self.read()
+        for worker in self.workers:
+            worker.has_ended = True
+        while self.measure_next():
+            pass
+
+    @property
+    def _summaries(self) -> dict[Rank, dict[str, Any]]:
+        return {w.rank: s for w in self.workers if (s := w.summary) is not None}
+
+    def _own_models(self, mean: Tensor, estimates: Mapping[Rank, Tensor]) -> Iterator[Tensor]:
+        """Each worker's model, with the mean of the parts that it does not hold."""
+        for rank, estimate in estimates.items():
+            yield self._workload.with_own(mean, rank, estimate)
 
     def finish(self) -> Results:
         """Evaluate the remaining snapshots, and write the run folder.
@@ -199,14 +238,8 @@ class Gathering:
             RunFolderError: If no worker left a model, a worker was in another experiment, or
                 the folder cannot be written.
         """
-        for worker in self.workers:
-            require_worker_of(self._experiment, worker.path)
-        self.read()
-        for worker in self.workers:
-            worker.has_ended = True
-        while self.measure_next():
-            pass
-        summaries = {w.rank: s for w in self.workers if (s := w.summary) is not None}
+        self._come_to_the_end()
+        summaries = self._summaries
         estimates = self._last_estimates(summaries)
         mean, _ = self._workload.average(estimates)
         time = max(summary["seconds"] for summary in summaries.values())
@@ -219,10 +252,7 @@ class Gathering:
             reason=reason,
             history=[*before, self._evaluate_end(estimates, time)],
             metric=self._experiment.task.metric,
-            worker_values=[
-                self._value(self._workload.with_own(mean, rank, estimate))
-                for rank, estimate in estimates.items()
-            ],
+            worker_values=[*map(self._value, self._own_models(mean, estimates))],
             params=self._workload.named_parameters(mean),
             virtual_seconds=time,
             wall_seconds=max(summary["wall_seconds"] for summary in summaries.values()),
@@ -234,7 +264,8 @@ class Gathering:
 
     def _value(self, params: Tensor) -> float:
         """The chosen metric."""
-        return self._workload.evaluate(params)[1][self._metrics[0].name]
+        score = self._score(params)
+        return math.nan if score is None else score[1][self._metrics[0].name]
 
     @property
     def left_out(self) -> list[str]:
@@ -291,7 +322,7 @@ class Gathering:
             "type": "experiment",
             **content,
             "command": self._command,
-            **described_roles(self._experiment, self._workload.shards),
+            **described_roles(self._experiment, self._shards),
             "wall_started": folder.started,
         }
         last = {

@@ -13,6 +13,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import flatten, header, versions
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.local import Local
 from edgegossip.learning.nested import leaves
 from edgegossip.learning.nested_split import NestedSplit
 from edgegossip.learning.task import Workload
@@ -104,7 +105,12 @@ def sketch(vector: Tensor) -> list[float]:
 
 
 def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
-    """Sketch labels and some samples, but not samples that may be transformed at random."""
+    """Sketch labels and some samples, but not samples that may be transformed at random.
+
+    Of data that lies with a worker, the others learn nothing but how it is described.
+    """
+    if isinstance(dataset, Local):
+        return {}
     train = dataset.train
     indices = torch.linspace(0, len(train) - 1, min(len(train), _NUM_SAMPLES)).long()
     if isinstance(train, NestedSplit):

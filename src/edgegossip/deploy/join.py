@@ -139,7 +139,7 @@ def seconds_per_sample(
         return None
     rank = rank if rank in alike else alike[0]
     task = replace(experiment.task, accuracy_aware=PLAIN)
-    workload = replace(experiment, task=task).workload()
+    workload = replace(experiment, task=task).workload((rank,))
     trainer, params = workload.make_trainer(rank), workload.initial_params(rank)
     if trainer.trial(params, num_steps=1) is None:
         return None

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.gather import make_gathering
 from edgegossip.deploy.gathering import WORKERS, Gathering
-from edgegossip.deploy.worker import goes_on_at, has_ended
+from edgegossip.deploy.worker_past import goes_on_at, has_ended
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.folder_lock import locked, require_unlocked
@@ -25,6 +26,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.roles import who_is_who, with_article
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.tracking import Follower, TrackedRun, Tracker, followed
+from edgegossip.learning.local import Local
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
@@ -35,6 +37,8 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequence[str]]
 """Makes a worker's command from its rank, its endpoint, the others' endpoints, its folder, and
 the workers that have finished."""
+MakeMeasure = Callable[[Rank], Sequence[str]]
+"""Makes the command that measures averaged models on a worker's own data, from its rank."""
 
 
 def launch(
@@ -46,6 +50,7 @@ def launch(
     command: str | None = None,
     progress: Progress | None = None,
     trackers: Sequence[Tracker] = (),
+    make_measure: MakeMeasure | None = None,
 ) -> Results:
     """Start a process for each worker, watch them, and gather their folders in `out`.
 
@@ -60,16 +65,20 @@ def launch(
         command: Command that repeats the run, for the record.
         progress: Live view, if any.
         trackers: Followers of the averaged model's numbers.
+        make_measure: Makes the commands that measure where the data is `Local`, and only there.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
         TrainingError: If no worker has finished.
         RunFolderError: If `out` cannot be written, holds a run, or is in use.
+        ValueError: If the data is `Local`, and nothing measures there.
     """
+    if isinstance(experiment.task.dataset, Local) and make_measure is None:
+        raise ValueError("Local data is measured by its workers; give launch a make_measure")
     with locked(out):
         if (out / "events.jsonl").exists():
             raise RunFolderError(f"{out} already holds a run; choose another --out")
-        gathering = Gathering(experiment, out, recipe, command)
+        gathering = make_gathering(experiment, out, recipe, command)
         # Each is locked by its worker: those of a launcher that was killed may still be ending.
         require_unlocked(*(each.path for each in gathering.workers))
         described = header(experiment, recipe)
@@ -84,7 +93,7 @@ def launch(
                     f"interrupted; {out} holds the workers' checkpoints, and the same command "
                     "with --resume and this --out goes on"
                 )
-            results = _gather(gathering, out, failures)
+            results = _gather(gathering, out, failures, make_measure)
             follower.tell(results.history)
             return results
 
@@ -136,7 +145,12 @@ def _run_workers(
     return None if asked and failures else failures
 
 
-def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Results:
+def _gather(
+    gathering: Gathering,
+    out: Path,
+    failures: Sequence[Rank],
+    make_measure: MakeMeasure | None = None,
+) -> Results:
     """Make one run folder from the workers' folders, and report failed workers."""
     if len(failures) == len(gathering.workers):
         # One that was killed said nothing of why.
@@ -146,7 +160,27 @@ def _gather(gathering: Gathering, out: Path, failures: Sequence[Rank]) -> Result
     for rank in failures:  # before, as without a server there may be no model
         name = with_article(gathering.roles, rank)
         print(f"{name} failed: {_last_line(out, rank)}", file=sys.stderr)
+    if waited_for := gathering.average():
+        assert make_measure is not None  # checked before the workers were started
+        failed = _measure(gathering, waited_for, make_measure)
+        gathering.leave_out(failed)
+        for rank in failed:
+            name = with_article(gathering.roles, rank)
+            print(f"{name} could not measure: {_last_line(out, rank)}", file=sys.stderr)
     return gathering.finish()
+
+
+def _measure(
+    gathering: Gathering, ranks: Sequence[Rank], make_measure: MakeMeasure
+) -> list[Rank]:
+    """Let a process of each worker measure the averaged models; return those that failed."""
+    processes: dict[Rank, subprocess.Popen[bytes]] = {}
+    try:
+        for rank in ranks:
+            processes[rank] = _start(make_measure(rank), gathering.workers[rank].path)
+        return [rank for rank, process in processes.items() if process.wait()]
+    finally:
+        _send(processes.values(), signal.SIGKILL)
 
 
 def free_ports(number: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -20,22 +19,20 @@ from edgegossip.core.errors import NetworkError, RunFolderError
 from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.diary import Diary
-from edgegossip.deploy.introducing import introduce, run_id, run_key, shared_settings
+from edgegossip.deploy.introducing import introduce, run_id, run_key
 from edgegossip.deploy.snapshots import Snapshots
-from edgegossip.deploy.worker_folder import read_summary, require_numbers
+from edgegossip.deploy.worker_past import ENDS, has_ended, kept_checkpoint
 from edgegossip.deploy.worker_tracking import WorkerTracking
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
     LOADING_ERRORS,
-    load_checkpoint,
     save_checkpoint,
     write_atomically,
     write_json,
 )
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.roles import role_words, who_is_who
-from edgegossip.experiments.run_folder import first_difference, read_json, shorten
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.threads import intra_op_threads
 from edgegossip.experiments.tracking import Tracker
@@ -47,8 +44,6 @@ from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
-_ENDS = ("finished", "time limit")
-"""Reasons with which a worker ends for good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +194,9 @@ class _Worker:
 
     def _make_host(self, transport: Transport, forecaster: Forecaster | None) -> Host[Any]:
         experiment, settings = self._experiment, self._settings
-        workload = self._workload = experiment.workload()
-        validator = workload.validator
-        checkpoint = _kept(self._checkpoint)
+        workload = self._workload = experiment.workload((self._rank,))
+        validator = workload.validator(self._rank)
+        checkpoint = kept_checkpoint(self._checkpoint)
         # A resumed worker goes on with its random streams, another gets new ones.
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
         self._incarnation: int = kept
@@ -213,6 +208,7 @@ class _Worker:
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
         chores = [self._show, *self._tracking.chores]
         trainer = workload.make_trainer(self._rank, self._incarnation)
+        self._diary.write("data", time=0.0, rank=self._rank, num_samples=trainer.num_samples)
         initial = workload.initial_params(self._rank)
         self._is_untried = checkpoint is not None  # until the next one is kept
         with self._blaming_the_checkpoint():
@@ -304,7 +300,7 @@ class _Worker:
             },
         )
         self._tracking.end(host.now)
-        if reason in _ENDS:
+        if reason in ENDS:
             try:
                 self._checkpoint.unlink(missing_ok=True)
             except OSError as error:  # a worker that has ended does not look at it
@@ -312,83 +308,12 @@ class _Worker:
 
     def _validated(self, host: Host[Any], reason: str) -> dict[str, float | None]:
         """Metrics of this worker's own model; None without validation data, or with a part."""
-        validator, metrics = self._workload.validator, self._experiment.task.chosen_first
+        validator = self._workload.validator(self._rank)
+        metrics = self._experiment.task.chosen_first
         values: Mapping[str, float | None] = {metric.name: None for metric in metrics}
-        if reason in _ENDS and validator is not None and self._workload.is_whole([self._rank]):
+        if reason in ENDS and validator is not None and self._workload.is_whole([self._rank]):
             _, values = validator.evaluate(host.state.estimate)
         return {f"validation_{metric.key}": values[metric.name] for metric in metrics}
-
-
-def require_worker_of(experiment: Experiment, out: Path) -> None:
-    """Check that the worker whose folder is `out`, if any, took part in this experiment.
-
-    Raises:
-        RunFolderError: If it took part in another one.
-    """
-    path = out / "experiment.json"
-    if path.exists():
-        kept, now = (
-            shared_settings(each) for each in (read_json(path), header(experiment, None))
-        )
-        if kept != now:
-            raise RunFolderError(
-                f"{out} holds a worker of another experiment: {_difference(kept, now)}; gather "
-                "with the recipe and the options that all workers had"
-            )
-
-
-def has_ended(out: Path, header: dict[str, Any]) -> bool:
-    """Whether the worker whose folder is `out` has finished for good.
-
-    Args:
-        out: Folder, which may be missing.
-        header: Header of the experiment that the worker must belong to.
-
-    Raises:
-        RunFolderError: If the worker belongs to another experiment.
-    """
-    path, summary = out / "experiment.json", out / "summary.json"
-    if not path.exists():
-        return False
-    now = {**json.loads(json.dumps(header)), "versions": None}
-    kept = {**read_json(path), "versions": None}
-    if kept != now:
-        raise RunFolderError(
-            f"{out} holds a worker of another experiment: {_difference(kept, now)}; choose "
-            "another --out, or give the options that it had"
-        )
-    return summary.exists() and read_summary(summary)["reason"] in _ENDS
-
-
-def _difference(kept: object, now: object) -> str:
-    name, before, after = first_difference(kept, now)
-    return f"its {name} is {shorten(before)}, now {shorten(after)}"
-
-
-def goes_on_at(out: Path) -> Seconds:
-    """Time in the run at which the worker whose folder is `out` continues, or has ended."""
-    path = out / "summary.json"
-    if path.exists() and (summary := read_summary(path))["reason"] in _ENDS:
-        return float(summary["seconds"])
-    checkpoint = _kept(out / "checkpoint.safetensors")
-    return 0.0 if checkpoint is None else float(checkpoint["now"])
-
-
-def _kept(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        checkpoint = load_checkpoint(path)
-        if not isinstance(checkpoint, dict):
-            raise ValueError(f"it holds {checkpoint!r:.60}")
-        require_numbers(checkpoint, ("now", "incarnation"))
-        return checkpoint
-    except ValueError as error:
-        _LOG.warning("%s is not a worker's checkpoint (%s) - starting without it", path, error)
-        return None
-    except RunFolderError as error:
-        _LOG.warning("%s - beginning without it", error)
-        return None
 
 
 def _require_like(state: WorkerState, fresh: WorkerState) -> None:

@@ -25,6 +25,7 @@ _BLOCK = 2**18
 _NUMBERS = {
     "worker": (),
     "ended": (),
+    "data": ("num_samples",),
     "trained": ("time", "start", "num_samples", "cost"),
     "sent": ("time", "num_bytes", "round"),
 }
@@ -79,6 +80,7 @@ class WorkerFolder:
     Attributes:
         path: Path of the folder.
         rank: Rank of the worker.
+        num_samples: Training samples that the worker has.
         samples: Samples that the worker has trained on.
         bytes_sent: Bytes that the worker has sent.
         num_rounds: Number of rounds in which parameters were sent.
@@ -89,6 +91,7 @@ class WorkerFolder:
 
     path: Path
     rank: Rank
+    num_samples: int = 0
     samples: RunningTotal = field(default_factory=RunningTotal)
     bytes_sent: RunningTotal = field(default_factory=RunningTotal)
     num_rounds: int = 0
@@ -203,6 +206,9 @@ class WorkerFolder:
                 return
             case "ended":
                 return
+            case "data":
+                self.num_samples = int(line["num_samples"])
+                return
             case "recovered":
                 # The worker could not report itself that it was away.
                 crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
@@ -244,7 +250,7 @@ class WorkerFolder:
                 event = _parse(line)
             except ValueError:  # said when it was first read
                 continue
-            if event["type"] not in ("worker", "ended"):
+            if event["type"] not in ("worker", "ended", "data"):
                 yield event
 
     def _read_params(

@@ -15,6 +15,7 @@ from torch import Tensor
 from edgegossip.core.topology import Topology
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.local import Local
 from edgegossip.learning.task import Task
 
 PACKAGES = ("edgegossip", "torch", "numpy", "scikit-learn", "safetensors")
@@ -34,6 +35,8 @@ def describe(value: object) -> Any:  # noqa: ANN401
             return value if math.isfinite(value) else None
         case Topology():
             return value.name
+        case Local():
+            return _describe_local(value)
         case Dataset():
             return _describe_dataset(value)
         case Task():
@@ -75,6 +78,17 @@ def _describe_dataset(dataset: Dataset) -> dict[str, object]:
     }
 
 
+def _describe_local(local: Local) -> dict[str, object]:
+    # Where its data lies is a worker's own business.
+    names = ("name", "num_classes", "classes", "input_shape", "held_out", "may_share")
+    scaling = {name: getattr(local, name) for name in ("mean", "std")}
+    return {
+        "type": "Local",
+        **{name: describe(getattr(local, name)) for name in names},
+        **{name: None if each is None else each.tolist() for name, each in scaling.items()},
+    }
+
+
 def versions() -> dict[str, str]:
     """Versions of the packages that affect numbers."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
@@ -98,13 +112,16 @@ def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
     """Contents of `experiment.json`, which are also the first line of `events.jsonl`."""
+    # The sizes of data that lies with the workers are not known here.
+    dataset = experiment.task.dataset
+    known = {} if isinstance(dataset, Local) else {"num_train": len(dataset.train)}
     return {
         "schema": 1,
         "recipe": recipe,
         "name": experiment.run_name,
         "seed": experiment.seed,
         "num_workers": experiment.num_workers,
-        "num_train": len(experiment.task.dataset.train),
+        **known,
         "algorithm": describe(experiment.algorithm),
         "platforms": describe(experiment.platforms),
         "task": describe(experiment.task),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_range
 from edgegossip.experiments.run_target import MetricTarget, RunTarget
+from edgegossip.learning.local import Local
 from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.fault import Faults
@@ -49,7 +50,8 @@ class Experiment:
 
     Raises:
         ValueError: If a number or rank is out of range, there is no worker, the task's models
-            do not match the algorithm's roles, or `until` names an unknown metric.
+            do not match the algorithm's roles, `until` names an unknown metric, or the
+            algorithm moves data that must not be.
     """
 
     task: Task
@@ -95,6 +97,14 @@ class Experiment:
         if isinstance(self.until, MetricTarget):
             self.until.find(self.task.chosen_first)
         self._require_models_of_roles()
+        dataset = self.task.dataset
+        moves = self.algorithm.traits.moves_data
+        if moves and isinstance(dataset, Local) and not dataset.may_share:
+            raise ValueError(
+                "on_failure='reassign' lets workers read the data of failed ones, and Local "
+                "data stays where it lies; choose on_failure='continue', or allow it with "
+                "--may-share-data, which is Local(may_share=True)"
+            )
 
     def _require_models_of_roles(self) -> None:
         roles = [self.algorithm.role(rank) for rank in range(self.num_workers)]
@@ -119,9 +129,13 @@ class Experiment:
     def run_name(self) -> str:
         return self.name or algorithm_name(self.algorithm)
 
-    def workload(self) -> Workload:
-        """The task prepared for this run."""
-        return Workload(self.task, self.data_ranks, self.seed, self.algorithm.role)
+    def workload(self, reads: Container[Rank] | None = None) -> Workload:
+        """Prepare the task for this run.
+
+        Args:
+            reads: The workers whose `Local` data this process may read; None for all of them.
+        """
+        return Workload(self.task, self.data_ranks, self.seed, self.algorithm.role, reads)
 
     @property
     def data_ranks(self) -> list[Rank]:

@@ -9,19 +9,23 @@ from typing import Any
 
 from edgegossip.core.protocol import WORKER, Rank
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.learning.local import Local
 
 
 def described_roles(experiment: Experiment, shards: Mapping[Rank, Sized]) -> dict[str, Any]:
     """Describe roles and shard sizes by rank, the ranks that count in the final model, and
-    whether workers train on shares of their data.
+    whether workers train on shares of their data. With `Local` data, sizes are known only now.
     """
     num_workers, role = experiment.num_workers, experiment.algorithm.role
+    sizes = [len(shards.get(rank, ())) for rank in range(num_workers)]
     # Left out otherwise, as in folders of earlier versions.
+    local = {"num_train": sum(sizes)} if isinstance(experiment.task.dataset, Local) else {}
     balanced = {"is_balanced": True} if experiment.algorithm.traits.is_balanced else {}
     return {
         "roles": experiment.roles,
         "evaluated": [rank for rank in range(num_workers) if role(rank).is_evaluated],
-        "shard_sizes": [len(shards.get(rank, ())) for rank in range(num_workers)],
+        "shard_sizes": sizes,
+        **local,
         **balanced,
     }
 

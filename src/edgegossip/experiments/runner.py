@@ -110,7 +110,7 @@ class _Run:
         self._checkpoint_seconds = checkpoint_seconds
         self._follower = follower
         self._workload = experiment.workload()
-        self._interval = check_interval(experiment, self._workload.shards)
+        self._interval = check_interval(experiment, self._workload)
         self._metric = experiment.task.metric
         self._history: list[Evaluation] = []
         self._num_looks = 0
@@ -121,7 +121,6 @@ class _Run:
         checkpoint = folder.checkpoint()
         self._is_untried = checkpoint is not None  # until the next one is kept
         self._log = EventLog(folder.events, checkpoint["log_size"] if checkpoint else 0)
-        validator = self._workload.validator
         self.simulator = Simulator(
             experiment.algorithm,
             experiment.platforms,
@@ -131,8 +130,7 @@ class _Run:
             faults=experiment.faults,
             pool=pool,
             observer=self._log,
-            evaluate=validator.evaluate if validator else None,
-            evaluation_cost=validator.cost if validator else 0.0,
+            evaluators=self._workload.validator,
             make_predictor=profiled(experiment.platforms, experiment.profiles),
             max_seconds=experiment.max_seconds or math.inf,
         )
@@ -213,7 +211,7 @@ class _Run:
         epochs = self._experiment.evaluation_epochs
         if epochs is None:
             return True
-        due = epochs * len(self._history) * len(self._experiment.task.dataset.train)
+        due = epochs * len(self._history) * self._workload.num_train
         return self._log.samples_processed >= due
 
     # Measuring.
@@ -230,7 +228,7 @@ class _Run:
         samples = self._log.samples_processed
         evaluation = Evaluation(
             time=now,
-            epochs=samples / len(self._experiment.task.dataset.train),
+            epochs=samples / self._workload.num_train,
             metrics=metrics,
             loss=loss,
             consensus_distance=distance,

@@ -63,6 +63,21 @@ class ArraySplit:
         return self.y
 
 
+class NoSamples:
+    """A split that is not there."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def batch(self, indices: Tensor) -> Nested:
+        """Raise `DataError`."""
+        raise DataError("there are no samples in this split")
+
+    @property
+    def labels(self) -> Tensor:
+        return torch.empty(0, dtype=torch.int64)
+
+
 class TorchSplit:
     """Samples with classes: pairs (x, y) of any map-style `torch.utils.data.Dataset`.
 
@@ -158,7 +173,7 @@ class Dataset:
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports.
+        test: Test samples, only for reports; none in data of a worker's own (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
         input_shape: Shape of x of one sample, channels first; empty if samples are no pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
@@ -180,7 +195,7 @@ class Dataset:
 
     name: str
     train: Split
-    test: Split
+    test: Split = NoSamples()
     num_classes: int = 0
     input_shape: tuple[int, ...] = ()
     mean: Tensor | None = None
@@ -197,7 +212,7 @@ class Dataset:
         splits = {"train": self.train, "test": self.test, "validation": self.validation}
         for where, split in splits.items():
             try:
-                if split is not None:
+                if split is not None and not isinstance(split, NoSamples):
                     self._validate_split(split)
             except DataError as error:
                 raise DataError(f"{self.name}, {where} split: {error}") from None
@@ -321,7 +336,7 @@ def _listed(kinds: Mapping[str, tuple[torch.dtype, int]]) -> str:
 def from_torch(
     name: str,
     train: TorchDataset[Any],
-    test: TorchDataset[Any],
+    test: TorchDataset[Any] | None = None,
     num_classes: int = 0,
     collate: Collate = default_collate,
     num_workers: int = 0,
@@ -339,7 +354,7 @@ def from_torch(
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports.
+        test: Test samples, only for reports; None for data of a worker's own (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes, which are
             any nested tensors.
         collate: Makes a batch of a list of samples without classes; by default PyTorch's.
@@ -355,10 +370,12 @@ def from_torch(
     first: Split
     tested: Split
     if num_classes:
-        first, tested = TorchSplit(train), TorchSplit(test)
+        first = TorchSplit(train)
+        tested = NoSamples() if test is None else TorchSplit(test)
         x, _ = first.batch(torch.zeros(1, dtype=torch.int64))
     else:
-        first, tested = CollatedSplit(train, collate), CollatedSplit(test, collate)
+        first = CollatedSplit(train, collate)
+        tested = NoSamples() if test is None else CollatedSplit(test, collate)
     if num_workers:
         first = PooledSplit(first, num_workers, in_processes=True)
     if not num_classes:
@@ -366,7 +383,7 @@ def from_torch(
     return Dataset(name, first, tested, num_classes, tuple(x.shape[1:]))
 
 
-def from_tensors(name: str, train: Nested, test: Nested) -> Dataset:
+def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Dataset:
     """Make a data set without classes of tensors in memory.
 
     >>> x, y = torch.rand(8, 3), torch.rand(8)
@@ -378,13 +395,14 @@ def from_tensors(name: str, train: Nested, test: Nested) -> Dataset:
         name: Name for reports and messages.
         train: Training samples: tensors in dicts, tuples and lists at will, each with an entry
             for each sample in its first dimension.
-        test: Test samples of the same structure, only for reports.
+        test: Test samples of the same structure, only for reports; None for data of a
+            worker's own (`Local`).
 
     Raises:
         DataError: See `Dataset` and `NestedSplit`.
     """
     try:
-        splits = NestedSplit(train), NestedSplit(test)
+        splits = NestedSplit(train), NoSamples() if test is None else NestedSplit(test)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     return without_classes(name, *splits)

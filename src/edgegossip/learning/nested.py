@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from edgegossip.core.errors import DataError
@@ -23,7 +24,6 @@ def map_leaves(
         nested: The tensors.
         kind: Type of the leaves, for arrays in place of tensors.
 
-    >>> import torch
     >>> map_leaves(lambda leaf: leaf[:1], {"x": torch.tensor([1, 2]), "y": (torch.ones(2),)})
     {'x': tensor([1]), 'y': (tensor([1.]),)}
 
@@ -45,7 +45,6 @@ def map_leaves(
 def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of `nested`, in order, with its place.
 
-    >>> import torch
     >>> [path for path, _ in leaves({"x": torch.ones(2), "y": (torch.ones(2), torch.ones(2))})]
     ["['x']", "['y'][0]", "['y'][1]"]
 
@@ -63,6 +62,17 @@ def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
                 yield from leaves(item, f"{path}[{index}]")
         case _:
             raise _no_leaf(path, nested)
+
+
+def concatenated(batches: Sequence[Nested]) -> Nested:
+    """Join batches of one structure.
+
+    >>> concatenated([{"x": torch.tensor([1])}, {"x": torch.tensor([2, 3])}])
+    {'x': tensor([1, 2, 3])}
+    """
+    columns = zip(*([leaf for _, leaf in leaves(batch)] for batch in batches), strict=True)
+    joined = iter([torch.cat(column) for column in columns])
+    return map_leaves(lambda leaf: next(joined), batches[0])
 
 
 def num_samples(nested: Nested) -> int:

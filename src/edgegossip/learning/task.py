@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgegossip.core.errors import unknown_name
+from edgegossip.core.errors import DataError, unknown_name
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import WORKER, Rank, Role
 from edgegossip.core.randomness import derive_seed
@@ -22,16 +22,22 @@ from edgegossip.learning.built_in_metrics import Accuracy
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.learner import Augmentation, Learner
+from edgegossip.learning.local import Local
+from edgegossip.learning.local_reports import LocalReporter
 from edgegossip.learning.loss import Forward, Loss, forward_pair
 from edgegossip.learning.metric import Metric
 from edgegossip.learning.model_copies import ModelCopies
 from edgegossip.learning.models.initialization import drawn_from
-from edgegossip.learning.normalization import warn_of_running_statistics
+from edgegossip.learning.normalization import (
+    running_statistics,
+    warn_of_running_statistics,
+)
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
 from edgegossip.learning.partition import IID, Partition, is_skewed
 from edgegossip.learning.parts import Join, Parts, in_sequence
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
+from edgegossip.learning.shards import DealtShards, LocalShards
 from edgegossip.learning.stacked import StackedLearner
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
@@ -52,7 +58,8 @@ class Task:
     the same outputs and targets, and reports, targets and speed-ups go by one of them.
 
     Args:
-        dataset: Training and test samples, and validation samples for algorithms that evaluate.
+        dataset: Training and test samples, and validation samples for algorithms that evaluate;
+            or `Local`, with which each worker reads its own.
         model: Makes the model; called once, and other workers get copies. For an algorithm
             whose roles hold parts of a model: the makers of the parts, by role name.
         join: Joins the parts to the whole model for evaluation and saving; by default in
@@ -69,7 +76,7 @@ class Task:
         optimizer: Makes each worker's optimizer from its parameters.
         schedule: Learning rate of the optimizer over the run.
         batch_size: Samples per step, at least 1.
-        partition: Deals the training samples to the workers.
+        partition: Deals the training samples to the workers; has no part in `Local` data.
         accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
         augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`; to
             other batches as a whole.
@@ -78,8 +85,8 @@ class Task:
 
     Raises:
         ValueError: If `batch_size` is below 1, there is no such device, no model, or a metric
-            is unknown or does not fit the data.
-        DataError: If `accuracy_aware` cannot be used on the data.
+            is unknown or does not fit the data, or `Local` data would be dealt.
+        DataError: If `accuracy_aware` cannot be used on the data, or it has no test split.
     """
 
     dataset: Dataset
@@ -104,7 +111,7 @@ class Task:
         if isinstance(self.model, Mapping) and not self.model:
             raise ValueError("model has no parts; name one for each role")
         self._check_metrics()
-        self.accuracy_aware.require_averageable(self.dataset.training)
+        self._check_data()
         try:
             torch.empty(0, device=self.torch_device)
         except (RuntimeError, AssertionError) as error:  # the latter: built without CUDA
@@ -112,6 +119,20 @@ class Task:
             raise ValueError(
                 f"torch_device {self.torch_device!r} cannot be used ({reason}); choose 'cpu'"
             ) from error
+
+    def _check_data(self) -> None:
+        if not isinstance(self.dataset, Local):
+            self.accuracy_aware.require_averageable(self.dataset.training)
+            if not len(self.dataset.test):
+                raise DataError(
+                    f"{self.dataset.name!r} has no test split, on which reports measure; only "
+                    "data of a worker's own (Local) does without"
+                )
+        elif self.partition != IID():
+            raise ValueError(
+                f"partition is {self.partition!r}, but Local data stays with its workers and "
+                "is not dealt; leave out partition"
+            )
 
     def _check_metrics(self) -> None:
         if not self.metrics:
@@ -171,9 +192,10 @@ class Workload:
         ranks: The workers that have data, in order.
         seed: Seed of the run.
         role: Each worker's role, if they hold parts or slices of a model.
+        reads: The workers whose `Local` data this process may read; None for all of them.
 
-    Attributes:
-        shards: The training samples of each rank, [n] indices.
+    Raises:
+        ValueError: If the model needs samples for its running statistics where there are none.
     """
 
     def __init__(
@@ -182,24 +204,50 @@ class Workload:
         ranks: Sequence[Rank],
         seed: int,
         role: Callable[[Rank], Role] = lambda rank: WORKER,
+        reads: Container[Rank] | None = None,
     ) -> None:
         self.task = task
+        self._ranks = tuple(ranks)
         self._seed = seed
         self._role = role
         with drawn_from(derive_seed(seed, "model")):
             models = {part: make() for part, make in task.models.items()}
         self._parts = Parts(models, task.join, has_buffers=task.has_buffers)
         self._initial = {part: flat.params.clone() for part, flat in self._parts.models.items()}
-        if len(ranks) > 1 and is_skewed(task.partition):
+        is_local = isinstance(task.dataset, Local)
+        if len(ranks) > 1 and (is_local or is_skewed(task.partition)):
             warn_of_running_statistics(self._parts.whole, has_buffers=task.has_buffers)
         self._lent: dict[str, ModelCopies] = {}
-        shards = task.partition(task.dataset, len(ranks), seed)
-        self.shards: dict[Rank, Tensor] = dict(zip(ranks, shards, strict=True))
+        self._validators: dict[Rank, Evaluator] = {}
+        self._shards = self._make_shards(reads)
+
+    def _make_shards(self, reads: Container[Rank] | None) -> DealtShards | LocalShards:
+        task, ranks = self.task, self._ranks
+        if isinstance(task.dataset, Local):
+            if not task.has_buffers and running_statistics(self._parts.whole):
+                raise ValueError(
+                    "has_buffers is False, so an averaged model's normalization layers would "
+                    "need training samples, and Local data is not here; use has_buffers=True"
+                )
+            return LocalShards(task.dataset, ranks, reads)
+        shards = task.partition(task.dataset, len(ranks), self._seed)
+        return DealtShards(task.dataset, dict(zip(ranks, shards, strict=True)))
+
+    @property
+    def shards(self) -> Mapping[Rank, Tensor]:
+        """The training samples of each rank with data, as indices of its split, [n]."""
+        return self._shards.indices
+
+    @property
+    def num_train(self) -> int:
+        """Training samples of all workers."""
+        return self._shards.num_samples
 
     def __getstate__(self) -> dict[str, object]:
         """State that other processes need to train; evaluators stay here."""
-        kept = {k: v for k, v in vars(self).items() if not isinstance(v, Evaluator)}
-        return {**kept, "_lent": {}}
+        reports = Evaluator | LocalReporter
+        kept = {k: v for k, v in vars(self).items() if not isinstance(v, reports)}
+        return {**kept, "_lent": {}, "_validators": {}}
 
     def _part(self, rank: Rank) -> str:
         return self.task.part(self._role(rank).name)
@@ -228,18 +276,16 @@ class Workload:
             model=self._parts.models[self._part(rank)].module,
             loss=self.task.loss,
             optimizer=self.task.optimizer,
-            dataset=self.task.dataset.training,  # no trainer gets the test split
-            shard=self.shards.get(rank, torch.empty(0, dtype=torch.int64)),
             batch_size=self.task.batch_size,
             schedule=self.task.schedule,
             seed=self._seed,
             rank=rank,
             incarnation=incarnation,
             accuracy_aware=self.task.accuracy_aware,
-            shards=self.shards,
             augmentation=self.task.augmentation,
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,
+            **self._shards.of_trainer(rank),
             **self._forward,
         )
 
@@ -290,7 +336,8 @@ class Workload:
     def evaluate(self, params: Tensor) -> tuple[float, dict[str, float]]:
         """Mean loss and metrics of `params` on the test split; for reports, not algorithms.
 
-        The chosen metric is the first one.
+        `Local` data has none: these are of the validation samples of all workers. The chosen
+        metric is the first one.
         """
         return self._reporter.evaluate(params)
 
@@ -298,22 +345,42 @@ class Workload:
         """Cut the vector `params` into the model's named tensors, as in its `state_dict`."""
         return self._reporter.named_parameters(params)
 
-    @cached_property
-    def validator(self) -> Evaluator | None:
-        """Answers `Evaluate`, on the validation split; None if there is none."""
-        return None if self.task.dataset.validation is None else self._evaluator("validation")
+    def validator(self, rank: Rank) -> Evaluator | None:
+        """Answer `Evaluate` of a worker, on the validation split; None if it has none."""
+        if isinstance(self._shards, LocalShards):
+            return self._own_validator(rank) if rank in self._ranks else None
+        return None if self.task.dataset.validation is None else self._validator
+
+    def _own_validator(self, rank: Rank) -> Evaluator:
+        assert isinstance(self._shards, LocalShards)
+        if rank not in self._validators:
+            own = self._shards.dataset(rank)
+            self._validators[rank] = self._evaluator("validation", own)
+        return self._validators[rank]
 
     @cached_property
-    def _reporter(self) -> Evaluator:
-        return self._evaluator("test")
+    def _validator(self) -> Evaluator:
+        return self._evaluator("validation", self.task.dataset)
 
-    def _evaluator(self, split: Literal["test", "validation"]) -> Evaluator:
+    @cached_property
+    def _reporter(self) -> Evaluator | LocalReporter:
+        if not isinstance(self.task.dataset, Local):
+            return self._evaluator("test", self.task.dataset)
+        return LocalReporter(
+            self._parts.whole,
+            self._own_validator,
+            self._ranks,
+            self.task.chosen_first,
+            has_buffers=self.task.has_buffers,
+        )
+
+    def _evaluator(self, split: Literal["test", "validation"], dataset: Dataset) -> Evaluator:
         return Evaluator(
             model=self._parts.whole,
             loss=self.task.loss,
             metrics=self.task.chosen_first,
             forward=self.task.forward,
-            dataset=self.task.dataset,
+            dataset=dataset,
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,
             split=split,

@@ -43,6 +43,7 @@ from edgegossip.sim.entries import (
     WorkerRecord,
     forget_crashed,
 )
+from edgegossip.sim.evaluating import MakeEvaluator, same_for_all
 from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
 from edgegossip.sim.forecasting import FORECAST_SECONDS, MakePredictor
 from edgegossip.sim.garbage import rare_collections
@@ -84,8 +85,9 @@ class Simulator(Generic[State]):
         faults: Script of the faults.
         pool: Pool for training; by default the caller's thread.
         observer: Observer of all events.
-        evaluate: Answers `Evaluate` effects with loss and metrics.
-        evaluation_cost: Cost of an evaluation for the platform, in training samples.
+        evaluate: Answers the `Evaluate` effects of all workers with loss and metrics.
+        evaluators: Finds what answers a worker, at a cost for its platform; by default
+            `evaluate` does, at none.
         wire: Encode and decode every message, as a network would.
         max_seconds: Time limit of the run, for `Traits.progress`.
     """
@@ -103,7 +105,7 @@ class Simulator(Generic[State]):
         pool: Pool | None = None,
         observer: Observer | None = None,
         evaluate: Callable[[Tensor], tuple[float, Mapping[str, float]]] | None = None,
-        evaluation_cost: float = 0.0,
+        evaluators: MakeEvaluator | None = None,
         wire: bool = False,
         max_seconds: Seconds = math.inf,
     ) -> None:
@@ -119,8 +121,7 @@ class Simulator(Generic[State]):
         self._faults = faults or Faults()
         self._network = Network(links or Links(), self._faults, platforms, wire=wire)
         self._observer = observer or UNOBSERVED
-        self._evaluate_params = evaluate
-        self._evaluation_cost = evaluation_cost
+        self._evaluator_of = evaluators or same_for_all(evaluate)
         self._max_seconds = max_seconds
         self._records = [WorkerRecord() for _ in platforms]
         script = self._faults.script
@@ -255,14 +256,15 @@ class Simulator(Generic[State]):
         self._handle(rank, event)
 
     def _evaluate(self, rank: Rank, effect: Evaluate) -> None:
-        if self._evaluate_params is None:
+        if (evaluator := self._evaluator_of(rank)) is None:
             raise no_validation_data(rank)
-        _, end = self._machines.occupy(rank, self.now, self._evaluation_cost)
+        _, end = self._machines.occupy(rank, self.now, evaluator.cost)
         self._agenda.push(end, rank, Evaluating(effect.params))
 
     def _finish_evaluation(self, rank: Rank, evaluating: Evaluating) -> None:
-        assert self._evaluate_params is not None
-        self._handle(rank, Evaluated(*self._evaluate_params(evaluating.params)))
+        evaluator = self._evaluator_of(rank)
+        assert evaluator is not None
+        self._handle(rank, Evaluated(*evaluator.evaluate(evaluating.params)))
 
     def _predict(self, rank: Rank, effect: Predict) -> None:
         predicted = self._machines.monitor(rank).forecast(self.now)

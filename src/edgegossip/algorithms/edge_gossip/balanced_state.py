@@ -34,6 +34,7 @@ class BalancedState(WorkerState):
         waiting: Training requested by the inner algorithm that has not begun.
         plan: Plan of the current epoch.
         keep_ratio: This worker's share in this epoch.
+        step_ratio: Its steps in a round, relative to those of the worker with most.
         trained_at: Time of the last training; infinite before the first.
         step_cost: Cost of a step in that training, in training samples.
         rest_seconds: Seconds between two forecasts of a failed platform for which nobody waits;
@@ -56,6 +57,7 @@ class BalancedState(WorkerState):
     waiting: Train | None = None
     plan: EpochPlan | None = None
     keep_ratio: float = 1.0
+    step_ratio: float = 1.0
     trained_at: Seconds = math.inf
     step_cost: float = 0.0
     rest_seconds: Seconds = 0.0
@@ -88,6 +90,10 @@ class BalancedState(WorkerState):
         """The waiting steps continue a pass whose share is known."""
         is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
         return is_steps and self.pass_left > 0
+
+    def is_stranded(self, regulars: Iterable[Rank]) -> bool:
+        """The worker is a spare that cannot reach any worker with an initial model."""
+        return self.is_spare and self.lost.keys() >= {*regulars}
 
     def take_waiting(self) -> Train:
         """Remove and return the waiting training, which begins now."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgegossip.core.errors import PlatformError
+from edgegossip.core.protocol import Rank
 from edgegossip.core.ranges import check_ranges
 
 _HALVINGS = 30  # of the interval in which the stable correction lies
@@ -15,17 +16,24 @@ _HALVINGS = 30  # of the interval in which the stable correction lies
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """Share of each platform in the next epoch.
+    r"""Share of each platform in the next epoch.
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
+        step_ratios: [E] :math:`p_i / \max_j p_j` of platforms that train, by which rounds of
+            equal steps take equal times; 0 for the others.
         seconds: [E] :math:`T_i`, time for all data of a platform; infinite if it has failed.
         has_failed: [E] :math:`F_i`.
     """
 
     keep_ratios: NDArray[np.float64]
+    step_ratios: NDArray[np.float64]
     seconds: NDArray[np.float64]
     has_failed: NDArray[np.bool_]
+
+    def of(self, rank: Rank) -> tuple[float, float]:
+        """The keep ratio and the step ratio of a platform."""
+        return float(self.keep_ratios[rank]), float(self.step_ratios[rank])
 
     @property
     def failed_share(self) -> float:
@@ -95,6 +103,8 @@ class Balancer:
     >>> shares = Balancer().balance([100.0, 50.0, 0.0], num_samples=[1000, 1000, 1000])
     >>> shares.keep_ratios.tolist()
     [1.0, 0.5, 0.0]
+    >>> Balancer().balance([100.0, 50.0], num_samples=[3000, 1000]).step_ratios.tolist()
+    [1.0, 0.5]
     >>> Balancer().has_too_many_failures(shares)
     True
     """
@@ -131,7 +141,10 @@ class Balancer:
         keep_ratios = np.zeros(len(speed))
         if is_counted.any():
             keep_ratios[is_counted] = seconds[is_counted].min() / seconds[is_counted]
-        return Shares(keep_ratios, seconds, has_failed)
+        # In this order, equal amounts give exactly the keep ratios.
+        most = (keep_ratios * amount).max()
+        step_ratios = keep_ratios * (amount / most) if most else keep_ratios
+        return Shares(keep_ratios, step_ratios, seconds, has_failed)
 
     def has_too_many_failures(self, shares: Shares) -> bool:
         """Whether more than `max_failed_share` of the platforms have failed."""

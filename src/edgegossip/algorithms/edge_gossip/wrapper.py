@@ -72,8 +72,10 @@ class EdgeGossip(Algorithm[BalancedState]):
       therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the share that was
       done, the mean share (`exact` only), and the share :math:`f` of samples chosen for their
       high loss (`Trained.metrics["focus"]`).
-    - `Steps(n)` become :math:`\max(1, \mathrm{round}(r_i n))` steps of passes that visit the
-      share :math:`r_i` of the data; the next forecast is made at the end of such a pass.
+    - `Steps(n)` become :math:`\max(1, \mathrm{round}(s_i n))` steps, with the speed relative
+      to the highest, :math:`s_i = p_i / \max_j p_j`, of passes that visit the share
+      :math:`r_i` of the data; the next forecast is made at the end of such a pass. With
+      `gossip`, :math:`s_i = r_i`, which suits equal amounts of data only.
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
     its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
@@ -156,7 +158,8 @@ class EdgeGossip(Algorithm[BalancedState]):
     @property
     def traits(self) -> Traits:
         """Traits of the inner algorithm, now balanced."""
-        return replace(self.inner.traits, is_balanced=True)
+        moves_data = self.on_failure == "reassign"
+        return replace(self.inner.traits, is_balanced=True, moves_data=moves_data)
 
     def warnings(self, setting: Setting) -> list[str]:
         """List the inner algorithm's warnings."""
@@ -298,13 +301,13 @@ class EdgeGossip(Algorithm[BalancedState]):
         if self.spread == "gossip":
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
             fastest, correction = state.fastest.seconds, Correction()
-            state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
+            state.keep_ratio = state.step_ratio = 0.0 if has_failed else min(fastest, own) / own
         else:
             shares = self._shares(state)
             if effects := self._handle_failures(state, shares):
                 return effects
             fastest = shares.fastest_seconds
-            state.keep_ratio = float(shares.keep_ratios[state.rank])
+            state.keep_ratio, state.step_ratio = shares.of(state.rank)
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
@@ -319,7 +322,7 @@ class EdgeGossip(Algorithm[BalancedState]):
     def _train_steps(self, state: BalancedState) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        num_steps = max(1, round(state.keep_ratio * train.work.num_steps))
+        num_steps = max(1, round(state.step_ratio * self.max_keep_ratio * train.work.num_steps))
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
 
     def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:
@@ -378,7 +381,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         has_too_many = self.balancer.has_too_many_failures(shares)
         if self.on_failure == "halt":
             self.balancer.require_few_failures(shares)
-        if state.is_assigning or self._is_stranded(state):
+        if state.is_assigning or state.is_stranded(self._regulars):
             return []
         heirs = heirs_by(state.holdings, self.spares)
         if has_too_many and self.on_failure == "reassign":
@@ -393,13 +396,9 @@ class EdgeGossip(Algorithm[BalancedState]):
         state.inherited, state.is_assigning = data, True
         return [Assign(own + data)]
 
-    def _is_stranded(self, state: BalancedState) -> bool:
-        """The worker is a spare that cannot reach any worker with an initial model."""
-        return state.is_spare and state.lost.keys() >= {*self._regulars}
-
     def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
         state.is_assigning = False
-        if self._is_stranded(state):
+        if state.is_stranded(self._regulars):
             state.inherited = ()
             return []
         state.epoch_cost = event.epoch_cost

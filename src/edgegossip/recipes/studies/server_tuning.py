@@ -14,6 +14,7 @@ from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Tab
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.holding_out import hold_out
+from edgegossip.learning.local import Local
 from edgegossip.recipes.studies.server_contest import ServerContest, slug
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 
@@ -92,7 +93,12 @@ def most_accurate(session: Session, **facts: object) -> Row:
 
 
 def without_test_data(dataset: Dataset, share: float) -> Dataset:
-    """Replace the test samples by held-out training samples; a validation split stays."""
+    """Replace the test samples by held-out training samples; a validation split stays.
+
+    `Local` data stays as it is, because reports never measure its test samples.
+    """
+    if isinstance(dataset, Local):
+        return dataset
     held = hold_out(replace(dataset, validation=None), share, seed=TUNING_SEED)
     assert held.validation is not None
     return replace(held, test=held.validation, validation=dataset.validation)

@@ -1,0 +1,61 @@
+"""One run folder from the folders of workers: `edgegossip gather`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Rank
+from edgegossip.deploy.gathering import WORKERS, Gathering
+from edgegossip.deploy.local_gathering import LocalGathering
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.folder_lock import locked
+from edgegossip.experiments.results import Results
+from edgegossip.learning.local import Local
+
+
+def gather(
+    experiment: Experiment,
+    out: Path,
+    recipe: str | None = None,
+    without: Collection[Rank] = (),
+) -> tuple[Results | list[Rank], list[str]]:
+    """Make one run folder from the workers' folders in `out`.
+
+    Args:
+        experiment: The workers' experiment.
+        out: Run folder.
+        recipe: Name of the recipe, for the record.
+        without: Workers with `Local` data whose measurements nobody waits for.
+
+    Returns:
+        The results, and everything missing in them (`Gathering.left_out`). With `Local` data,
+        as long as workers have not measured all averaged models, their ranks.
+
+    Raises:
+        RunFolderError: If no worker left a model, a worker was in another experiment, or `out`
+            cannot be written or is in use.
+    """
+    if not (out / WORKERS).is_dir():
+        raise RunFolderError(
+            f"there is no folder {out / WORKERS}; copy the folder of worker R there as "
+            f"{WORKERS}/R, or choose another --out"
+        )
+    with locked(out):
+        gathering = make_gathering(experiment, out, recipe, without=without)
+        waited_for = gathering.average()
+        return waited_for or gathering.finish(), gathering.left_out
+
+
+def make_gathering(
+    experiment: Experiment,
+    out: Path,
+    recipe: str | None = None,
+    command: str | None = None,
+    without: Collection[Rank] = (),
+) -> Gathering:
+    """Make what gathers a run, by where its data lies; see `LocalGathering`."""
+    if isinstance(experiment.task.dataset, Local):
+        return LocalGathering(experiment, out, recipe, command, without)
+    return Gathering(experiment, out, recipe, command)

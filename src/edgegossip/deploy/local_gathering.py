@@ -1,0 +1,103 @@
+"""Gathering where the data lies with the workers, and comes to nobody."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sized
+from pathlib import Path
+
+from torch import Tensor
+
+from edgegossip.core.protocol import Rank
+from edgegossip.deploy.gathering import Gathering
+from edgegossip.deploy.local_scores import LocalScores
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.roles import with_article
+
+_MOST_MOMENTS = 60
+"""Averaged models over time that workers measure: the resolution of a plot."""
+
+
+class LocalGathering(Gathering):
+    """Averages models here, and scores them by numbers that workers tell.
+
+    Args:
+        experiment: The workers' experiment.
+        out: Run folder; see `Gathering` and `LocalScores`.
+        recipe: Name of the recipe, for the record.
+        command: Command that repeats the run, for the record.
+        without: Workers whose measurements nobody waits for.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        out: Path,
+        recipe: str | None = None,
+        command: str | None = None,
+        without: Collection[Rank] = (),
+    ) -> None:
+        super().__init__(experiment, out, recipe, command)
+        self._scores = LocalScores(experiment, out)
+        self._without = set(without)
+
+    def measure_next(self) -> bool:
+        """Evaluate the newest moment that workers have measured, once the run is over."""
+        return all(worker.has_ended for worker in self.workers) and super().measure_next()
+
+    def _chosen(self, moments: set[int]) -> set[int]:
+        # A rule that goes by the newest alone: others vanish as they are evaluated.
+        newest = max([*moments, *self._evaluations.kept], default=0)
+        stride = math.ceil((newest + 1) / _MOST_MOMENTS)
+        return {i for i in super()._chosen(moments) if (newest - i) % stride == 0}
+
+    def _score(self, params: Tensor) -> tuple[float, dict[str, float]] | None:
+        return self._scores.find(params, self._measuring)
+
+    @property
+    def _measuring(self) -> list[Rank]:
+        """The workers whose measurements count: of absent ones, those that are there."""
+        absent = {each.rank for each in self.workers if each.summary is None}
+        left_out = self._without | (absent & set(self._scores.silent))
+        return [rank for rank in self._experiment.data_ranks if rank not in left_out]
+
+    @property
+    def _shards(self) -> Mapping[Rank, Sized]:
+        """As many samples as each worker told."""
+        return {each.rank: range(each.num_samples) for each in self.workers}
+
+    @property
+    def _num_train(self) -> int:
+        return max(1, sum(worker.num_samples for worker in self.workers))
+
+    def average(self) -> list[Rank]:
+        """Write the averaged models for the workers; return those that have not measured all.
+
+        Raises:
+            RunFolderError: As `finish`.
+        """
+        self._come_to_the_end()
+        estimates = self._last_estimates(self._summaries)
+        mean, _ = self._workload.average(estimates)
+        for params in (mean, *self._own_models(mean, estimates)):
+            self._score(params)
+        return sorted(self._scores.behind)
+
+    def leave_out(self, ranks: Collection[Rank]) -> None:
+        self._without |= set(ranks)
+
+    def _come_to_the_end(self) -> None:
+        self._scores.read()
+        self._unmeasured.clear()
+        super()._come_to_the_end()
+
+    @property
+    def left_out(self) -> list[str]:
+        """List also the workers whose data is not in the results."""
+        counted = self._measuring
+        return super().left_out + [
+            f"{with_article(self.roles, rank)} has not measured: the results are without its "
+            "data"
+            for rank in self._experiment.data_ranks
+            if rank not in counted
+        ]

@@ -1,0 +1,94 @@
+"""Finds how far a worker has come before, from its folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from edgegossip.core.errors import RunFolderError
+from edgegossip.core.protocol import Seconds
+from edgegossip.deploy.introducing import shared_settings
+from edgegossip.deploy.worker_folder import read_summary, require_numbers
+from edgegossip.experiments.describe import header
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.files import load_checkpoint
+from edgegossip.experiments.run_folder import first_difference, read_json, shorten
+
+_LOG = logging.getLogger("edgegossip.deploy")
+ENDS = ("finished", "time limit")
+"""Reasons with which a worker ends for good."""
+
+
+def require_worker_of(experiment: Experiment, out: Path) -> None:
+    """Check that the worker whose folder is `out`, if any, took part in this experiment.
+
+    Raises:
+        RunFolderError: If it took part in another one.
+    """
+    path = out / "experiment.json"
+    if path.exists():
+        kept, now = (
+            shared_settings(each) for each in (read_json(path), header(experiment, None))
+        )
+        if kept != now:
+            raise RunFolderError(
+                f"{out} holds a worker of another experiment: {_difference(kept, now)}; gather "
+                "with the recipe and the options that all workers had"
+            )
+
+
+def has_ended(out: Path, header: dict[str, Any]) -> bool:
+    """Whether the worker whose folder is `out` has finished for good.
+
+    Args:
+        out: Folder, which may be missing.
+        header: Header of the experiment that the worker must belong to.
+
+    Raises:
+        RunFolderError: If the worker belongs to another experiment.
+    """
+    path, summary = out / "experiment.json", out / "summary.json"
+    if not path.exists():
+        return False
+    now = {**json.loads(json.dumps(header)), "versions": None}
+    kept = {**read_json(path), "versions": None}
+    if kept != now:
+        raise RunFolderError(
+            f"{out} holds a worker of another experiment: {_difference(kept, now)}; choose "
+            "another --out, or give the options that it had"
+        )
+    return summary.exists() and read_summary(summary)["reason"] in ENDS
+
+
+def _difference(kept: object, now: object) -> str:
+    name, before, after = first_difference(kept, now)
+    return f"its {name} is {shorten(before)}, now {shorten(after)}"
+
+
+def goes_on_at(out: Path) -> Seconds:
+    """Time in the run at which the worker whose folder is `out` continues, or has ended."""
+    path = out / "summary.json"
+    if path.exists() and (summary := read_summary(path))["reason"] in ENDS:
+        return float(summary["seconds"])
+    checkpoint = kept_checkpoint(out / "checkpoint.safetensors")
+    return 0.0 if checkpoint is None else float(checkpoint["now"])
+
+
+def kept_checkpoint(path: Path) -> dict[str, Any] | None:
+    """The checkpoint of a worker; None if there is none, or it cannot be used."""
+    if not path.exists():
+        return None
+    try:
+        checkpoint = load_checkpoint(path)
+        if not isinstance(checkpoint, dict):
+            raise ValueError(f"it holds {checkpoint!r:.60}")
+        require_numbers(checkpoint, ("now", "incarnation"))
+        return checkpoint
+    except ValueError as error:
+        _LOG.warning("%s is not a worker's checkpoint (%s) - starting without it", path, error)
+        return None
+    except RunFolderError as error:
+        _LOG.warning("%s - beginning without it", error)
+        return None

@@ -1,0 +1,153 @@
+"""Data that stays where it lies: every worker reads its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.errors import DataError
+from edgegossip.core.protocol import Rank
+from edgegossip.core.ranges import check_ranges
+from edgegossip.learning.dataset import Dataset, NoSamples, Split
+from edgegossip.learning.holding_out import hold_out
+
+
+class _Elsewhere:
+    """The training samples of all workers together, which nobody has."""
+
+    def __len__(self) -> int:
+        raise _elsewhere()
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """Raise `DataError`, like the other members."""
+        raise _elsewhere()
+
+    @property
+    def labels(self) -> Tensor:
+        raise _elsewhere()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Local(Dataset):
+    """Data that lies with the workers, in place of a data set that is dealt to them.
+
+    Each worker reads its own data when it needs it, and the process of a worker reads no
+    other's. The simulator plays all workers, so it reads the data of each. Sizes may differ;
+    names and numbers of classes, shapes and preparation must not. Workers compare them when
+    they meet, but no samples.
+
+    Reports measure the averaged model on the validation samples of all workers together. On
+    real machines each worker measures it on its own, and tells sums only.
+
+    Args:
+        name: Name for reports and messages.
+        load: ``load(rank)`` reads the data of a worker: training samples and, at will, a
+            validation split. A test split is not used.
+        num_classes: As in `Dataset`; by default the number of `classes`.
+        input_shape: As in `Dataset`, of each worker's data.
+        mean: As in `Dataset`, common to all workers.
+        std: As in `Dataset`, common to all workers.
+        classes: Names of the classes, in the order of their labels; empty if they have none.
+        held_out: Share of its training samples that a worker without a validation split holds
+            out, in (0, 1), by `hold_out`; None for none.
+        may_share: Workers may read the data of others, which EdgeGossip needs for
+            ``on_failure="reassign"``; `load` must then be able to.
+
+    Raises:
+        ValueError: If a number is out of range, or `classes` contradicts `num_classes`.
+
+    >>> from edgegossip.learning.dataset import from_tensors
+    >>> own = Local("points", load=lambda rank: from_tensors("mine", torch.rand(20 + rank, 2)))
+    >>> own.of(3).name, len(own.of(3).train), len(own.of(3).validation)
+    ('points', 21, 2)
+    """
+
+    train: Split = field(init=False, default=_Elsewhere(), repr=False)
+    test: Split = field(init=False, default=NoSamples(), repr=False)
+    subjects: Tensor | None = field(init=False, default=None, repr=False)
+    validation: Split | None = field(init=False, default=None, repr=False)
+    load: Callable[[Rank], Dataset]
+    classes: tuple[str, ...] = ()
+    held_out: float | None = 0.1
+    may_share: bool = False
+    _loaded: dict[Rank, Dataset] = field(init=False, default_factory=dict, repr=False)
+    _lock: _Lock = field(init=False, default_factory=lambda: _Lock(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, held_out="in (0, 1) or None")
+        if self.classes and self.num_classes not in (0, len(self.classes)):
+            raise ValueError(
+                f"num_classes is {self.num_classes}, but {len(self.classes)} classes are "
+                "named; leave out num_classes"
+            )
+        if self.classes:
+            object.__setattr__(self, "num_classes", len(self.classes))
+        self._validate_channels()
+
+    def of(self, rank: Rank) -> Dataset:
+        """Read the data of a worker, once.
+
+        Raises:
+            DataError: If it cannot be read, is empty, does not fit the task, or lacks a
+                validation split.
+        """
+        with self._lock.held:
+            if rank not in self._loaded:
+                try:
+                    self._loaded[rank] = self._read(rank)
+                except (DataError, OSError, ValueError) as error:
+                    raise DataError(f"data of worker {rank}: {error}") from error
+            return self._loaded[rank]
+
+    def _read(self, rank: Rank) -> Dataset:
+        data = self.load(rank)
+        if not isinstance(data, Dataset) or isinstance(data, Local):
+            raise DataError(f"load gave {data!r:.60}; it must return a Dataset")
+        self._require_alike(data)
+        data = replace(data, name=self.name, mean=self.mean, std=self.std, test=NoSamples())
+        if data.validation is not None:
+            return data
+        if self.held_out is None:
+            raise DataError(
+                "it has no validation split, on which the averaged model is measured; take one "
+                "out of the training samples with hold_out, or give Local a held_out"
+            )
+        return hold_out(data, self.held_out)
+
+    def _require_alike(self, data: Dataset) -> None:
+        """Check that a worker's data fits what the task says about all."""
+        told = {"num_classes": self.num_classes, "input_shape": self.input_shape}
+        for name, expected in told.items():
+            if (found := getattr(data, name)) != expected and expected != ():
+                raise DataError(
+                    f"its {name} is {found}, but the task says {expected}; correct the data "
+                    "or the recipe of all workers"
+                )
+        for name in ("mean", "std"):
+            own, common = getattr(data, name), getattr(self, name)
+            if own is not None and (common is None or not torch.equal(own, common)):
+                raise DataError(
+                    f"it has a {name} of its own, {own.tolist()}, but workers must prepare "
+                    f"their samples alike; give Local the {name}, and load data without it"
+                )
+
+
+class _Lock:
+    """A lock that copies of a data set in other processes get anew."""
+
+    def __init__(self) -> None:
+        self.held = threading.RLock()
+
+    def __reduce__(self) -> tuple[type[_Lock], tuple[()]]:
+        return _Lock, ()
+
+
+def _elsewhere() -> DataError:
+    return DataError(
+        "the data of this task lies with its workers, and this needs all of it in one place; "
+        "give the task a Dataset instead of Local"
+    )

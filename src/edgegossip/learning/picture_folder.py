@@ -1,0 +1,96 @@
+"""Folders of pictures, a subfolder for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgegossip.core.errors import DataError
+from edgegossip.core.extras import require_extra
+from edgegossip.core.ranges import check_range
+from edgegossip.learning.dataset import ArraySplit, Dataset, NoSamples
+
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+_MODES = {1: "L", 3: "RGB"}
+
+
+def pictures(
+    folder: Path | str,
+    classes: Sequence[str] = (),
+    *,
+    size: int = 32,
+    num_channels: Literal[1, 3] = 3,
+) -> Dataset:
+    """Read a folder of pictures, a subfolder for each class, into memory.
+
+    A picture is cut to the square in its middle and scaled. A subfolder may be missing, or
+    hold folders of its own. Files that are no pictures by their suffix are skipped.
+
+    Args:
+        folder: The folder.
+        classes: Names of the subfolders, in the order of the labels; by default all, in
+            alphabetical order. Workers with folders of their own (`Local`) must name them,
+            because a folder may lack a class.
+        size: Pixels of a side, at least 1.
+        num_channels: 3 for colors, 1 for grays.
+
+    Returns:
+        A data set without a test split: uint8 [num_samples, num_channels, size, size].
+
+    Raises:
+        DataError: If there is no folder, no picture or one that cannot be read.
+        UsageError: If Pillow is missing.
+    """
+    require_extra("eg.pictures", "PIL", "pictures")
+    check_range("size", size, "at least 1")
+    if num_channels not in _MODES:
+        raise ValueError(f"num_channels must be 1 or 3, got {num_channels}")
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(
+            f"there is no folder {folder}; expected one with a folder of each class"
+        )
+    found = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    names = tuple(classes) or tuple(found)
+    if strangers := sorted(set(found) - set(names)):
+        raise DataError(
+            f"{folder} has a folder {strangers[0]!r}, which is none of the classes "
+            f"{', '.join(map(repr, names))}; move it elsewhere, or add it to the classes"
+        )
+    paths = [(path, y) for y, name in enumerate(names) for path in _files(folder / name)]
+    if not paths:
+        raise DataError(
+            f"{folder} has no pictures; expected files like {names[0] if names else 'CLASS'}"
+            "/NAME.jpg"
+        )
+    x = torch.stack([_read(path, size, _MODES[num_channels]) for path, _ in paths])
+    labels = torch.tensor([y for _, y in paths])
+    split = ArraySplit(x.view(-1, num_channels, size, size), labels)
+    return Dataset(folder.name, split, NoSamples(), len(names), (num_channels, size, size))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+
+
+def _read(path: Path, size: int, mode: str) -> Tensor:
+    """Read a picture, uint8 [channels, size, size]."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            upright: Image.Image = ImageOps.exif_transpose(opened) or opened
+            scaled = ImageOps.fit(upright.convert(mode), (size, size))
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f"{path} is no picture that can be read ({error}); remove it or replace it"
+        ) from error
+    pixels = np.array(scaled).reshape(size, size, -1)
+    return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -1,0 +1,171 @@
+"""Each worker's training data: a shard of one data set, or data of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.errors import DataError
+from edgegossip.core.protocol import Rank
+from edgegossip.learning.dataset import Dataset, Split, TrainingData
+from edgegossip.learning.local import Local
+from edgegossip.learning.nested import Nested, concatenated, map_leaves
+
+_NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+class Shards(Protocol):
+    """The training data of a run, by rank."""
+
+    @property
+    def indices(self) -> Mapping[Rank, Tensor]:
+        """The samples of each worker with data, as indices of its split, int64 [n]."""
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples of all workers."""
+
+    def of_trainer(self, rank: Rank) -> dict[str, Any]:
+        """The arguments `dataset`, `shard` and `shards` of a worker's trainer."""
+
+
+class DealtShards:
+    """Shards of one data set.
+
+    Args:
+        dataset: The data set.
+        indices: The training samples of each worker.
+    """
+
+    def __init__(self, dataset: Dataset, indices: Mapping[Rank, Tensor]) -> None:
+        self.indices = dict(indices)
+        self._dataset = dataset
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._dataset.train)
+
+    def of_trainer(self, rank: Rank) -> dict[str, Any]:
+        return {
+            "dataset": self._dataset.training,  # no trainer gets the test split
+            "shard": self.indices.get(rank, _NOTHING),
+            "shards": self.indices,
+        }
+
+
+class LocalShards:
+    """Data of the workers' own, read when it is needed.
+
+    Args:
+        local: The data.
+        ranks: The workers that have data.
+        reads: The workers whose data this process may read; None for all, as in the simulator.
+    """
+
+    def __init__(
+        self, local: Local, ranks: Sequence[Rank], reads: Container[Rank] | None = None
+    ) -> None:
+        self._local = local
+        self._ranks = tuple(ranks)
+        self._reads = reads
+
+    def dataset(self, rank: Rank) -> Dataset:
+        """Read the data of a worker.
+
+        Raises:
+            DataError: If it cannot be used, or this process must not read it.
+        """
+        is_allowed = self._reads is None or self._local.may_share or rank in self._reads
+        if not is_allowed or rank not in self._ranks:
+            raise DataError(f"the data of worker {rank} must not be read here")
+        return self._local.of(rank)
+
+    @property
+    def indices(self) -> dict[Rank, Tensor]:
+        return {rank: torch.arange(len(self.dataset(rank).train)) for rank in self._ranks}
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(self.dataset(rank).train) for rank in self._ranks)
+
+    def of_trainer(self, rank: Rank) -> dict[str, Any]:
+        own = [rank] if rank in self._ranks else []
+        reached = _Reached(self, self._ranks if self._local.may_share else own)
+        local = self._local
+        shape = (local.num_classes, local.input_shape, local.mean, local.std)
+        return {
+            "shard": reached[rank] if own else _NOTHING,
+            "shards": reached,
+            "dataset": TrainingData(reached.split, *shape),
+        }
+
+
+class _Reached(Mapping[Rank, Tensor]):
+    """The samples of each worker that another one can reach, read at the first look.
+
+    Args:
+        shards: Reads data.
+        ranks: The workers whose data can be reached.
+
+    Attributes:
+        split: The samples read so far.
+    """
+
+    def __init__(self, shards: LocalShards, ranks: Sequence[Rank]) -> None:
+        self.split = _JoinedSplit()
+        self._shards = shards
+        self._found: dict[Rank, Tensor] = {}
+        self._ranks = ranks
+
+    def __getitem__(self, rank: Rank) -> Tensor:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        if rank not in self._found:
+            self._found[rank] = self.split.add(self._shards.dataset(rank).train)
+        return self._found[rank]
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
+class _JoinedSplit:
+    """Several splits, one after another."""
+
+    def __init__(self) -> None:
+        self._splits: list[Split] = []
+        self._starts: list[int] = []
+        self._num_samples = 0
+
+    def add(self, split: Split) -> Tensor:
+        """Append a split; return the indices of its samples."""
+        self._splits.append(split)
+        self._starts.append(self._num_samples)
+        self._num_samples += len(split)
+        return torch.arange(self._starts[-1], self._num_samples)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def batch(self, indices: Tensor) -> Nested:
+        """Take samples, for `indices` int64 [batch]."""
+        if len(self._splits) == 1:
+            return self._splits[0].batch(indices)
+        places = torch.bucketize(indices, torch.tensor(self._starts), right=True) - 1
+        order = places.argsort(stable=True)
+        parts = [
+            self._splits[place].batch(indices[places == place] - self._starts[place])
+            for place in sorted(set(places.tolist()))
+        ]
+        back = order.argsort()
+        return map_leaves(lambda leaf: leaf[back], concatenated(parts))
+
+    @property
+    def labels(self) -> Tensor:
+        """The label of every sample, int64 [num_samples]."""
+        return torch.cat([_NOTHING, *(split.labels for split in self._splits)])
