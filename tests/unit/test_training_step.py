@@ -1,8 +1,9 @@
-"""Mixed precision, accumulation, clipping, compilation: the same gradients, computed otherwise."""
+"""Mixed precision, accumulation, clipping, compilation: the same gradients by other ways."""
 
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_micro_batches_count_by_their_tokens_where_the_loss_says_so() -> None:
 
 
 def test_weighed_samples_are_accumulated_with_their_weights() -> None:
-    changes = {
+    changes: dict[str, Any] = {
         "dataset": small_task().dataset,
         "model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
         "loss": F.cross_entropy,
@@ -226,7 +227,7 @@ def test_trainers_with_steps_of_their_own_refuse_settings_for_them() -> None:
     pictures = small_task(
         step=step, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 3))
     )
-    cut = staged(pictures, at=[2], make_stage=PipelinedStage)
+    cut = staged(pictures, at=[2], make_stage=partial(PipelinedStage, max_passed=1))
     workload = Workload(cut.task, [0], 0, role=lambda rank: Role(f"stage-{rank}"))
     with pytest.raises(ValueError, match="a stage computes its steps in its own way"):
         workload.make_trainer(0)

@@ -43,7 +43,8 @@ class TrainingLoop:
     the model is exchanged: a synchronous algorithm makes `step` wait for the others, and an
     asynchronous one sends in the background. Afterwards the model has the parameters for
     further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
-    final and must not be trained. For the best results, start all workers from equal models.
+    final; a later `step` undoes further training. For the best results, start all workers from
+    equal models.
 
     The final parameters are those with which the algorithm leaves this worker. After
     synchronous algorithms that average with everybody, all workers have the same parameters;
@@ -208,6 +209,7 @@ class TrainingLoop:
                 the run has failed.
         """
         if self.is_over:
+            self._flat.params.copy_(self._host.state.estimate)  # undo this step
             return
         piece = self._present
         assert piece is not None, "step is called within `with`"
