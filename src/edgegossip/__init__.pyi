@@ -226,6 +226,7 @@ from .net.host_settings import HostSettings as HostSettings
 from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.tls import TLS as TLS
 from .net.zenoh_transport import ZenohTransport as ZenohTransport
+from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export
 from .report.page import write_report as write_report
 from .report.shown import Report as Report

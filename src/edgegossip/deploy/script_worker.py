@@ -23,8 +23,8 @@ from edgegossip.net.tls import load_tls
 from edgegossip.net.transport import Transport
 from edgegossip.net.zenoh_transport import ZenohTransport
 
-AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int], Algorithm[Any]]
-"""An algorithm, or a function that makes it for a number of workers."""
+AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
+"""An algorithm, or a function that makes it for a number of workers and of optimizer steps."""
 _PREFIX = "EDGEGOSSIP_"
 
 
@@ -104,6 +104,8 @@ class ScriptWorker:
     def own_share(self, samples: Any) -> Any:  # noqa: ANN401
         """This worker's part of a data set: every `num_workers`-th sample.
 
+        All get equally many; fewer than `num_workers` samples are left out.
+
         Args:
             samples: A map-style data set of PyTorch, or one of Hugging Face.
 
@@ -119,7 +121,9 @@ class ScriptWorker:
                 f"{type(samples).__name__} has no samples by number, so no worker can take "
                 "its own; let the script choose them by worker.rank and worker.num_workers"
             )
-        return Subset(samples, range(self.rank, len(samples), self.num_workers))
+        n = self.num_workers
+        own = range(self.rank, len(samples) // n * n, n)
+        return samples.select(own) if hasattr(samples, "select") else Subset(samples, own)
 
     def training_loop(
         self,
@@ -127,6 +131,7 @@ class ScriptWorker:
         algorithm: AlgorithmOrMaker,
         *,
         num_samples: int,
+        num_steps: int = 0,
         **options: Any,  # noqa: ANN401
     ) -> TrainingLoop:
         """Make this worker's loop.
@@ -134,20 +139,22 @@ class ScriptWorker:
         Args:
             model: Model that the script trains.
             algorithm: Equal for all workers; or a function that makes it for a number of
-                workers, such as ``lambda n: Gossip(topology=ring(n), num_rounds=100)``.
+                workers and of steps, such as
+                ``lambda n, steps: Gossip(topology=ring(n), num_rounds=steps)``.
             num_samples: Number of this worker's samples.
+            num_steps: Number of optimizer steps that the script will take, for this function.
             options: The others of `TrainingLoop`. `final_average` is true by default.
 
         Raises:
             ValueError: If the algorithm is one for another number of workers.
         """
         n = self.num_workers
-        made = algorithm if isinstance(algorithm, Algorithm) else algorithm(n)
+        made = algorithm if isinstance(algorithm, Algorithm) else algorithm(n, num_steps)
         topology = made.traits.topology
         if topology is not None and topology.num_workers != n:
             raise ValueError(
                 f"the algorithm's topology has {topology.num_workers} workers, but {n} take "
-                "part; give a function that makes the algorithm for a number of workers"
+                "part; give a function (of n, steps) that makes the algorithm for n"
             )
         options = {"final_average": True, "name": self.name, **options}
         return TrainingLoop(

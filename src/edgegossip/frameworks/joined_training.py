@@ -55,6 +55,7 @@ class JoinedTraining:
         model: nn.Module,
         optimizers: Sequence[Optimizer],
         num_samples: int | None,
+        num_steps: int,
         num_processes: int,
     ) -> None:
         """Meet the other workers, and load the initial parameters into the model.
@@ -63,6 +64,7 @@ class JoinedTraining:
             model: Model that the framework trains.
             optimizers: Their state is cleared after training has gone back.
             num_samples: Samples of an epoch, if the framework knows.
+            num_steps: Optimizer steps that the framework will take.
             num_processes: Processes among which the framework itself splits this training.
 
         Raises:
@@ -84,7 +86,9 @@ class JoinedTraining:
         self._optimizers = optimizers
         device = next(model.parameters()).device
         options = {"torch_device": device} | self._options
-        loop = self._worker.training_loop(model, self._algorithm, num_samples=number, **options)
+        loop = self._worker.training_loop(
+            model, self._algorithm, num_samples=number, num_steps=num_steps, **options
+        )
         self._loop = loop.__enter__()
         atexit.register(self.end)  # a script that fails must not keep its process
 

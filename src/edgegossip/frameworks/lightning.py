@@ -33,7 +33,8 @@ def lightning_callback(
     then have the mean of their models (`final_average`).
 
     Args:
-        algorithm: Equal for all workers; or a function that makes it for a number of workers.
+        algorithm: Equal for all workers; or a function that makes it for a number of workers
+            and of optimizer steps, which the Trainer will take.
         worker: This process; None for the worker that `edgegossip script` started it as.
         num_samples: Samples of an epoch; None for those of the Trainer's data loader.
         options: Others of `TrainingLoop`, such as `max_seconds`.
@@ -71,8 +72,13 @@ class LightningHooks:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401
         self._losses, self._num_samples = [], 0
         self._num_steps = trainer.global_step
+        most = trainer.estimated_stepping_batches
         self._joined.begin(
-            pl_module, trainer.optimizers, _epoch_samples(trainer), trainer.world_size
+            pl_module,
+            trainer.optimizers,
+            _epoch_samples(trainer),
+            0 if math.isinf(most) else int(most) - self._num_steps,
+            trainer.world_size,
         )
 
     def on_train_batch_end(

@@ -28,7 +28,8 @@ def transformers_callback(
     then have the mean of their models (`final_average`).
 
     Args:
-        algorithm: Equal for all workers; or a function that makes it for a number of workers.
+        algorithm: Equal for all workers; or a function that makes it for a number of workers
+            and of optimizer steps, which the Trainer will take.
         worker: This process; None for the worker that `edgegossip script` started it as.
         num_samples: Samples of an epoch; None for those of the Trainer's data loader.
         options: Others of `TrainingLoop`, such as `max_seconds`.
@@ -72,7 +73,8 @@ class TransformersHooks:
         **other: Any,  # noqa: ANN401
     ) -> None:
         number = _epoch_samples(args, train_dataloader)
-        self._joined.begin(model, [optimizer], number, args.world_size)
+        num_steps = state.max_steps - state.global_step
+        self._joined.begin(model, [optimizer], number, num_steps, args.world_size)
         self._losses = []
         self._num_counted = self._num_seen(state)
         self._hook = model.register_forward_hook(self._note, with_kwargs=True)

@@ -96,7 +96,7 @@ def frozen_sample(module: nn.Module) -> Tensor | None:
     None if nothing is frozen.
     """
     frozen = [each.detach() for each in module.parameters() if not each.requires_grad]
-    spread = (each.flatten()[:: 1 + each.numel() // _NUM_COMPARED] for each in frozen)
+    spread = (each.flatten()[:: max(1, each.numel() // _NUM_COMPARED)] for each in frozen)
     return torch.cat([each.to("cpu", torch.float32) for each in spread]) if frozen else None
 
 
