@@ -82,7 +82,7 @@ def worker(rank: int, num_workers: int) -> ScriptWorker:
     return ScriptWorker(rank=rank, num_workers=num_workers, transport=transport)
 
 
-@pytest.mark.parametrize("kind", [list, Chosen])
+@pytest.mark.parametrize("kind", [list, Chosen, torch.tensor])
 def test_all_workers_get_equally_many_samples_of_their_own(kind: type[list[int]]) -> None:
     samples = kind(range(11))
     shares = [[*worker(rank, 3).own_share(samples)] for rank in range(3)]

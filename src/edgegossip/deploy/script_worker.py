@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from edgegossip.core.algorithm import Algorithm
@@ -107,7 +107,7 @@ class ScriptWorker:
         All get equally many; fewer than `num_workers` samples are left out.
 
         Args:
-            samples: A map-style data set of PyTorch, or one of Hugging Face.
+            samples: A tensor, a map-style data set of PyTorch, or one of Hugging Face.
 
         Raises:
             TypeError: If it has no length or no samples by number.
@@ -123,6 +123,8 @@ class ScriptWorker:
             )
         n = self.num_workers
         own = range(self.rank, len(samples) // n * n, n)
+        if isinstance(samples, Tensor):
+            return samples[own.start : own.stop : n]
         return samples.select(own) if hasattr(samples, "select") else Subset(samples, own)
 
     def training_loop(
