@@ -88,7 +88,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--pieces", type=int, default=6000, help="of text, 128 bytes each")
+    parser.add_argument("--pieces", type=int, default=40_000, help="of text, 32 bytes each")
     parser.add_argument("--only", help="one of the examples")
     options = parser.parse_args()
     figures = measure(options.pieces, range(options.seeds), options.only)

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import edgegossip as eg  # 1
 
-CONTEXT = 128
+CONTEXT = 32
 
 
 def pieces(files: list[Path], most: int) -> list[dict[str, Tensor]]:
@@ -31,7 +31,7 @@ def pieces(files: list[Path], most: int) -> list[dict[str, Tensor]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", type=Path, nargs="+", required=True)
-    parser.add_argument("--samples", type=int, default=8000)
+    parser.add_argument("--samples", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="runs/gpt")
     options = parser.parse_args()
@@ -40,15 +40,14 @@ def main() -> None:
     train, test = [s for i, s in enumerate(samples) if i % 10], samples[::10]
     train = eg.own_share(train)  # 2
     config = GPT2Config(
-        vocab_size=256, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4,
+        vocab_size=256, n_positions=CONTEXT, n_embd=32, n_layer=1, n_head=4,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     arguments = TrainingArguments(
         output_dir=options.out,
         num_train_epochs=1,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        learning_rate=3e-3,
+        per_device_train_batch_size=4,
+        learning_rate=5e-3,
         lr_scheduler_type="cosine",
         warmup_steps=20,
         use_cpu=True,
