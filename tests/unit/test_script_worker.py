@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -237,3 +238,24 @@ def test_a_loop_without_losses_notices_parameters_that_are_not_finite() -> None:
             script.named["2.weight"].add_(torch.inf)
         with pytest.raises(TrainingError, match="parameters became infinite"):
             loop.step(None, 4)
+
+
+@pytest.mark.filterwarnings("default")  # of the compiler's own code
+def test_a_compiled_model_computes_with_what_an_exchange_has_loaded() -> None:
+    scripts = [Script(0), Script(1)]
+    x = torch.ones(1, 4)
+    found: list[Tensor | None] = [None, None]
+
+    def go(each: ScriptWorker) -> None:
+        script = scripts[each.rank]
+        compiled = cast("nn.Module", torch.compile(script.model, backend="eager"))
+        compiled(x)
+        loop = each.training_loop(compiled, averaging(), num_samples=24, num_steps=3)
+        train(script, loop)
+        found[each.rank] = compiled(x)
+
+    assert workers_in_threads(2, go) == [None, None]
+    assert found[0] is not None
+    assert found[1] is not None
+    torch.testing.assert_close(found[0], scripts[1].model(x))
+    torch.testing.assert_close(found[0], found[1])
