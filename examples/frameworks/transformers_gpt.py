@@ -45,7 +45,7 @@ def main() -> None:
     )  # fmt: skip
     arguments = TrainingArguments(
         output_dir=options.out,
-        num_train_epochs=1,
+        num_train_epochs=2,
         per_device_train_batch_size=4,
         learning_rate=5e-3,
         lr_scheduler_type="cosine",
