@@ -16,7 +16,13 @@ from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
-from edgegossip.learning.loss import Forward, Loss, forward_pair, prepare_batch
+from edgegossip.learning.loss import (
+    Forward,
+    Loss,
+    forward_pair,
+    mean_of_finite,
+    prepare_batch,
+)
 from edgegossip.learning.model_copies import ModelCopies, ModelCopy
 from edgegossip.learning.nested import Nested
 from edgegossip.learning.optimizer import OptimizerFactory
@@ -370,16 +376,7 @@ class Learner(Trainer):
                 )
 
     def _mean_loss(self, losses: list[Tensor]) -> float:
-        values = torch.stack(losses)
-        is_finite = values.isfinite()
-        if not is_finite.all():
-            first = int(is_finite.logical_not().nonzero()[0])
-            raise TrainingError(
-                f"the loss of worker {self.rank} became {float(values[first])} in its step "
-                f"{self._num_steps + first + 1}; try a smaller learning rate, or look for "
-                "extreme values in its data"
-            )
-        return float(values.mean())
+        return mean_of_finite(losses, self.rank, self._num_steps)
 
     def state_dict(self) -> Mapping[str, Any]:
         batches = self._kept_batches if self._batches is None else self._batches.state_dict()
