@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-all check check-style check-types check-wheel check-examples \
-	check-demo check-slow check-oldest check-trackers nightly coverage docs format clean
+	check-demo check-slow check-oldest check-trackers check-frameworks nightly coverage docs format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -89,6 +89,15 @@ check-trackers: ## Try trackers, pandas and the export with the real packages
 	$(SCRATCH)/trackers/venv/bin/pip freeze
 	$(SCRATCH)/trackers/venv/bin/pytest -q -m "" tests/unit/test_real_trackers.py \
 		tests/unit/test_frame.py tests/unit/test_export.py tests/examples/test_tools_page.py
+
+check-frameworks: ## Try the callbacks with the real Lightning, Transformers, Accelerate and PEFT
+	rm -rf $(SCRATCH)/frameworks && mkdir -p $(SCRATCH)/frameworks
+	$(PYTHON) -m venv $(SCRATCH)/frameworks/venv
+	$(SCRATCH)/frameworks/venv/bin/pip install --quiet $$(grep '^torch==' constraints.txt) \
+		pytest pytest-xdist hypothesis peft -e '.[lightning,transformers]'
+	$(SCRATCH)/frameworks/venv/bin/pip freeze
+	$(SCRATCH)/frameworks/venv/bin/pytest -q -m "" tests/unit/test_real_frameworks.py \
+		tests/examples/test_framework_examples.py
 
 nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
 	$(BIN)/python -m tests.nightly $(SEARCH) $(if $(SEED),--seed $(SEED))

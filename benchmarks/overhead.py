@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py           a table
     python benchmarks/overhead.py --json    one JSON object
+    python -m benchmarks.overhead --frameworks    callbacks of Lightning and Transformers
 
 LeNet-5 on MNIST (from $EDGEGOSSIP_DATA), 15,000 pictures a process and epoch, one intra-op
 thread each; a first epoch is not counted. All kinds take turns; ratios are medians of those
@@ -13,6 +14,9 @@ within a turn, as the speed of the machine changes from one to the next.
   epoch, over four hand-written loops at once that do not.
 - "round": seconds of an epoch and an average of four workers, over those of hand-written loops
   with an all-reduce of torch.distributed (gloo).
+
+With --frameworks, the callbacks' trainings are compared with those of the same framework
+without a callback, alone and four at once that average after each epoch.
 
 All get what `edgegossip worker` gives itself: malloc keeps what is freed.
 """
@@ -32,11 +36,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import TensorDataset
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.topology import complete
@@ -181,6 +187,23 @@ def gloo(part: Part) -> float:
     return _mean_gap(ends)
 
 
+def framework(part: Part, name: str, *, is_joined: bool) -> float:
+    """With a framework, with or without its callback."""
+    from benchmarks.framework_training import FRAMEWORKS, callback_of
+
+    person, (train, make) = Person(part), FRAMEWORKS[name]
+    callbacks = []
+    if is_joined:
+        callbacks.append(
+            callback_of(make, part.rank, part.num_workers, part.address, part.num_epochs)
+        )
+    samples = TensorDataset(person.x, person.y)
+    ends = train(
+        (person.model, person.optimizer, samples, BATCH_SIZE, part.num_epochs), callbacks
+    )
+    return _mean_gap(ends[:-1])  # as in `training_loop`
+
+
 def _mean_gap(times: Sequence[float]) -> float:
     return (times[-1] - times[0]) / (len(times) - 1)
 
@@ -231,6 +254,30 @@ def measure(num_samples: int, num_epochs: int, num_repeats: int) -> dict[str, fl
     }
 
 
+def measure_frameworks(num_samples: int, num_epochs: int, num_repeats: int) -> dict[str, Any]:
+    """Throughput with a callback over that without, in each turn, and their medians."""
+    four = _first(mnist(default_data_dir()), 4 * num_samples)
+    names = ("lightning", "transformers")
+    kinds = [(name, is_joined) for name in names for is_joined in (0, 1)]
+    seconds: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for repeat in range(num_repeats):
+        for num, dataset in ((1, _first(four, num_samples)), (4, four)):
+            for name, is_joined in islice(cycle(kinds), repeat, repeat + len(kinds)):
+                kind = partial(framework, name=name, is_joined=bool(is_joined))
+                taken = at_once(kind, num, dataset, num_epochs)
+                seconds[name, num, is_joined].append(taken)
+    figures: dict[str, Any] = {}
+    for name in names:
+        for num, words in ((1, "alone"), (4, "of_four")):
+            pairs = zip(seconds[name, num, 0], seconds[name, num, 1], strict=True)
+            turns = [round(plain / joined, 4) for plain, joined in pairs]
+            figures[f"{name}_{words}"] = statistics.median(turns)
+            figures[f"{name}_{words}_turns"] = turns
+        plain = statistics.median(seconds[name, 1, 0])
+        figures[f"{name}_samples_per_second"] = round(num_samples / plain)
+    return figures
+
+
 def _first(dataset: Dataset, num_samples: int) -> Dataset:
     return replace(dataset, train=ArraySplit(*dataset.train.batch(torch.arange(num_samples))))
 
@@ -243,16 +290,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each kind")
     parser.add_argument("--epochs", type=int, default=4, help="of each run, at least 3")
     parser.add_argument("--samples", type=int, default=15_000, help="a process and epoch")
+    parser.add_argument("--frameworks", action="store_true", help="measure callbacks instead")
     options = parser.parse_args()
     if options.epochs < 3:
         parser.error(f"--epochs must be at least 3, got {options.epochs}: the first is free")
     keep_freed_memory()  # all other processes are forked from this one
     torch.set_num_threads(1)
-    figures = measure(options.samples, options.epochs, options.repeats)
+    measured = measure_frameworks if options.frameworks else measure
+    figures = measured(options.samples, options.epochs, options.repeats)
     if options.json:
         print(json.dumps(figures))
         return
     for name, value in figures.items():
+        if isinstance(value, list):
+            print(f"{name:34} {value}")
+            continue
         print(f"{name:34} {value:>12,.3f}" if value < 100 else f"{name:34} {value:>12,.0f}")
 
 

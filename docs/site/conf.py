@@ -61,6 +61,7 @@ docs/tools
 docs/recipes
 Simulator <docs/simulator>
 Real machines <docs/network>
+Scripts that exist <docs/scripts>
 docs/security
 docs/monitor
 Run folder <docs/run-folder>

@@ -80,6 +80,11 @@ from .core.varying_topology import (
     random_one_peer as random_one_peer,
 )
 from .deploy.join import Connection as Connection, join as join
+from .deploy.script_worker import (
+    ScriptWorker as ScriptWorker,
+    own_share as own_share,
+    script_worker as script_worker,
+)
 from .deploy.training_loop import TrainingLoop as TrainingLoop
 from .deploy.worker import WorkerSettings as WorkerSettings, take_part as take_part
 from .experiments.batching import batched as batched
@@ -93,6 +98,8 @@ from .experiments.tracking import (
     Tracker as Tracker,
     Tracking as Tracking,
 )
+from .frameworks.lightning import lightning_callback as lightning_callback
+from .frameworks.transformers import transformers_callback as transformers_callback
 from .learning.augmentation import flip_and_crop as flip_and_crop
 from .learning.built_in_metrics import (
     F1 as F1,
@@ -207,6 +214,7 @@ from .learning.stages.staged import Staged as Staged, staged as staged
 from .learning.stages.synthetic_gradients import SyntheticGradients as SyntheticGradients
 from .learning.task import Task as Task
 from .learning.texts import books as books, texts as texts
+from .learning.training_step import TrainingStep as TrainingStep
 from .machine.contention import Contention as Contention
 from .machine.monitor import Monitor as Monitor
 from .machine.predictor import (
@@ -220,6 +228,7 @@ from .net.host_settings import HostSettings as HostSettings
 from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.tls import TLS as TLS
 from .net.zenoh_transport import ZenohTransport as ZenohTransport
+from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export
 from .report.page import write_report as write_report
 from .report.shown import Report as Report

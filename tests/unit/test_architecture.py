@@ -36,6 +36,7 @@ ARROWS = {
     "experiments": ("core", "learning", "machine", "sim"),
     "cluster": ("core", "experiments", "machine", "sim"),
     "deploy": ("core", "experiments", "learning", "machine", "net", "sim"),
+    "frameworks": ("core", "deploy"),
     "recipes": ("algorithms", "core", "experiments", "learning", "machine", "sim"),
     "report": ("core", "experiments"),
     "trackers": ("core", "experiments"),

@@ -23,6 +23,7 @@ from edgegossip.cli.options import together
 from edgegossip.cli.plan_command import PlanOptions
 from edgegossip.cli.profile_command import ProfileOptions
 from edgegossip.cli.router_command import RouterOptions
+from edgegossip.cli.script_command import ScriptOptions
 from edgegossip.cli.study_command import StudyOptions
 from edgegossip.cli.sweep_command import SweepOptions
 from edgegossip.cli.worker_command import (
@@ -90,6 +91,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "report": report_folder,
         "export": ExportOptions,
         "router": RouterOptions,
+        "script": ScriptOptions,
         "certs": _choice(CERTS_COMMANDS),
         "doctor": Doctor,
         "list": _nothing,

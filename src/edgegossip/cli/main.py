@@ -31,6 +31,7 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
   edgegossip router                 join workers that cannot call each other
+  edgegossip script -n 4 FILE.py    a training script of your own, once for each worker
   edgegossip gather RECIPE --out DIR  measure and draw what workers left in DIR/workers/R
   edgegossip measure RECIPE --rank R --out DIR
                                     score the models in DIR/averaged on data that only
@@ -143,6 +144,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),
     "router": _imported("edgegossip.cli.router_command", "router_command"),
+    "script": _imported("edgegossip.cli.script_command", "script_command"),
     "gather": _imported("edgegossip.cli.worker_command", "gather_command"),
     "measure": _imported("edgegossip.cli.worker_command", "measure_command"),
     "certs": _imported("edgegossip.cli.certs_command", "certs_command"),

@@ -77,10 +77,16 @@ def introduce(
         f"initial parameters of a {role}": sketch(workload.initial_params(rank))
         for role, rank in sorted(first_of_role.items())
     }
+    frozen = {
+        f"frozen parameters of a {role}": sketch(sample)
+        for role, rank in sorted(first_of_role.items())
+        if (sample := workload.frozen_sample(rank)) is not None
+    }
     return Introduction(
         settings={
             **shared_settings(header(experiment, None)),
             **parameters,
+            **frozen,
             **_sketch_data(experiment.task.dataset),
         },
         versions={**versions(), "max_seconds": max_seconds},

@@ -21,9 +21,9 @@ from edgegossip.core.protocol import Epochs, Layout, Rank, Role, Seconds, Steps,
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.deploy.final_average import FinalAverage, FinalState
-from edgegossip.deploy.introducing import run_id
+from edgegossip.deploy.introducing import run_id, sketch
 from edgegossip.experiments.describe import describe, flatten, versions
-from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.flat import FlatModel, frozen_sample
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.introduction import Introduction
@@ -43,7 +43,8 @@ class TrainingLoop:
     the model is exchanged: a synchronous algorithm makes `step` wait for the others, and an
     asynchronous one sends in the background. Afterwards the model has the parameters for
     further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
-    final and must not be trained. For the best results, start all workers from equal models.
+    final; a later `step` undoes further training. For the best results, start all workers from
+    equal models.
 
     The final parameters are those with which the algorithm leaves this worker. After
     synchronous algorithms that average with everybody, all workers have the same parameters;
@@ -59,6 +60,7 @@ class TrainingLoop:
 
     Args:
         model: Model that the caller trains; its parameters are moved into one vector, in place.
+            Frozen ones (``requires_grad = False``) do not travel, and have to be equal.
         algorithm: Algorithm, with equal settings on all workers; a worker with other settings
             is rejected and ends with an error that names the setting.
         rank: Rank of this worker.
@@ -135,7 +137,7 @@ class TrainingLoop:
         }
         settings = HostSettings(
             run=run_id(f"training loop {name}"),
-            introduction=_introduction(described, max_seconds),
+            introduction=_introduction(described, model, max_seconds),
             meet_seconds=meet_seconds,
             min_to_begin=min_workers or 2,
             min_workers=min_workers or 1,
@@ -185,15 +187,21 @@ class TrainingLoop:
         """Momentum of the next step, if the algorithm sets one."""
         return self._work.request.momentum
 
-    def step(self, loss: float, num_samples: int) -> None:
+    @property
+    def has_gone_back(self) -> bool:
+        """Whether the last `step` put the last sound parameters into the model."""
+        return self._work.has_gone_back
+
+    def step(self, loss: float | None, num_samples: int) -> None:
         """Account for an optimizer step; exchange the model if it is due.
 
         If another worker's message makes the loss infinite or NaN, the model goes back to the
-        last sound parameters. In that case call ``optimizer.state.clear()``, because momentum
-        is not finite either.
+        last sound parameters. In that case, which `has_gone_back` tells, call
+        ``optimizer.state.clear()``, because momentum is not finite either.
 
         Args:
-            loss: Loss of the batch.
+            loss: Loss of the batch; None for all steps if it is unknown. Then only the
+                parameters tell when training fails.
             num_samples: Samples in the batch.
 
         Raises:
@@ -201,16 +209,17 @@ class TrainingLoop:
                 the run has failed.
         """
         if self.is_over:
+            self._flat.params.copy_(self._host.state.estimate)  # undo this step
             return
         piece = self._present
         assert piece is not None, "step is called within `with`"
-        if not math.isfinite(loss):
+        self._work.has_gone_back = False
+        if loss is not None and not math.isfinite(loss):
             wrong = f"the loss became {loss}; try a smaller learning rate"
             self._work.done.put(TrainingError(wrong))
             self._take_next()
             return
-        piece.losses.append(loss)
-        piece.num_samples += num_samples
+        piece.add(loss, num_samples)
         if piece.is_done or self._is_ending:
             self._work.done.put(piece.result(self._flat))
             self._take_next()
@@ -279,10 +288,16 @@ def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool
     check_range("num_samples", num_samples, f"at least {int(role.has_data)}")
 
 
-def _introduction(described: Mapping[str, Any], max_seconds: Seconds) -> Introduction:
+def _introduction(
+    described: Mapping[str, Any], model: nn.Module, max_seconds: Seconds
+) -> Introduction:
     """Settings to compare with other workers; a time limit may differ, with a warning."""
     limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
-    return Introduction(settings=flatten(described), versions={**versions(), **limits})
+    frozen = frozen_sample(model)
+    stays = {} if frozen is None else {"frozen parameters": sketch(frozen)}
+    return Introduction(
+        settings={**flatten(described), **stays}, versions={**versions(), **limits}
+    )
 
 
 def _judge(
@@ -303,23 +318,30 @@ class _Piece:
 
     def __init__(self, params: Tensor, num_steps: float, num_due: float) -> None:
         self.params = params
-        self.losses: list[float] = []
-        self.num_samples = 0
-        self._num_steps = num_steps
-        self._num_due = num_due
+        self._num_steps = 0
+        self._num_samples = 0
+        self._total_loss = 0.0
+        self._steps_due = num_steps
+        self._samples_due = num_due
+
+    def add(self, loss: float | None, num_samples: int) -> None:
+        """Account for a step."""
+        self._num_steps += 1
+        self._num_samples += num_samples
+        self._total_loss += loss or 0.0
 
     @property
     def is_done(self) -> bool:
-        return len(self.losses) >= self._num_steps or self.num_samples >= self._num_due
+        return self._num_steps >= self._steps_due or self._num_samples >= self._samples_due
 
     def result(self, model: FlatModel) -> TrainingResult:
         """Result so far; parameters are copied."""
         return TrainingResult(
             model.params.to("cpu", copy=True),
-            self.num_samples,
-            len(self.losses),
-            sum(self.losses) / len(self.losses),
-            cost=float(self.num_samples),  # a batch may end beyond what was asked for
+            self._num_samples,
+            self._num_steps,
+            self._total_loss / self._num_steps,
+            cost=float(self._num_samples),  # a batch may end beyond what was asked for
         )
 
 
@@ -336,6 +358,11 @@ class _OwnWork(Trainer):
         )
         self._num_samples = num_samples
         self._batch_size = 1.0
+        self.has_gone_back = False
+
+    def start_over(self) -> None:
+        """Tell the loop, which has the optimizer."""
+        self.has_gone_back = True
 
     @property
     def num_samples(self) -> int:

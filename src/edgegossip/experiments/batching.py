@@ -17,6 +17,7 @@ from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.stacked import StackedLearner
 from edgegossip.learning.task import Task
+from edgegossip.learning.training_step import PLAIN_STEP
 
 Batched: TypeAlias = Literal["auto", "on", "off"]
 MIN_WORKERS = 64
@@ -78,6 +79,8 @@ def why_not_batched(task: Task) -> str | None:
         return "the task has a trainer of its own"
     if task.forward is not forward_pair:
         return "the task has a forward of its own"
+    if task.step != PLAIN_STEP:
+        return "the task has settings for its training steps"
     if task.augmentation is not None:
         return "batches are augmented"
     if not isinstance(task.optimizer, SGD):

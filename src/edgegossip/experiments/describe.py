@@ -10,6 +10,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from edgegossip.core.topology import Topology
@@ -41,6 +42,8 @@ def describe(value: object) -> Any:  # noqa: ANN401
             return _describe_dataset(value)
         case Task():
             return _describe_task(value)
+        case torch.dtype():
+            return str(value).removeprefix("torch.")
         case Tensor():
             return f"tensor{list(value.shape)}"
         case functools.partial():
@@ -59,7 +62,7 @@ def describe(value: object) -> Any:  # noqa: ANN401
 def _describe_task(task: Task) -> dict[str, object]:
     # Left out where they are those of a classification, as in folders without them.
     fields = {f.name: f for f in dataclasses.fields(task)}
-    for name in ("metrics", "target_metric", "forward"):
+    for name in ("metrics", "target_metric", "forward", "step"):
         if getattr(task, name) == fields[name].default:
             del fields[name]
     return {"type": "Task", **{name: describe(getattr(task, name)) for name in fields}}

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+_NUM_COMPARED = 1024
+"""Approximate number of values of a frozen tensor that are compared."""
+
 
 class FlatModel:
     """Puts a module's parameters, and optionally its buffers, into one vector.
@@ -21,7 +24,7 @@ class FlatModel:
         module: Changed in place.
         has_buffers: Include floating-point buffers (running means and variances) after the
             parameters, so that they are exchanged and averaged too. Counters stay with the
-            module.
+            module, and so do buffers that its `state_dict` leaves out.
         channels_last: Use this layout for weights of convolutions; fast for inputs in the same
             layout.
         torch_device: Device of the module.
@@ -52,8 +55,9 @@ class FlatModel:
         dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) != 1:
             raise ValueError(
-                f"the model's trainable parameters have types {sorted(map(str, dtypes))}; "
-                "one flat vector needs a single floating-point type"
+                f"the model's trainable parameters and buffers have types "
+                f"{sorted(map(str, dtypes))}; one flat vector needs a single floating-point "
+                "type: train in one, or leave the buffers out with has_buffers=False"
             )
         self.params = torch.empty(sum(self.sizes), dtype=dtypes.pop(), device=torch_device)
         gradients = torch.zeros_like(self.params[:num_trained])
@@ -86,10 +90,21 @@ def laid_out(module: nn.Module, has_buffers: bool) -> list[Tensor]:
     return [*trained, *(buffer for _, _, buffer in buffers)]
 
 
+def frozen_sample(module: nn.Module) -> Tensor | None:
+    """Some values of each frozen parameter, by which two models can be compared.
+
+    None if nothing is frozen.
+    """
+    frozen = [each.detach() for each in module.parameters() if not each.requires_grad]
+    spread = (each.flatten()[:: max(1, each.numel() // _NUM_COMPARED)] for each in frozen)
+    return torch.cat([each.to("cpu", torch.float32) for each in spread]) if frozen else None
+
+
 def _floating_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    kept = {id(each) for each in module.state_dict(keep_vars=True).values()}
     for owner in module.modules():
         for name, buffer in owner.named_buffers(recurse=False):
-            if buffer.is_floating_point():
+            if buffer.is_floating_point() and id(buffer) in kept:
                 yield owner, name, buffer
 
 

@@ -16,7 +16,13 @@ from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.flops import training_flops
-from edgegossip.learning.loss import Forward, Loss, forward_pair, prepare_batch
+from edgegossip.learning.loss import (
+    Forward,
+    Loss,
+    forward_pair,
+    mean_of_finite,
+    prepare_batch,
+)
 from edgegossip.learning.model_copies import ModelCopies, ModelCopy
 from edgegossip.learning.nested import Nested
 from edgegossip.learning.optimizer import OptimizerFactory
@@ -27,6 +33,7 @@ from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.leaving_off import asking
 from edgegossip.learning.sampling.sampler import Batch
 from edgegossip.learning.schedule import Constant, Schedule
+from edgegossip.learning.training_step import PLAIN_STEP, TrainingStep
 
 Augmentation: TypeAlias = Callable[[Nested, torch.Generator], Nested]
 """Changes raw x of a batch (x, y), or another batch as a whole, at random; draws only from the
@@ -59,6 +66,7 @@ class Learner(Trainer):
         has_buffers: Exchange normalization buffers too; see `FlatModel`.
         torch_device: Device for the computation.
         forward: Makes outputs and targets of model and batch; see `Task`.
+        step: Precision, accumulation, clipping and compilation of each step.
         copies: Copies of `model` for several learners; by default the learner has its own.
     """
 
@@ -81,6 +89,7 @@ class Learner(Trainer):
         has_buffers: bool = True,
         torch_device: torch.device | str = "cpu",
         forward: Forward = forward_pair,
+        step: TrainingStep = PLAIN_STEP,
         copies: ModelCopies | None = None,
     ) -> None:
         key = (seed, rank, incarnation)
@@ -99,6 +108,7 @@ class Learner(Trainer):
         self._schedule = schedule
         self._loss = loss
         self._forward = forward
+        self._settings = step
         self._dataset = dataset
         self._augmentation = augmentation
         self._torch_device = torch.device(torch_device)
@@ -338,12 +348,16 @@ class Learner(Trainer):
 
     def _step(self, batch: Batch) -> Tensor:
         samples = self._samples(batch)
-        self.model.zero_grad()
-        outputs, targets = self._forward(self.model.module, samples)
-        loss = self.batches.loss(batch, self._loss, outputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._settings.gradients(self.model, batch, samples, self._batch_loss)
         self._optimizer.step()
-        return loss.detach()
+        return loss
+
+    def _batch_loss(self, batch: Batch, samples: Nested) -> tuple[Tensor, int]:
+        module = self._at_work().compiled if self._settings.compile else self.model.module
+        with self._settings.precision(self._torch_device):
+            outputs, targets = self._forward(module, samples)
+            loss = self.batches.loss(batch, self._loss, outputs, targets)
+        return loss, self._settings.num_terms(batch, self._loss, outputs, targets)
 
     def _tune(self, request: Train, progress: float) -> None:
         """Set learning rate and momentum for this request only."""
@@ -362,16 +376,7 @@ class Learner(Trainer):
                 )
 
     def _mean_loss(self, losses: list[Tensor]) -> float:
-        values = torch.stack(losses)
-        is_finite = values.isfinite()
-        if not is_finite.all():
-            first = int(is_finite.logical_not().nonzero()[0])
-            raise TrainingError(
-                f"the loss of worker {self.rank} became {float(values[first])} in its step "
-                f"{self._num_steps + first + 1}; try a smaller learning rate, or look for "
-                "extreme values in its data"
-            )
-        return float(values.mean())
+        return mean_of_finite(losses, self.rank, self._num_steps)
 
     def state_dict(self) -> Mapping[str, Any]:
         batches = self._kept_batches if self._batches is None else self._batches.state_dict()

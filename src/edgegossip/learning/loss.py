@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgegossip.core.errors import DataError
+from edgegossip.core.errors import DataError, TrainingError
+from edgegossip.core.protocol import Rank
 from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.nested import Nested, map_leaves, num_samples
 
@@ -116,6 +117,24 @@ def losses_of(loss: Loss, outputs: Any, targets: Any, number: int) -> Tensor:  #
     if losses.shape[:1] != (number,):
         raise ValueError(problem)
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+def mean_of_finite(losses: Sequence[Tensor], rank: Rank, num_before: int) -> float:
+    """The mean of a worker's losses, after it has taken `num_before` other steps.
+
+    Raises:
+        TrainingError: If one is not finite.
+    """
+    values = torch.stack([*losses])
+    is_finite = values.isfinite()
+    if not is_finite.all():
+        first = int(is_finite.logical_not().nonzero()[0])
+        raise TrainingError(
+            f"the loss of worker {rank} became {float(values[first])} in its step "
+            f"{num_before + first + 1}; try a smaller learning rate, or look for extreme "
+            "values in its data"
+        )
+    return float(values.mean())
 
 
 def prepare_batch(dataset: TrainingData, batch: Nested, torch_device: torch.device) -> Nested:

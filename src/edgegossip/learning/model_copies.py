@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,13 +46,19 @@ class ModelCopy:
         replace_dropout(module, self.dropout)
         self.model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
         is_elementwise = getattr(optimizer, "is_elementwise", False)
-        self.trained = [self.model.trained] if is_elementwise else list(module.parameters())
+        trainable = [each for each in module.parameters() if each.requires_grad]
+        self.trained = [self.model.trained] if is_elementwise else trainable
         self._make_optimizer = optimizer
         self.optimizer = optimizer(self.trained)
         moved = {*map(id, self.model.moved_buffers)}
         self._own_buffers = {
             name: buffer for name, buffer in module.named_buffers() if id(buffer) not in moved
         }
+
+    @cached_property
+    def compiled(self) -> nn.Module:
+        """The same model, compiled by `torch.compile` on first use."""
+        return cast("nn.Module", torch.compile(self.model.module))
 
     @property
     def has_dropout(self) -> bool:

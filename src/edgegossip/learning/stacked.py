@@ -17,6 +17,7 @@ from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.loss import Loss, prepare_batch
 from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.training_step import PLAIN_STEP, require_plain
 
 
 class StackedLearner(Learner):
@@ -38,6 +39,7 @@ class StackedLearner(Learner):
     """
 
     def __init__(self, *, optimizer: SGD, **arguments: Any) -> None:  # noqa: ANN401
+        require_plain(arguments.get("step", PLAIN_STEP), "StackedLearner")
         super().__init__(optimizer=optimizer, **arguments)
         self._is_sharing = True
         self._sgd = optimizer

@@ -21,6 +21,7 @@ from edgegossip.core.trainer import Trainer
 from edgegossip.learning.built_in_metrics import Accuracy
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.evaluator import Evaluator
+from edgegossip.learning.flat import frozen_sample
 from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.local import Local
 from edgegossip.learning.local_reports import LocalReporter
@@ -39,6 +40,7 @@ from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.shards import DealtShards, LocalShards
 from edgegossip.learning.stacked import StackedLearner
+from edgegossip.learning.training_step import PLAIN_STEP, TrainingStep
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeTrainer: TypeAlias = Callable[..., Trainer]
@@ -76,6 +78,7 @@ class Task:
         optimizer: Makes each worker's optimizer from its parameters.
         schedule: Learning rate of the optimizer over the run.
         batch_size: Samples per step, at least 1.
+        step: Mixed precision, gradient accumulation, clipping and compilation of each step.
         partition: Deals the training samples to the workers; has no part in `Local` data.
         accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
         augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`; to
@@ -100,6 +103,7 @@ class Task:
     optimizer: OptimizerFactory = SGD()
     schedule: Schedule = Constant()
     batch_size: int = 64
+    step: TrainingStep = PLAIN_STEP
     partition: Partition = IID()
     accuracy_aware: AccuracyAware = PLAIN
     augmentation: Augmentation | None = None
@@ -256,6 +260,10 @@ class Workload:
         """Initial parameters of worker `rank`, [num_params] of its part."""
         return self._initial[self._part(rank)]
 
+    def frozen_sample(self, rank: Rank = 0) -> Tensor | None:
+        """Some values of the frozen parameters of worker `rank`; see `flat.frozen_sample`."""
+        return frozen_sample(self._parts.models[self._part(rank)].module)
+
     def num_params(self, rank: Rank) -> int:
         """Length of the estimate of worker `rank`."""
         return self._role(rank).num_held(len(self.initial_params(rank)))
@@ -286,14 +294,17 @@ class Workload:
             has_buffers=self.task.has_buffers,
             torch_device=self.task.torch_device,
             **self._shards.of_trainer(rank),
-            **self._forward,
+            **self._by_choice,
         )
 
     @property
-    def _forward(self) -> dict[str, Forward]:
-        # A trainer of somebody's own need not know it where a batch is a pair.
-        forward = self.task.forward
-        return {} if forward is forward_pair else {"forward": forward}
+    def _by_choice(self) -> dict[str, object]:
+        # A trainer of somebody's own need not know what a task leaves at its default.
+        forward, step = self.task.forward, self.task.step
+        return {
+            **({} if forward is forward_pair else {"forward": forward}),
+            **({} if step == PLAIN_STEP else {"step": step}),
+        }
 
     def _copies(self, part: str) -> ModelCopies:
         if part not in self._lent:

@@ -12,6 +12,7 @@ from edgegossip.core.errors import LocalProtocolError, TrainingError
 from edgegossip.core.protocol import Payload, Train
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.loss import to_model
+from edgegossip.learning.training_step import PLAIN_STEP, require_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +51,12 @@ class StageLearner(Learner):
         place: Position of the stage.
 
     Raises:
-        ValueError: If a selection needs losses of samples, which a stage does not know.
+        ValueError: If a selection needs losses of samples, which a stage does not know, or
+            `step` is anything but plain.
     """
 
     def __init__(self, *, place: Place, **arguments: Any) -> None:  # noqa: ANN401
+        require_plain(arguments.get("step", PLAIN_STEP), "a stage")
         super().__init__(**arguments)
         selection = self._accuracy_aware.selection
         if selection.needs_losses or selection.needs_sample_losses:

@@ -1,0 +1,99 @@
+"""The command that runs a training script as workers. Importing this module imports torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from edgegossip.cli.commands import default_folder
+from edgegossip.core.errors import UsageError
+from edgegossip.core.protocol import Rank
+from edgegossip.core.ranges import check_ranges
+from edgegossip.deploy.join import Connection
+from edgegossip.deploy.script_launch import local_workers, log_path, run_script
+from edgegossip.deploy.script_worker import ScriptWorker
+from edgegossip.net.address import Address
+
+_USAGE = "edgegossip script -n 4 [OPTIONS] FILE.py [ITS OWN ARGUMENTS]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """Run a training script that takes part through edgegossip, once for each worker.
+
+    Args:
+        n: Number of workers, on all machines.
+        rank: Only this worker, on this machine; by default all of them.
+        listen: Endpoint at which others reach this worker, e.g. tls/0.0.0.0:7447.
+        connect: Endpoint of another worker or a router, e.g. tls/server:7447.
+        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`.
+        name: Name of the run, equal for all its workers.
+        out: Folder for what all workers but the first print; by default runs/NAME/STAMP.
+    """
+
+    n: Annotated[int, tyro.conf.arg(name="n", aliases=("-n",))]
+    rank: Rank | None = None
+    listen: tuple[str, ...] = ()
+    connect: tuple[str, ...] = ()
+    tls: Path | None = None
+    name: str = "script"
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, n="at least 1")
+        if self.rank is None and (self.listen or self.connect or self.tls):
+            raise ValueError(
+                "--listen, --connect and --tls are those of one worker; add its --rank"
+            )
+
+    def workers(self) -> list[ScriptWorker]:
+        """The workers of this machine."""
+        if self.rank is None:
+            return local_workers(self.n, self.name)
+        address = Address(listen=self.listen, connect=self.connect)
+        connection = Connection(address=address, tls=self.tls)
+        return [
+            ScriptWorker(
+                rank=self.rank, num_workers=self.n, connection=connection, name=self.name
+            )
+        ]
+
+
+def script_command(arguments: list[str]) -> int:
+    """`edgegossip script`."""
+    ours, script = _split(arguments)
+    options = tyro.cli(ScriptOptions, prog="edgegossip script", args=ours)
+    if not script:
+        raise UsageError(f"no script; the form is {_USAGE}")
+    if not Path(script[0]).is_file():
+        raise UsageError(f"there is no file {script[0]}; the form is {_USAGE}")
+    try:
+        workers = options.workers()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    out = options.out or default_folder(Path(script[0]).stem)
+    failed = run_script(script, workers, out)
+    for rank in failed:
+        where = "" if rank == workers[0].rank else f": {_last_line(log_path(out, rank))}"
+        print(f"edgegossip: worker {rank} failed{where}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split our options from the script and its own arguments.
+
+    >>> _split(["-n", "4", "train.py", "--lr", "0.1"])
+    (['-n', '4'], ['train.py', '--lr', '0.1'])
+    """
+    found = [index for index, each in enumerate(arguments) if each.endswith(".py")]
+    start = found[0] if found else len(arguments)
+    return arguments[:start], arguments[start:]
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else 'nothing said'} (see {path})"

@@ -1,0 +1,197 @@
+"""One of the processes that run the same script, each as a worker with its own data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.errors import UsageError
+from edgegossip.core.protocol import Rank
+from edgegossip.deploy.join import Connection
+from edgegossip.deploy.training_loop import TrainingLoop
+from edgegossip.net.access import bound_name
+from edgegossip.net.address import Address
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.tls import load_tls
+from edgegossip.net.transport import Transport
+from edgegossip.net.zenoh_transport import ZenohTransport
+
+AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
+"""An algorithm, or a function that makes it for a number of workers and of optimizer steps."""
+_PREFIX = "EDGEGOSSIP_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptWorker:
+    """A process of a script that takes part in a run; by default one that trains alone.
+
+    Args:
+        rank: Rank of this process.
+        num_workers: Number of all processes, on all machines.
+        connection: Connection to the others; needed with several.
+        name: Name of the run, equal for all processes.
+        transport: Another way to the others than `connection`, for threads of one process.
+
+    Raises:
+        ValueError: If `rank` is out of range, or there is no way to the others.
+    """
+
+    rank: Rank = 0
+    num_workers: int = 1
+    connection: Connection | None = None
+    name: str = "script"
+    transport: Transport | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_workers:
+            raise ValueError(f"rank must be in 0..{self.num_workers - 1}, got {self.rank}")
+        if self.num_workers > 1 and self.connection is None and self.transport is None:
+            raise ValueError(
+                f"one of {self.num_workers} workers needs a connection to the others; give it "
+                "connection=edgegossip.Connection(address=...)"
+            )
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> ScriptWorker:
+        """Read the worker that `edgegossip script` started this process as.
+
+        The variables are EDGEGOSSIP_RANK, EDGEGOSSIP_NUM_WORKERS, EDGEGOSSIP_LISTEN and
+        EDGEGOSSIP_CONNECT (endpoints, separated by spaces), EDGEGOSSIP_TLS (a folder) and
+        EDGEGOSSIP_NAME. Without the first two, the worker is alone.
+
+        Raises:
+            UsageError: If only one of the first two is set, or one of all is invalid.
+        """
+        found = {
+            name: variables.get(_PREFIX + name, "")
+            for name in ("RANK", "NUM_WORKERS", "LISTEN", "CONNECT", "TLS", "NAME")
+        }
+        if not found["RANK"] and not found["NUM_WORKERS"]:
+            return cls()
+        try:
+            address = Address(
+                listen=tuple(found["LISTEN"].split()), connect=tuple(found["CONNECT"].split())
+            )
+            return cls(
+                rank=_whole(found["RANK"], "RANK"),
+                num_workers=_whole(found["NUM_WORKERS"], "NUM_WORKERS"),
+                connection=Connection(address=address, tls=found["TLS"] or None),
+                name=found["NAME"] or cls.name,
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"{error}; start the script with `edgegossip script`, or set the variables "
+                f"{_PREFIX}RANK, {_PREFIX}NUM_WORKERS, {_PREFIX}LISTEN and {_PREFIX}CONNECT"
+            ) from None
+
+    def environment(self) -> dict[str, str]:
+        """The variables from which `from_environment` makes this worker."""
+        found = {"RANK": str(self.rank), "NUM_WORKERS": str(self.num_workers)}
+        if self.connection is not None:
+            found["LISTEN"] = " ".join(self.connection.address.listen)
+            found["CONNECT"] = " ".join(self.connection.address.connect)
+            if self.connection.tls is not None:
+                found["TLS"] = str(Path(self.connection.tls).resolve())
+        return {_PREFIX + name: value for name, value in {**found, "NAME": self.name}.items()}
+
+    def own_share(self, samples: Any) -> Any:  # noqa: ANN401
+        """This worker's part of a data set: every `num_workers`-th sample.
+
+        All get equally many; fewer than `num_workers` samples are left out.
+
+        Args:
+            samples: A tensor, a map-style data set of PyTorch, or one of Hugging Face.
+
+        Raises:
+            TypeError: If it has no length or no samples by number.
+        """
+        if self.num_workers == 1:
+            return samples
+        if hasattr(samples, "shard"):
+            return samples.shard(num_shards=self.num_workers, index=self.rank, contiguous=False)
+        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+            raise TypeError(
+                f"{type(samples).__name__} has no samples by number, so no worker can take "
+                "its own; let the script choose them by worker.rank and worker.num_workers"
+            )
+        n = self.num_workers
+        own = range(self.rank, len(samples) // n * n, n)
+        if isinstance(samples, Tensor):
+            return samples[own.start : own.stop : n]
+        return samples.select(own) if hasattr(samples, "select") else Subset(samples, own)
+
+    def training_loop(
+        self,
+        model: nn.Module,
+        algorithm: AlgorithmOrMaker,
+        *,
+        num_samples: int,
+        num_steps: int = 0,
+        **options: Any,  # noqa: ANN401
+    ) -> TrainingLoop:
+        """Make this worker's loop.
+
+        Args:
+            model: Model that the script trains.
+            algorithm: Equal for all workers; or a function that makes it for a number of
+                workers and of steps, such as
+                ``lambda n, steps: Gossip(topology=ring(n), num_rounds=steps)``.
+            num_samples: Number of this worker's samples.
+            num_steps: Number of optimizer steps that the script will take, for this function.
+            options: The others of `TrainingLoop`. `final_average` is true by default.
+
+        Raises:
+            ValueError: If the algorithm is one for another number of workers.
+        """
+        n = self.num_workers
+        made = algorithm if isinstance(algorithm, Algorithm) else algorithm(n, num_steps)
+        topology = made.traits.topology
+        if topology is not None and topology.num_workers != n:
+            raise ValueError(
+                f"the algorithm's topology has {topology.num_workers} workers, but {n} take "
+                "part; give a function (of n, steps) that makes the algorithm for n"
+            )
+        options = {"final_average": True, "name": self.name, **options}
+        return TrainingLoop(
+            model, made, self.rank, n, self._transport(), num_samples=num_samples, **options
+        )
+
+    def _transport(self) -> Transport:
+        if self.transport is not None:
+            return self.transport
+        connection = self.connection
+        if connection is None or self.num_workers == 1:
+            return MemoryNetwork().transport(self.rank)
+        run = self.name
+        return ZenohTransport(
+            run=run,
+            rank=self.rank,
+            num_workers=self.num_workers,
+            address=connection.address,
+            security=load_tls(connection.tls, self.rank, [bound_name(run)], connection.ban),
+            insecure=connection.insecure,
+            lease=connection.lease,
+        )
+
+
+def script_worker() -> ScriptWorker:
+    """The worker that this process is; see `ScriptWorker.from_environment`."""
+    return ScriptWorker.from_environment()
+
+
+def own_share(samples: Any) -> Any:  # noqa: ANN401
+    """This process's part of a data set; see `ScriptWorker.own_share`."""
+    return script_worker().own_share(samples)
+
+
+def _whole(text: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"{_PREFIX}{name} must be a whole number, got {text!r}")
+    return int(text)

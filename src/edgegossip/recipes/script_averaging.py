@@ -1,0 +1,37 @@
+"""The usual algorithm for training scripts: average with neighbors every few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.ranges import check_range
+from edgegossip.core.topology import Topology, complete
+
+
+def averaging(
+    every: int = 1, topology: Callable[[int], Topology] = complete
+) -> Callable[[int, int], Gossip]:
+    """Make a function that makes a `Gossip` for the workers and steps of a script.
+
+    Args:
+        every: Optimizer steps between two exchanges, at least 1.
+        topology: Makes the graph of a number of workers.
+
+    Raises:
+        ValueError: If `every` is below 1, or later if a script takes fewer steps.
+
+    >>> averaging(every=8)(4, 100).num_rounds
+    12
+    """
+    check_range("every", every, "at least 1")
+
+    def make(num_workers: int, num_steps: int) -> Gossip:
+        if num_steps < every:
+            raise ValueError(
+                f"every must be at most the script's number of steps, {num_steps}, got {every}"
+            )
+        rounds = num_steps // every
+        return Gossip(topology=topology(num_workers), num_rounds=rounds, local_steps=every)
+
+    return make

@@ -1,0 +1,118 @@
+"""`edgegossip script`: a script of one's own in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgegossip.cli.main import main
+from edgegossip.cli.script_command import ScriptOptions, script_command
+from edgegossip.core.errors import UsageError
+
+SCRIPT = """
+import json, sys
+import torch
+import edgegossip as eg
+
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+data = eg.own_share(torch.arange(16.0).view(8, 2))
+worker = eg.script_worker()
+with worker.training_loop(model, eg.averaging(), num_samples=len(data), num_steps=4) as loop:
+    while not loop.is_over:
+        for x in data:
+            loss = (model(x) - x.sum()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loop.step(loss.item(), 1)
+            if loop.is_over:
+                break
+print(json.dumps([worker.rank, len(data), model.weight.tolist(), sys.argv[1:]]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def work_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str) -> str:
+    Path("train.py").write_text(text)
+    return "train.py"
+
+
+def test_two_processes_of_a_script_end_with_one_model(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["script", "-n", "2", "--out", "out", write(SCRIPT), "--lr", "0.1"]) == 0
+    first = json.loads(capfd.readouterr().out.splitlines()[-1])
+    second = json.loads(Path("out", "worker-1.txt").read_text().splitlines()[-1])
+    assert (first[0], second[0]) == (0, 1)
+    assert first[1:] == second[1:]
+    assert (first[1], first[3]) == (4, ["--lr", "0.1"])
+
+
+def test_a_process_that_fails_is_named_and_the_other_goes_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    failing = "import edgegossip as eg\nassert eg.script_worker().rank == 0, 'no data here'"
+    assert main(["script", "-n", "2", "--out", "out", write(failing)]) == 1
+    said = capfd.readouterr().err
+    assert "edgegossip: worker 1 failed: AssertionError: no data here (see out/" in said
+    assert "worker 0" not in said
+
+
+def test_ctrl_c_reaches_all_processes() -> None:
+    write(
+        "import edgegossip as eg, pathlib, time\n"
+        "rank = eg.script_worker().rank\n"
+        "try:\n"
+        "    pathlib.Path(f'begun-{rank}').touch()\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    pathlib.Path(f'told-{rank}').touch()\n"
+    )
+    command = [sys.executable, "-m", "edgegossip.cli.main", "script", "-n", "2", "train.py"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
+        deadline = time.monotonic() + 60
+        while not (Path("begun-0").exists() and Path("begun-1").exists()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted; the workers have left the run" in said
+    assert Path("told-0").exists()
+    assert Path("told-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2"], "no script; the form is edgegossip script -n 4"),
+        (["-n", "2", "gone.py"], "there is no file gone.py"),
+        (["-n", "2", "--rank", "2", "--listen", "tcp/127.0.0.1:0"], "rank must be in 0..1"),
+        (["-n", "2", "--rank", "1"], "no way to any other worker"),
+    ],
+)
+def test_commands_that_start_nothing_say_why(arguments: list[str], message: str) -> None:
+    write(SCRIPT)
+    given = arguments if len(arguments) < 4 else [*arguments, "train.py"]
+    with pytest.raises(UsageError, match=message):
+        script_command(given)
+
+
+def test_endpoints_are_those_of_one_worker() -> None:
+    with pytest.raises(ValueError, match="those of one worker; add its --rank"):
+        ScriptOptions(n=2, connect=("tcp/127.0.0.1:1",))
+    [worker] = ScriptOptions(n=2, rank=1, connect=("tcp/127.0.0.1:1",)).workers()
+    assert (worker.rank, worker.num_workers) == (1, 2)
