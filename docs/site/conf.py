@@ -62,6 +62,7 @@ docs/recipes
 Simulator <docs/simulator>
 Real machines <docs/network>
 Scripts that exist <docs/scripts>
+Local data <docs/local-data>
 docs/security
 docs/monitor
 Run folder <docs/run-folder>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.worker_threads import WITHIN, Crew
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.cli.main import main
 from edgegossip.core.errors import DataError, NetworkError, RunFolderError
+from edgegossip.core.protocol import Rank
 from edgegossip.deploy import worker as worker_module
 from edgegossip.deploy.gather import gather, make_gathering
 from edgegossip.deploy.gathering import WORKERS
@@ -28,6 +30,7 @@ from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
+from edgegossip.learning.task import Workload
 from edgegossip.report.folder import read_folder
 
 RANKS = range(4)
@@ -126,6 +129,24 @@ def test_a_worker_reads_its_own_data_alone_and_measuring_that_of_its_machine(
     results, _ = gather(local_run(load=gatherer.load), tmp_path)
     assert isinstance(results, Results)
     assert gatherer.reads == []
+
+
+def test_processes_may_not_even_ask_for_the_data_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Experiment.workload
+    allowed: list[Any] = []
+
+    def watched(self: Experiment, reads: Container[Rank] | None = None) -> Workload:
+        allowed.append(reads)
+        return prepare(self, reads)
+
+    monkeypatch.setattr(Experiment, "workload", watched)
+    finished(tmp_path)
+    assert sorted(allowed) == [(0,), (1,), (2,), (3,)]
+    gather(local_run(), tmp_path)
+    measure(local_run(), 2, tmp_path)
+    assert allowed[4:] == [(), (2,)]
 
 
 def test_only_sums_travel_back(out: Path) -> None:

@@ -27,15 +27,16 @@ MakeEvaluator: TypeAlias = Callable[[Rank], Evaluates | None]
 
 
 @dataclass(frozen=True, slots=True)
-class FreeEvaluator:
-    """A function that answers at no cost.
+class FunctionEvaluator:
+    """A function that answers.
 
     Args:
         measure: Returns loss and metrics of parameters.
+        cost: As in `Evaluates`.
     """
 
     measure: Callable[[Tensor], tuple[float, Mapping[str, float]]]
-    cost: float = 0.0
+    cost: float
 
     def evaluate(self, params: Tensor) -> tuple[float, Mapping[str, float]]:
         return self.measure(params)
@@ -46,10 +47,10 @@ def nothing(rank: Rank) -> None:
 
 
 def same_for_all(
-    evaluate: Callable[[Tensor], tuple[float, Mapping[str, float]]] | None,
+    evaluate: Callable[[Tensor], tuple[float, Mapping[str, float]]] | None, cost: float
 ) -> MakeEvaluator:
-    """Let one function answer all workers, without cost."""
+    """Let one function answer all workers."""
     if evaluate is None:
         return nothing
-    evaluator = FreeEvaluator(evaluate)
+    evaluator = FunctionEvaluator(evaluate, cost)
     return lambda rank: evaluator

@@ -86,8 +86,8 @@ class Simulator(Generic[State]):
         pool: Pool for training; by default the caller's thread.
         observer: Observer of all events.
         evaluate: Answers the `Evaluate` effects of all workers with loss and metrics.
-        evaluators: Finds what answers a worker, at a cost for its platform; by default
-            `evaluate` does, at none.
+        evaluation_cost: Cost of an evaluation for the platform, in training samples.
+        evaluators: Finds what answers a worker, in place of these two.
         wire: Encode and decode every message, as a network would.
         max_seconds: Time limit of the run, for `Traits.progress`.
     """
@@ -105,6 +105,7 @@ class Simulator(Generic[State]):
         pool: Pool | None = None,
         observer: Observer | None = None,
         evaluate: Callable[[Tensor], tuple[float, Mapping[str, float]]] | None = None,
+        evaluation_cost: float = 0.0,
         evaluators: MakeEvaluator | None = None,
         wire: bool = False,
         max_seconds: Seconds = math.inf,
@@ -121,7 +122,7 @@ class Simulator(Generic[State]):
         self._faults = faults or Faults()
         self._network = Network(links or Links(), self._faults, platforms, wire=wire)
         self._observer = observer or UNOBSERVED
-        self._evaluator_of = evaluators or same_for_all(evaluate)
+        self._evaluator_of = evaluators or same_for_all(evaluate, evaluation_cost)
         self._max_seconds = max_seconds
         self._records = [WorkerRecord() for _ in platforms]
         script = self._faults.script
