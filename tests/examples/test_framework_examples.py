@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import edgegossip as eg
 from edgegossip.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
@@ -31,6 +32,15 @@ def test_three_lines_of_a_script_name_edgegossip(name: str) -> None:
     changed = [line for line in code.splitlines() if re.search(r"\beg\b|edgegossip", line)]
     assert len(changed) == 3
     assert [line.rpartition("# ")[2] for line in changed] == ["1", "2", "3"]
+
+
+def test_the_page_names_what_there_is() -> None:
+    page = (EXAMPLES.parents[1] / "docs" / "scripts.md").read_text(encoding="utf-8")
+    names = {*re.findall(r"\beg\.(\w+)", page)}
+    assert len(names) > 5
+    assert names <= {*dir(eg)}
+    [call] = re.findall(r"eg\.lightning_callback\((lambda.*)\)\n", page)
+    assert eval(call, {"eg": eg})(4, 9) == eg.GoSGD(topology=eg.ring(4), num_rounds=9)
 
 
 @pytest.mark.slow
