@@ -27,8 +27,10 @@ from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import Interrupted
+from edgegossip.core.errors import Interrupted, LocalProtocolError
 from edgegossip.core.protocol import Assigned, Event, Rank, Seconds
 from edgegossip.core.topology import complete
 from edgegossip.experiments.experiment import Experiment
@@ -184,3 +186,24 @@ def test_a_worker_that_asks_to_evaluate_is_measured_on_its_own_data() -> None:
     held_out = [round(0.2 * size) for size in SIZES]
     assert costs == pytest.approx([number / 3 for number in held_out])
     assert workload.validator(7) is None
+
+
+# Parameter servers.
+
+
+def test_a_server_reads_no_data(tmp_path: Path) -> None:
+    files = Files()
+    experiment = replace(local_run(load=files.load), algorithm=BSP(num_workers=3, num_rounds=4))
+    results = run(experiment, out=tmp_path)
+    assert results.reason == "finished"
+    assert sorted(files.reads) == [1, 2, 3]
+    assert events(tmp_path, "experiment")[0]["shard_sizes"] == [0, 8, 19, 13]
+
+
+def test_a_server_that_tunes_by_validation_data_has_none(tmp_path: Path) -> None:
+    algorithm = ADSP(num_workers=3, num_rounds=40, window=0.2, min_interval=0.05)
+    experiment = replace(local_run(), algorithm=algorithm, max_seconds=2.0)
+    with pytest.raises(
+        LocalProtocolError, match=r"worker 0 asked to Evaluate, but .* no valid"
+    ):
+        run(experiment, out=tmp_path)
