@@ -275,7 +275,15 @@ def joined_gpts(
     make: Callable[[], Any] = small_gpt,
     **changes: Any,  # noqa: ANN401
 ) -> list[Any]:
-    """Trainers of two workers that have exchanged their models."""
+    """Trainers of two workers that have exchanged their models.
+
+    They do not accumulate gradients: all threads share what Accelerate knows of that.
+    """
+    changes = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        **changes,
+    }
     models = [make(), make()]
     trainers: list[Any] = [None, None]
 
