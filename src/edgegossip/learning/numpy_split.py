@@ -111,8 +111,8 @@ def from_numpy(
     """Make a data set of NumPy arrays, in memory or mapped from files.
 
     Mapped arrays, such as ``numpy.load("x.npy", mmap_mode="r")``, may be larger than memory: a
-    batch reads only its own samples. Random samples cost a disk access each, so give one or two
-    `num_workers` to read ahead.
+    batch reads its own samples only, all of them at once. On a slow disk, one or two
+    `num_workers` read ahead.
 
     >>> x, y = np.random.default_rng(0).random((8, 3), np.float32), np.arange(8) % 2
     >>> data = from_numpy("rows", train=(x[:6], y[:6]), test=(x[6:], y[6:]), num_classes=2)
