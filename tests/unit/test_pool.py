@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
 
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import Steps, Train
+from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.sim.pool import ComputePool
 
 
@@ -39,6 +44,62 @@ def test_a_task_that_fails_fails_again_the_same_way(num_threads: int) -> None:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="call 0"):
                 pending.result()
+
+
+class RestingTrainer(Trainer):
+    """Notes when it trains and rests; fails if told to."""
+
+    num_samples = 1
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+        self.calls: list[str] = []
+
+    def cost(self, request: Train) -> float:
+        return 1.0
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        self.calls.append(f"train at {progress}")
+        if self.fails:
+            raise TrainingError(f"after {len(self.calls)} trainings")
+        return TrainingResult(request.params, 1, 1, 0.0)
+
+    def rest(self) -> None:
+        self.calls.append("rest")
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_trainer_trains_once_and_then_rests(num_threads: int) -> None:
+    trainer = RestingTrainer(fails=False)
+    with ComputePool(num_threads) as pool:
+        pending = pool.train(trainer, Train(torch.zeros(1), Steps(1)), 0.5)
+        assert pending.result() is pending.result()
+    assert trainer.calls == ["train at 0.5", "rest"]
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_training_that_fails_fails_again_the_same_way(num_threads: int) -> None:
+    trainer = RestingTrainer(fails=True)
+    with ComputePool(num_threads) as pool:
+        pending = pool.train(trainer, Train(torch.zeros(1), Steps(1)), 0.0)
+        for _ in range(2):
+            with pytest.raises(TrainingError, match="after 1 trainings"):
+                pending.result()
+    assert trainer.calls == ["train at 0.0"]
+
+
+def test_without_threads_a_trainer_waits_until_it_is_asked() -> None:
+    trainer = RestingTrainer(fails=False)
+    pending = ComputePool(0).train(trainer, Train(torch.zeros(1), Steps(1)), 0.0)
+    assert trainer.calls == []
+    pending.result()
+    assert trainer.calls == ["train at 0.0", "rest"]
 
 
 def test_without_threads_a_task_waits_until_it_is_asked_for() -> None:

@@ -75,6 +75,35 @@ class _Deferred(Generic[T]):
         return self._result
 
 
+class _Later:
+    """Training that runs alone, in the caller's thread, when its result is needed.
+
+    A `_Deferred` of `train_alone` does the same with one more object for each worker, so that
+    the processor's caches hold less of a large run.
+    """
+
+    __slots__ = ("_outcome", "_progress", "_request", "_trainer")
+
+    def __init__(self, trainer: Trainer, request: Train, progress: float) -> None:
+        self._trainer: Trainer | None = trainer
+        self._request = request
+        self._progress = progress
+        self._outcome: TrainingResult | Exception
+
+    def result(self) -> TrainingResult:
+        trainer = self._trainer
+        if trainer is not None:
+            self._trainer = None
+            try:
+                self._outcome = trainer.train(self._request, self._progress)
+                trainer.rest()
+            except Exception as error:
+                self._outcome = error
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
 class _Waiting:
     """Training that starts when its result, or one that waits with it, is needed."""
 
@@ -141,6 +170,8 @@ class ComputePool:
         Requests that can run together wait until one of their results is needed.
         """
         prepared = trainer.prepare(request, progress)
+        if prepared is None and self._executor is None:
+            return _Later(trainer, request, progress)
         if prepared is None:
             return self.submit(train_alone, trainer, request, progress)
         waiting = _Waiting(prepared, self._start)
