@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.kept import rounded
 from benchmarks.many_workers import MEMORY_MODELS
 from benchmarks.simulator import Chatter, pictures
 
@@ -262,15 +263,6 @@ def summed_up(
         "million_on_100_nodes_of_2_cores": cluster(constants, kib, send, 200),
         "million_on_one_machine_of_2_cores": cluster(constants, kib, 0.0, 2),
     }
-
-
-def rounded(value: Any) -> Any:  # noqa: ANN401
-    """Floats with five digits."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmarks.kept import rounded
 from benchmarks.peers.same_task import Job
 
 from edgegossip.experiments.describe import versions
@@ -238,15 +239,6 @@ def memory(stage: Stage, best: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 # What is told.
-
-
-def rounded(value: Any) -> Any:  # noqa: ANN401
-    """Floats with five digits."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def tables(found: Mapping[str, Any]) -> str:
