@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,18 @@ def batches(*positions: list[int]) -> list[Batch]:
     return [Batch(torch.tensor(each)) for each in positions]
 
 
+def following(cut: list[Batch]) -> Callable[[int], list[Batch]]:
+    """The batches of a pass that are still to come."""
+    return lambda num_batches: cut[:num_batches]
+
+
 def test_each_batch_is_read_once_and_in_order() -> None:
     split = Counting()
     reader = Reader(PooledSplit(split, num_workers=1), torch.arange(10, 20))
     cut = batches([0, 1], [2, 3], [4], [5], [6])
-    found = [reader.read(batch, cut[i + 1 :]).tolist() for i, batch in enumerate(cut)]
+    found = [
+        reader.read(batch, following(cut[i + 1 :])).tolist() for i, batch in enumerate(cut)
+    ]
     assert found == [[10, 11], [12, 13], [14], [15], [16]]
     assert split.num_reads.tolist() == [0] * 10 + [1] * 7 + [0] * 43
 
@@ -115,7 +123,7 @@ def test_only_so_many_batches_are_read_ahead() -> None:
     split = Counting()
     pooled = PooledSplit(split, num_workers=1)
     cut = batches(*[[i] for i in range(8)])
-    Reader(pooled, torch.arange(NUM_SAMPLES)).read(cut[0], cut[1:])
+    Reader(pooled, torch.arange(NUM_SAMPLES)).read(cut[0], following(cut[1:]))
     pooled.start(torch.tensor([59])).result()  # what was begun before has been read
     assert split.num_reads.nonzero()[:, 0].tolist() == [0, 1, 2, 59]
 
@@ -123,9 +131,9 @@ def test_only_so_many_batches_are_read_ahead() -> None:
 def test_batches_of_another_pass_take_the_place_of_those_read_ahead() -> None:
     reader = Reader(PooledSplit(Counting(), num_workers=1), torch.arange(NUM_SAMPLES))
     old, new = batches([0], [1], [2]), batches([1], [3])
-    reader.read(old[0], old[1:])
-    assert reader.read(new[0], new[1:]).tolist() == [1]
-    assert reader.read(new[1], []).tolist() == [3]
+    reader.read(old[0], following(old[1:]))
+    assert reader.read(new[0], following(new[1:])).tolist() == [1]
+    assert reader.read(new[1], following([])).tolist() == [3]
 
 
 @pytest.mark.parametrize(

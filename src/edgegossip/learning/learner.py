@@ -26,7 +26,6 @@ from edgegossip.learning.loss import (
 from edgegossip.learning.model_copies import ModelCopies, ModelCopy
 from edgegossip.learning.nested import Nested
 from edgegossip.learning.optimizer import OptimizerFactory
-from edgegossip.learning.pooled_split import MOST_AHEAD
 from edgegossip.learning.read_ahead import Reader
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.batches import BatchStream
@@ -336,7 +335,7 @@ class Learner(Trainer):
 
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augmented and prepared for the model."""
-        samples = self._reader.read(batch, self.batches.upcoming(MOST_AHEAD))
+        samples = self._reader.read(batch, self.batches.upcoming)
         if self._augmentation is not None:
             assert self._random is not None
             match samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 
 from torch import Tensor
@@ -28,8 +28,13 @@ class Reader:
         self._shard = shard
         self._ahead: deque[tuple[Batch, Future[Nested]]] = deque()
 
-    def read(self, batch: Batch, upcoming: Sequence[Batch]) -> Nested:
-        """Read `batch`, and begin with the `upcoming` ones.
+    def read(self, batch: Batch, upcoming: Callable[[int], Sequence[Batch]]) -> Nested:
+        """Read `batch`, and begin with those that follow.
+
+        Args:
+            batch: The next batch.
+            upcoming: Gives at most so many batches that follow it; asked only if they are read
+                ahead.
 
         Raises:
             DataError: If a process that reads has been killed.
@@ -45,14 +50,14 @@ class Reader:
             ) from error
 
     def _read_pooled(
-        self, split: PooledSplit, batch: Batch, upcoming: Sequence[Batch]
+        self, split: PooledSplit, batch: Batch, upcoming: Callable[[int], Sequence[Batch]]
     ) -> Nested:
         found: Future[Nested] | None = None
         if self._ahead and self._ahead[0][0] is batch:
             _, found = self._ahead.popleft()
         else:  # another pass has begun, or batches were cut anew
             self.forget()
-        for each in upcoming[len(self._ahead) : split.most_ahead]:
+        for each in upcoming(split.most_ahead)[len(self._ahead) :]:
             self._ahead.append((each, split.start(self._shard[each.positions])))
         indices = self._shard[batch.positions]
         return split.batch(indices) if found is None else found.result()
