@@ -91,12 +91,10 @@ class _Later:
         self._outcome: TrainingResult | Exception
 
     def result(self) -> TrainingResult:
-        trainer = self._trainer
+        trainer, self._trainer = self._trainer, None
         if trainer is not None:
-            self._trainer = None
             try:
-                self._outcome = trainer.train(self._request, self._progress)
-                trainer.rest()
+                self._outcome = train_alone(trainer, self._request, self._progress)
             except Exception as error:
                 self._outcome = error
         if isinstance(self._outcome, Exception):
