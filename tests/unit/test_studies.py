@@ -249,6 +249,11 @@ def test_a_study_is_shown_before_anybody_has_raced() -> None:
         assert [row[0] for row in table.rows] == [BASELINE]
 
 
+def test_a_window_of_no_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="window must be above 0 or None, got 0"):
+        load_study("edgegossip/speedup")(SHORT, window=0.0)
+
+
 # What runs say in their events.
 
 

@@ -15,6 +15,7 @@ from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Seconds
+from edgegossip.core.ranges import check_ranges
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.exhibits import Exhibits
@@ -104,6 +105,9 @@ class Race(Contest):
     setups: tuple[Setup, ...]
     max_work: float | None = None
     window: float | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, window="above 0 or None")
 
     @property
     def num_workers(self) -> int:
