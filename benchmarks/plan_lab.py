@@ -67,7 +67,7 @@ class Row:
 
 
 def measured_hosts(seconds: float) -> list[dict[str, Any]]:
-    """What each host says about itself while all are measured, with the speed of its cable."""
+    """Measure all hosts at once; return each one's own account, with the speed of its cable."""
     command = [sys.executable, "-m", "edgegossip.cli.main", "plan", RECIPE, *WORDS]
     with Lab(HOSTS) as lab:
         children = [

@@ -1,4 +1,4 @@
-"""What a worker and an event cost, from 100 to 100,000 workers, and what a million would take.
+"""Cost of a worker and of an event, from 100 to 100,000 workers, and a forecast for a million.
 
     python -m benchmarks.scaling --json FILE
 

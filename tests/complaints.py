@@ -1,4 +1,4 @@
-"""What a command complains about."""
+"""Error messages of commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was complained about, in one line or two."""
+    """Return the error message, of one line or two."""
     said = capsys.readouterr().err.strip()
     [line] = [line for line in said.splitlines() if line.startswith("edgegossip: ")]
     assert said.endswith(line)

@@ -1,4 +1,4 @@
-"""What every test may rely on: one thread, no deadlines, fixed seeds."""
+"""Guarantees for every test: one thread, no deadlines, fixed seeds."""
 
 from __future__ import annotations
 

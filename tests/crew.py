@@ -53,7 +53,7 @@ _FORKS.set_forkserver_preload([__name__, "edgegossip.cli.worker_command", "torch
 
 
 class Process(Protocol):
-    """What a crew needs of a worker's process; `subprocess.Popen` has it."""
+    """The part of a worker's process that a crew needs; `subprocess.Popen` has it."""
 
     @property
     def pid(self) -> int: ...
@@ -173,7 +173,7 @@ class Crew:
         return [line for line in said if not any(re.match(each, line) for each in EXPECTED)]
 
     def events(self, rank: int, kind: str) -> list[dict[str, Any]]:
-        """What a worker's log has of a kind."""
+        """Entries of one kind in a worker's log."""
         text = (self.folder(rank) / "events.jsonl").read_text()
         return [line for line in map(json.loads, text.splitlines()) if line["type"] == kind]
 
@@ -233,7 +233,7 @@ def relative_distance(estimates: torch.Tensor) -> float:
 
 
 def accuracy(params: torch.Tensor, seed: int) -> float:
-    """Of the recipe's model, on the test data."""
+    """Measure the recipe's model on the test data."""
     experiment = pick(RECIPE, load_recipe(RECIPE)(), None)
     workload = Workload(experiment.task, experiment.data_ranks, seed)
     return workload.evaluate(params)[1]["accuracy"]

@@ -183,7 +183,7 @@ EVALUATED = (
 
 
 def read_workers(folder: Path) -> None:
-    """What `launch --resume` does but for starting processes, and `gather`."""
+    """The steps of `launch --resume` other than starting processes, and `gather`."""
     gathering = Gathering(EPOCHS, folder)
     described = header(EPOCHS, None)
     ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]

@@ -104,7 +104,7 @@ class Disturbance:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What one seed draws."""
+    """The world that one seed draws."""
 
     seed: int
     name: str
@@ -957,7 +957,7 @@ WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
 
 
 def try_world(kind: str, seed: int) -> tuple[int, str, Seconds]:
-    """What is wrong in a world, if anything, and how long it took."""
+    """Run a world; return its fault, if any, and its wall time."""
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     draw, check_it = WORLDS[kind]

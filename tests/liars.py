@@ -73,7 +73,7 @@ def certificates(folder: Path) -> list[TLS]:
 
 @dataclass
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         hosts: All, by rank.
@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def estimates(self) -> Tensor:
-        """Of the honest, [num_workers - 1, num_params]."""
+        """Parameters of the honest workers, [num_workers - 1, num_params]."""
         return torch.stack([self.hosts[rank].state.estimate for rank in self.honest])
 
     @property

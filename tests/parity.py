@@ -138,7 +138,7 @@ def _key(event: Event) -> tuple[object, ...]:
 
 
 def simulate(algorithm: Algorithm[Any]) -> tuple[Recorder, list[WorkerState]]:
-    """What the simulator does on uneven platforms, and the states at the end."""
+    """The simulator's events on uneven platforms, and the final states."""
     recorder = Recorder(algorithm)
     simulator = make_world(recorder, size=SIZE, platforms=UNEVEN)
     simulator.run()

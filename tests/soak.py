@@ -131,7 +131,7 @@ def held(pid: int) -> float:
 
 @dataclass
 class Memory:
-    """What workers hold, over time, each of their processes by itself."""
+    """Memory of each worker's process over time."""
 
     megabytes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 

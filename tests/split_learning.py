@@ -58,7 +58,7 @@ DEVICES = (Platform(throughput=100.0), Platform(throughput=60.0))
 
 @dataclass(slots=True, kw_only=True)
 class SplitState(WorkerState):
-    """What a worker is at; `batch` is a device's, whose gradient is awaited."""
+    """The step that a worker is at; `batch` is a device's, whose gradient is awaited."""
 
     batch: Payload | None = None
     waiting: list[tuple[Rank, Message]]

@@ -95,7 +95,7 @@ def staged_run(algorithm: Any, task: Task | None = None, **changes: Any) -> Expe
 
 
 def arguments(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What the trainer of a stage is made of."""
+    """The parts of a stage's trainer."""
     settings: dict[str, Any] = {
         "place": place(number),
         "model": part(number),

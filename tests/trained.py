@@ -1,4 +1,4 @@
-"""What a worker is told when training is done, short to write."""
+"""Short forms of the event that tells a worker about finished training."""
 
 from __future__ import annotations
 

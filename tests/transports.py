@@ -40,7 +40,7 @@ class Recorder:
         self._events.put(("refused", rank, reason))
 
     def next(self, seconds: Seconds = 10.0) -> What:
-        """What came next; waits for it."""
+        """Wait for the next event and return it."""
         return self._events.get(timeout=seconds)
 
     def take(self, number: int) -> list[What]:

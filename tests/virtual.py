@@ -35,7 +35,7 @@ MAX_STEPS_AT_ONCE = 2000
 
 
 class VirtualTime:
-    """What happens when; `sleep` makes the job at hand take time."""
+    """A schedule of events; `sleep` makes the current job take time."""
 
     def __init__(self) -> None:
         self.now: Seconds = 0.0
@@ -98,7 +98,7 @@ class VirtualBackground:
             self._begin()
 
     def close(self, seconds: Seconds) -> None:
-        """What was submitted goes on for a while; nobody waits."""
+        """Submitted work continues for a while; nobody waits."""
 
     def _begin(self) -> None:
         job, done = self._jobs.popleft()
@@ -450,7 +450,7 @@ class VirtualNetwork:
         self._links.pop((b, a), None)
 
     def _resume(self, a: Rank, b: Rank) -> None:
-        """What TCP had kept goes on, in order, where the link was not closed meanwhile."""
+        """Data that TCP had kept arrive in order where the link was not closed meanwhile."""
         for way in ((a, b), (b, a)):
             link = self._links.get(way)
             to = self._open.get(way[1])

@@ -149,7 +149,7 @@ def proportional_set(pid: int) -> int:
 
 
 def best_settings(stage: Stage, repeats: int) -> dict[str, dict[str, Any]]:
-    """Of each peer and model: threads and memory format with which gossipy is fastest.
+    """Find the threads and memory format with which gossipy is fastest, for each model.
 
     Flower has one thread for each of its clients, as many at once as there are cores, and the
     format that is the best for gossipy's single thread.

@@ -28,7 +28,7 @@ MEAN, STD = 0.1307, 0.3081
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one system does in one turn.
+    """The work of one system in one turn.
 
     Attributes:
         model: "lenet5" or "mlp" (784-64-10).

@@ -1,4 +1,4 @@
-"""What `docs/contract-design.md` leaves out: imports, states, fields, `init`, `role`, `schema`.
+"""Omissions of `docs/contract-design.md`: imports, states, fields, `init`, `role`, `schema`.
 
 `test_contract_page.py` puts the page's blocks of code, in their order, where this file says
 so. It is a module of its own so that formatter, lint and types look at it too.

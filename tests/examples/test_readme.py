@@ -1,4 +1,4 @@
-"""What the documentation shows runs as printed, and its links lead somewhere."""
+"""The documentation's examples run as printed, and its links lead somewhere."""
 
 from __future__ import annotations
 

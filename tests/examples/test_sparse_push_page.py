@@ -1,4 +1,4 @@
-"""What `docs/sparse-push.md` says of its figure, and its code, hold."""
+"""The claims of `docs/sparse-push.md` about its figure hold, and its code runs."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ FAULTS = Faults(script=(Crash(at=6.5, rank=2), Recover(at=9.25, rank=2)), detect
 
 
 def trajectory(name: str) -> dict[str, Any]:
-    """What happened, and where the workers were every three seconds."""
+    """The events, and the workers' states every three seconds."""
     recorder = Recorder()
     world = make_world(
         KEPT[name], platforms=UNEVEN, links=LINKS, faults=FAULTS, observer=recorder

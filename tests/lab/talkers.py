@@ -1,4 +1,4 @@
-"""What hosts of the lab run to talk over the transport alone, without training."""
+"""Programs for hosts of the lab that use the transport alone, without training."""
 
 PREPARE = """
 import sys, threading, time

@@ -1,4 +1,4 @@
-"""What transports notice of a cut that nobody tells them of."""
+"""Transports notice a cut that nobody reports."""
 
 from __future__ import annotations
 

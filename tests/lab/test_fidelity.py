@@ -1,4 +1,4 @@
-"""What the benchmark of fidelity reads from run folders, and when it finds them alike."""
+"""The fidelity benchmark reads run folders, and decides whether they agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said of a lab without making one."""
+"""Options of a lab, checked without creating one."""
 
 from __future__ import annotations
 

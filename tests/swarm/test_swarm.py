@@ -84,7 +84,7 @@ FAR = 10.0
 
 
 def is_corrected(algorithm: Algorithm[Any]) -> bool:
-    """What epochs have changed is multiplied."""
+    """Multiply the change that epochs have made."""
     return (
         isinstance(algorithm, EdgeGossip)
         and isinstance(algorithm.inner, EpochGossip)
@@ -95,7 +95,7 @@ def is_corrected(algorithm: Algorithm[Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What one seed draws."""
+    """The world that one seed draws."""
 
     algorithm: Any
     platforms: tuple[Platform, ...]
@@ -392,7 +392,7 @@ class Checks(Recorder):
             assert self.total_weight() == pytest.approx(1.0, abs=1e-12)
 
     def total_weight(self) -> float:
-        """Of all workers, of the messages under way, and of what crashes and loss took."""
+        """Total weight of all workers, messages in flight, and losses to crashes and links."""
         online = [state for state in self.simulator.states if state.rank not in self.crashed]
         under_way = sum(map(weight_of, self.in_flight))
         held = sum(self.weight_held_by(inside(state)) for state in online if inside(state))
@@ -442,7 +442,7 @@ def inside(state: WorkerState) -> Any:  # noqa: ANN401
 
 
 def weight_of(message: Message) -> float:
-    """What a GoSGD message carries; other algorithms' messages carry none."""
+    """The weight in a GoSGD message; other algorithms' messages carry none."""
     return message.numbers.get("weight", 0.0)
 
 

@@ -28,7 +28,7 @@ BATCH_SIZE = 24
 def trainings(
     algorithm: Algorithm[Any], out: Path, faults: Faults = Faults()
 ) -> list[dict[str, Any]]:
-    """What the events of a run say of each step, in order."""
+    """Facts about each step from the events of a run, in order."""
     dataset = digits()
     task = Task(
         dataset=dataset,

@@ -1,4 +1,4 @@
-"""What parameter servers promise: limit cases, level commits, slack, a server that restarts."""
+"""Promises of parameter servers: limit cases, level commits, slack, a server that restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers that share the model promise: one result, level loads, slices that agree."""
+"""Promises of servers that share the model: one result, level loads, slices that agree."""
 
 from __future__ import annotations
 

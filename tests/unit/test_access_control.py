@@ -1,4 +1,4 @@
-"""What zenoh lets through between real sessions on loopback, and what it drops."""
+"""Zenoh passes some messages between real sessions on loopback, and drops others."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def chunk(sender: int, exchange: int, *values: float) -> Received:
 
 
 def chunks(effects: list[Effect]) -> Mapping[int, Tensor]:
-    """What goes to whom."""
+    """The payload for each receiver."""
     return {
         effect.receiver: effect.message.payload["chunk"]
         for effect in effects

@@ -1,4 +1,4 @@
-"""What is freed stays with the process."""
+"""Freed memory stays with the process."""
 
 from __future__ import annotations
 

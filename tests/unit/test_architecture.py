@@ -79,7 +79,7 @@ def read(file: Path) -> tuple[str, ast.Module, tuple[ast.AST, ...]]:
 
 @cache
 def imports(file: Path) -> set[str]:
-    """What a file imports, by statement or by a name that it keeps as a string."""
+    """Modules that a file imports, by statement or by a name that it keeps as a string."""
     _, _, nodes = read(file)
     plain = (
         alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
@@ -189,7 +189,7 @@ def names(node: ast.AST) -> Iterator[ast.Name]:
 
 
 def asked(node: ast.AST) -> Iterator[ast.AST]:
-    """What `node` compares something with, if it asks of which class or value that is."""
+    """Return the class or value that `node` tests something against, if it does."""
     match node:
         case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kind]):
             yield kind

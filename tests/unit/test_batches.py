@@ -126,7 +126,7 @@ class TwoHalves(Selection):
 
 
 def test_work_never_costs_less_than_nothing() -> None:
-    """What was charged for a batch that was not to be is taken off later work, bit by bit."""
+    """The charge for a canceled batch is deducted from later work, bit by bit."""
     halves = AggregatedData(torch.zeros(2, 1), torch.zeros(2).long(), torch.arange(100) // 50)
     some = BatchStream(AccuracyAwareSampler(halves, batch_size=40, selection=TwoHalves()))
     work = Epochs(0.41)

@@ -1,4 +1,4 @@
-"""What all workers of a server are told, and what they refuse."""
+"""Messages that all workers of a server get, and those that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept is exactly the largest, or drawn evenly, in each part."""
+"""The kept entries are exactly the largest, or drawn uniformly, in each part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every compressor promises, whatever the vector and whatever arrives."""
+"""Promises of every compressor, for any vector and any arriving bytes."""
 
 from __future__ import annotations
 

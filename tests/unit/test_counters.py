@@ -1,4 +1,4 @@
-"""What is counted of this very machine and process."""
+"""Counters of the actual machine and process."""
 
 from __future__ import annotations
 

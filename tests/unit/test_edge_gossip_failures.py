@@ -80,7 +80,7 @@ def test_who_is_not_to_train_waits_for_no_forecasts(throughput: float, cost: flo
 
 
 def test_a_failed_platform_that_has_trained_takes_a_step_from_time_to_time() -> None:
-    """What it costs, 5 samples' worth, would take 2.5 s at the speed that is forecast."""
+    """The look costs 5 samples' worth, or 2.5 s at the forecast speed."""
     worker = Worker(EdgeGossip(inner=PUSHING, balancer=Balancer(min_throughput=10.0)))
     train = only(Train, worker.begins(50.0, 40.0, 40.0))
     worker.trains(train, 200.0, now=1.0)

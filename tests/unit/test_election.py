@@ -1,4 +1,4 @@
-"""Who may be elected, by whom, and when: the voting of a parameter server's workers alone."""
+"""Elections of a parameter server's workers alone: candidates, voters, and times."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from edgegossip.net.status import Phase
 
 
 def finished(num_workers: int, num_unfinished: int) -> Ending:
-    """That of worker 0, at second 2; the last of the others have work left."""
+    """The end of worker 0, at second 2; the last of the others have work left."""
     settings = replace(SETTINGS, settle_seconds=5.0)
     algorithm = GoSGD(topology=complete(num_workers), num_rounds=1)
     peers = Peers(0, num_workers, life=1)

@@ -1,4 +1,4 @@
-"""What an experiment warns of before it begins, and that its profiles reach the forecasts."""
+"""An experiment warns before it begins, and its profiles reach the forecasts."""
 
 from __future__ import annotations
 

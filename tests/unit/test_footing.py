@@ -17,7 +17,7 @@ ERROR = TrainingError("the loss became nan")
 
 
 class Others:
-    """Who can be blamed."""
+    """The workers that can be blamed."""
 
     def __init__(self, number: int) -> None:
         self.left = number

@@ -303,7 +303,7 @@ def test_a_worker_whose_end_is_damaged_is_left_out_of_the_result(
 
 
 def test_model_is_that_of_the_worker_that_counts_at_the_time(out: Path) -> None:
-    """Of a server and those on standby, one serves at a time."""
+    """One server at a time serves; the others are on standby."""
     params = EXPERIMENT.workload().initial_params()
     serves = {0: [0, 1], 1: [2, 3]}
     for rank in range(NUM_WORKERS):

@@ -1,4 +1,4 @@
-"""Who takes over a failed platform's data: a spare, else the fastest that can reach it."""
+"""A failed platform's data go to a spare, else to the fastest that can reach them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others use, worked out from counters of all and of ours."""
+"""Others' use of a machine, from the counters of all processes and of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrived is counted for as long as it takes memory."""
+"""An arrived message counts for as long as it takes memory."""
 
 from __future__ import annotations
 

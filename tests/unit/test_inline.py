@@ -1,4 +1,4 @@
-"""What notebooks show of runs and reports."""
+"""Notebooks show runs and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers say of their settings when they meet, and what others make of it."""
+"""Workers announce their settings when they meet, and others check them."""
 
 from __future__ import annotations
 

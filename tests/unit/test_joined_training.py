@@ -1,4 +1,4 @@
-"""What the frameworks' callbacks have in common, without the frameworks."""
+"""The common part of the frameworks' callbacks, without the frameworks."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ WITHIN = 10.0
 
 
 class ToldError(Exception):
-    """What ends a computation."""
+    """The event that ends a computation."""
 
 
 def samples(num_samples: int = 60) -> tuple[torch.Tensor, torch.Tensor]:

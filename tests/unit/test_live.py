@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""The display during a run."""
 
 from __future__ import annotations
 

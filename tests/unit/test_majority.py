@@ -1,4 +1,4 @@
-"""What one worker says of the run counts only if another confirms it, or is not there."""
+"""One worker's claim about the run counts only if another confirms it, or is absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told what about whom."""
+"""Workers are told about each other's arrival and loss."""
 
 from __future__ import annotations
 

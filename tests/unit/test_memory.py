@@ -1,4 +1,4 @@
-"""What only the network in memory can do: be cut, mended, and lose a worker at once."""
+"""Abilities of the in-memory network alone: to be cut, mended, and to lose a worker at once."""
 
 from __future__ import annotations
 

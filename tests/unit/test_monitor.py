@@ -1,4 +1,4 @@
-"""What a monitor lets a worker know: what was measured, and nothing that is hidden."""
+"""A monitor tells a worker the measurements, and nothing that is hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `join` and `edgegossip worker` make of their settings."""
+"""`join` and `edgegossip worker` apply their settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXPERIMENT = small_run(algorithm="gosgd", evaluation_interval=None)
 
 
 class Joined:
-    """What `join` made, and how many threads it took the speed of the machine with."""
+    """Call `join`; return the node, and the threads used to measure the machine's speed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[int] = []

@@ -1,4 +1,4 @@
-"""What goes wrong while something is sent is over when it is."""
+"""A failure to send ends once sending succeeds."""
 
 from __future__ import annotations
 

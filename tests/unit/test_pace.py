@@ -16,7 +16,7 @@ def half_speed(contention: Contention) -> float:
 
 
 def history_of(*cores: float) -> History:
-    """Of readings once a second, with these shares between them."""
+    """Make readings once a second, with these shares between them."""
     counted = Counted(num_cores=1)
     history = History(counted, counted.clock)
     for share in cores:

@@ -1,4 +1,4 @@
-"""What a worker makes of the others: when it begins, rejoins, counts and may leave."""
+"""A worker's view of its peers: when it begins, rejoins, counts and may leave."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_it_finds_out_how_much_the_present_load_says(is_lasting: bool) -> None:
 
 @pytest.mark.parametrize("num_slow", [1, 10])
 def test_it_finds_out_whether_a_base_time_that_jumps_is_news(num_slow: int) -> None:
-    """Of 20 steps the last take three times as long: one, which says nothing, or ten."""
+    """The last steps of 20 take three times as long: one, which says nothing, or ten."""
     predictor = PerformancePredictor(seconds_alone=0.01)
     errors = []
     for k in range(600):

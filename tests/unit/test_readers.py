@@ -403,7 +403,7 @@ def bomb(header: bytes, num_bytes: int = 2**24) -> bytes:
 
 @contextlib.contextmanager
 def within(num_bytes: int) -> Iterator[None]:
-    """What is allocated at once within the block must be less."""
+    """Limit the memory that the block allocates at once."""
     tracemalloc.start()
     try:
         yield

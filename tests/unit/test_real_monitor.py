@@ -1,4 +1,4 @@
-"""What the monitor of a real machine forecasts and stores; its counters and clock are ours."""
+"""Forecasts and records of a real machine's monitor; its counters and clock are ours."""
 
 from __future__ import annotations
 

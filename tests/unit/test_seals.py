@@ -1,4 +1,4 @@
-"""What a worker has written counts where it was written for, unchanged, and nowhere else."""
+"""A worker's file counts only unchanged, and only in the run it was written for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sealed(folder: Path) -> Message:
 
 
 def life_of(folder: Path, message: Message, run: bytes = RUN) -> int | None:
-    """What worker 0 makes of it."""
+    """Return worker 0's verdict."""
     ((origin, part),) = by_origin(message.payload).items()
     seal = seals(folder, 0, run).read(message, origin, part)
     assert seal is None or seal.flaw is None

@@ -1,4 +1,4 @@
-"""What stages put on record of their queues."""
+"""Stages record their queues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgegossip.core.protocol import Finish, Message, Note, TimerFired, WorkerLo
 
 
 def numbers(worker: Worker) -> Mapping[str, float]:
-    """What it has put on record now."""
+    """The newest record."""
     (note,) = of_type(worker.effects, Note)
     assert note.kind == "stage"
     return note.numbers

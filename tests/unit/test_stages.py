@@ -84,7 +84,7 @@ class Worker:
 
     @property
     def request(self) -> Train:
-        """What it trains on now."""
+        """The batch that it trains on now."""
         (request,) = of_type(self.effects, Train)
         return request
 

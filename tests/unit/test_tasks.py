@@ -403,7 +403,7 @@ def test_a_metric_that_is_not_finite_later_is_a_warning_and_counts_as_never_reac
 
 
 def difference(one: Task, other: Task) -> str:
-    """What a worker with the first task is told of one with the second."""
+    """Return the message to a worker with the first task about one with the second."""
     own, theirs = (experiment(each) for each in (one, other))
     met = Introductions(2, introduce(own, own.workload()))
     met.appeared(1, 1)

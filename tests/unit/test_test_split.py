@@ -72,7 +72,7 @@ class Guard:
 
     @property
     def forbidden(self) -> set[int]:
-        """What must not be met: the split, and where its tensors lie in memory."""
+        """The forbidden data: the split, and the memory of its tensors."""
         split = self.test.split
         where = {each.untyped_storage().data_ptr() for each in (split.x, split.y)}
         return where | {id(self.test), id(split)}

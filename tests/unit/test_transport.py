@@ -1,4 +1,4 @@
-"""What every transport promises, held against each."""
+"""Promises of every transport, checked on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host's own machine does for it, beside it."""
+"""Work that a host's own machine does, beside the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only zenoh has: strangers, addresses, routers."""
+"""Features of zenoh alone: strangers, addresses, routers."""
 
 from __future__ import annotations
 
