@@ -305,6 +305,15 @@ def test_the_label_of_the_target_lies_on_no_curve(tmp_path: Path, target: float)
     assert crossed(comparison(tmp_path, target=target)) == 0
 
 
+def test_a_flat_curve_has_labels_that_differ(tmp_path: Path) -> None:
+    run = [event | {"accuracy": 1.0} for event in whole_run("gossip", has_barrier=False)]
+    contents = read_folder(write_run(tmp_path / "flat", run))
+    picture = next(figures.metric_pictures(contents, {"gossip": "blue"}))
+    shares = re.findall(r"<!-- ([0-9.]+)\s?% -->", picture.svg.decode())
+    assert len(shares) > 2
+    assert len({*shares}) == len(shares)
+
+
 def test_faults_are_told(tmp_path: Path) -> None:
     lost = {"type": "lost", "sender": 1, "rank": 2, "kind": "params"}
     log = [

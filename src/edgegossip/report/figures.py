@@ -230,7 +230,8 @@ def _vertical(
     known = [*itertools.chain(*curves), *([] if target is None else [sign * target])]
     low, high = max(min(known), _risen(curves)), max(known)
     spread = max(high - low, 0.02 if metric.is_share else 1e-6 * abs(high) or 1e-6)
-    low, high = low - 0.05 * spread, high + 0.08 * spread
+    # A flat curve gets as high a scale, or its labels would be alike.
+    low, high = high - 1.05 * spread, high + 0.08 * spread
     if not metric.higher_is_better:
         low, high = -high, -low
     return (max(-0.01, low), min(1.01, high)) if metric.is_share else (low, high)
