@@ -110,6 +110,7 @@ STUDIES = _entries(
         "sparse-push/time-varying": "compressed_push",
         "sparse-push/consensus": "consensus",
         "systems/table": "systems",
+        "language/authors": "language_models",
         "synthetic-gradients/methods": "stage_methods",
         "synthetic-gradients/links": "stage_networks",
         "synthetic-gradients/stages": "stage_depths",
