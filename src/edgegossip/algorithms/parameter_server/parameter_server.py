@@ -105,7 +105,9 @@ class ParameterServer(Committing):
     every answer, and `BSP` and `FixedADACOMM` produce the model of a single server, bit for
     bit. A worker that is missing at any server counts as lost. If a server restarts, or
     continues from another moment than the rest, all servers start again with the newest model
-    of any worker, each with its slice.
+    of any worker, each with its slice. If one is lost for good, workers end with an error after
+    `patience` that names its rank. An answer takes two more short messages among servers: 10 ms
+    on links of 5 ms latency.
 
     Args:
         num_workers: :math:`M`, the number of workers that train; the run has one more rank.
