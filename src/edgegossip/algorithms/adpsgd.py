@@ -71,7 +71,8 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     lost during an exchange, however, the worker gives up. If that partner had already moved and
     was only cut off, the mean moves by :math:`d / n`. A worker that comes back neither asks nor
     averages before it has taken over the first model that a neighbor sends. Neighbors send one
-    as soon as they see the worker, and in answer to a request.
+    as soon as they see the worker, and in answer to a request. An exchange sends two vectors,
+    and a worker keeps one more while its request is open.
 
     Args:
         topology: Undirected communication graph; may vary with the round of the worker that

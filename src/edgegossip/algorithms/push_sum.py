@@ -86,7 +86,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     A worker that crashed has lost its mass. When it comes back, every worker that sends to it
     gives it half of its own mass, along with its round. If there is no such worker, it starts
-    from the initial parameters with almost no weight.
+    from the initial parameters with a weight of :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.

@@ -56,7 +56,8 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
     of plain SGD. If :math:`W` is doubly stochastic, the workers' mean :math:`x` and :math:`v`
     move like those of a single worker that takes the mean of their steps.
 
-    A worker that comes back begins with :math:`v = 0`.
+    A worker keeps two vectors beside its model. One that comes back begins with :math:`v = 0`.
+    A lost message moves the mean.
 
     Args:
         topology: Undirected communication graph; may vary in time.

@@ -34,7 +34,21 @@ class RayPool:
     """Trains on every core of a Ray cluster, to the same bits as a `ComputePool`.
 
     A learner lives in one actor. Its state comes back with each result, so that it can be made
-    again elsewhere. Work that takes less time than a trip to an actor is done here.
+    again elsewhere; lost work is repeated. Work that takes less time than a trip to an actor,
+    about 2 ms, is done here or travels in parcels. From Python::
+
+        run(experiment, out="out", open_pool=lambda: RayPool("HEAD:6379"))
+
+    - This machine must belong to the cluster (no ``ray://``). Nodes that come later are used.
+    - All machines need the same versions of Python and packages, which is checked, and the same
+      kind of processor, which is not.
+    - The data lies once on each machine, in Ray's object store. A data set that reads files
+      (`from_torch`) needs them on each machine.
+    - The event loop's process has all learners; an actor has its own ones.
+    - Trainers' output is dropped; their warnings arrive. GPUs are not used.
+    - Work that ends five actors ends the run, which can be resumed.
+    - Ray notices within half a minute that a machine has lost its power, and the run ends about
+      a minute after the head is lost. After SIGKILL, Ray's processes end within two minutes.
 
     Args:
         address: Running cluster to which this machine belongs, "HOST:PORT" or "auto"; None

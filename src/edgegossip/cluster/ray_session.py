@@ -28,7 +28,7 @@ from edgegossip.machine.cores import num_cores
 _KNOCK_SECONDS = 5.0
 _ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
 """Parameters up to 2 MiB travel from process to process: through the object stores, each piece
-of work would cost 7 ms of a core (docs/performance.md)."""
+of work would cost 7 ms of a core (benchmarks/results/simulator.md)."""
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 """An empty frame; the fourth byte is its kind."""
 

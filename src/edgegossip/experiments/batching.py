@@ -48,8 +48,8 @@ def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
     Args:
         experiment: Any; one that names a trainer of its own is left as it is by "auto".
         choice: "auto" is "on" for dense models on 64 workers or more, on a CPU: a rule that
-            was measured (docs/performance.md), so that the same experiment gives the same
-            bytes on every machine.
+            was measured (benchmarks/results/simulator.md), so that the same experiment gives
+            the same bytes on every machine.
 
     Raises:
         UsageError: If it is "on", and the task has something that cannot be stacked.

@@ -42,8 +42,9 @@ class Experiment:
             finish. Algorithms are compared fairly at equal time.
         until: Target of the averaged model that ends the simulated run earlier: a `LossTarget`
             or a `MetricTarget`.
-        evaluation_interval: Virtual seconds between two evaluations of the averaged model;
-            None for a quarter of the slowest worker's epoch.
+        evaluation_interval: Virtual seconds between two evaluations of the averaged model,
+            which begin at 0; None for a quarter of the slowest worker's epoch. There is also
+            one at the end.
         evaluation_epochs: Epochs of all workers together between two evaluations, as an
             alternative. This is fair to runs with very different durations of a round.
         name: Name of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".

@@ -23,6 +23,10 @@ class Metric(MetricSpec, ABC):
     the metric is no mean (R2, F1, perplexity). A metric therefore keeps sums, and its value is
     computed once, from the sums over all batches of all workers.
 
+    A value that is not finite although the loss is finite is an error before anything is
+    trained; later it causes one warning, and ``null`` in the files. Outputs and targets that
+    differ in shape are an error at the first evaluation, because PyTorch would broadcast them.
+
     Args:
         name: See `MetricSpec`.
         unit: See `MetricSpec`.

@@ -83,7 +83,9 @@ class Task:
         accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
         augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`; to
             other batches as a whole.
-        has_buffers: Exchange and average normalization buffers with the parameters.
+        has_buffers: Exchange and average normalization buffers with the parameters. Otherwise
+            they stay with each worker, and are measured again on about 2000 training samples
+            before each evaluation.
         torch_device: Device of the models: "cpu", "cuda".
 
     Raises:

@@ -14,7 +14,11 @@ from edgegossip.core.ranges import check_range, check_ranges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """Worker `rank` stops at time `at` and forgets everything."""
+    """Worker `rank` stops at time `at` and forgets everything.
+
+    Its current training is lost, and so are messages that have not completely left its uplink,
+    and messages that reach it while it is down.
+    """
 
     at: Seconds
     rank: Rank
@@ -22,7 +26,11 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Worker `rank` restarts at time `at`, with only the initial parameters."""
+    """Worker `rank` restarts at time `at`, with only the initial parameters.
+
+    It starts again from `init`, with a new optimizer and new random streams. The event is
+    ``Started(has_rejoined=True)``, and the algorithm decides how to react.
+    """
 
     at: Seconds
     rank: Rank
@@ -30,7 +38,11 @@ class Recover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """From `start` to `end`, nothing passes between the workers in `group` and the others."""
+    """From `start` to `end`, nothing passes between the workers in `group` and the others.
+
+    A message is lost if the partition separates its ends at any moment between the start of its
+    transmission and its arrival.
+    """
 
     start: Seconds
     end: Seconds
@@ -56,7 +68,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """Messages take up to `seconds` longer (drawn uniformly) between `start` and `end`."""
+    """Messages take up to `seconds` longer (drawn uniformly) between `start` and `end`.
+
+    `sender` and `receiver` limit the fault as those of `Drop` do.
+    """
 
     seconds: Seconds
     start: Seconds = 0.0

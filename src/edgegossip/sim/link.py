@@ -37,7 +37,8 @@ class Links:
     """All links of a run.
 
     A single message takes ``latency + num_bytes / bandwidth``. The uplinks and downlinks that
-    messages share belong to the workers' platforms.
+    messages share belong to the workers' platforms. Messages from one worker to another arrive
+    in the order of sending, unless a `Delay` or a crash of the receiver changes it.
 
     Args:
         default: Link for all pairs without an override.

@@ -73,6 +73,9 @@ class Simulator(Generic[State]):
     or draws from a global generator. The loop waits for real training only when virtual time
     reaches the end of that training.
 
+    The run is over when every online worker has finished and no work or message is in flight.
+    Neither a timer nor a future recovery keeps it open, unless nobody is online.
+
     Args:
         algorithm: Algorithm of the workers.
         platforms: One for each worker.

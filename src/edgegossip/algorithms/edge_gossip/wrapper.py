@@ -79,14 +79,18 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
     its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
-    the inner algorithm's own messages, which grow by about 40 bytes (`Fastest`); the balancer
-    then does not notice failures. A late or lost forecast blocks nobody: after `timeout` the
-    last known one is used.
+    the inner algorithm's own messages, which grow by about 60 bytes (`Fastest`); the first
+    epoch is then not balanced, and the balancer does not notice failures. A late or lost
+    forecast blocks nobody: after `timeout` the last known one is used.
 
     A failed platform relays the model untrained if others wait for it. Otherwise it rests until
     a forecast says that it has recovered, and makes one forecast per pass of the fastest
     worker. To keep its measurements fresh, it spends at most a tenth of the time on single
     steps.
+
+    Virtual time is charged for forecasts, for aggregating (before the first epoch, whose share
+    it shortens), for looks at aggregated points (a third of a sample each), and for training.
+    The correction changes nothing if all workers would take equally long.
 
     Args:
         inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. Parameter
@@ -100,7 +104,8 @@ class EdgeGossip(Algorithm[BalancedState]):
         spares: Workers without data that stay idle until they get a failed platform's data.
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
         max_keep_ratio: Share of its data that the fastest keeps each epoch, in (0, 1]; the
-            others keep theirs in proportion. Below 1, models are averaged more often.
+            others keep theirs in proportion. Below 1, models are averaged more often: with 0.5,
+            twice as often.
         block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
             1 forecasts once an epoch, as the paper does.
         correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data

@@ -38,13 +38,15 @@ class Pipelined(Stages):
     therefore exact for those weights, and stale for the weights it is applied to.
 
     - ``in_flight=1`` is naive model parallelism: one machine works at a time, and the result
-      equals training of the whole model, bit for bit.
+      equals training of the whole model, bit for bit, except for dropout above
+      the first stage, which draws by rank.
     - ``in_flight=num_stages``, the default, keeps every stage busy if all are equally fast and
       links take no time; slower links need a higher number.
     - One batch in flight and several workers in the first stage is split learning; if `inner`
       averages these workers, it is SplitFed.
 
-    A lost stage stops the stages below it; they give up after `patience`.
+    A lost stage stops the stages below it; they raise `ServerLostError` after `patience`. When
+    it comes back, batches that were in flight start again.
 
     Args:
         inner: See `StageLinks`.

@@ -35,6 +35,25 @@ from edgegossip.core.schema import MessageSpec
 class StageLinks(Algorithm[StageState]):
     """The ranks that hold the stages of a model, and the messages between them.
 
+    A worker of the first stage that comes back continues with the others, as `inner` decides;
+    answers to batches of its earlier life are ignored. Batch numbers continue from life to
+    life, and an answer counts only for a batch that waits for it, so nobody trains on the
+    gradient of another batch. A stage keeps a bounded number of batches of each sender, and
+    drops the oldest if more arrive.
+
+    A stage finishes when all stages below it have finished or are lost. If all stages below it
+    are lost, or the next stage above is, it finishes after ten minutes. A batch whose message
+    is lost is given up after `forget_after`, by `Pipelined` at every stage below, and another
+    one starts.
+
+    Activations and gradients far beyond the usual range are rejected. A batch that a stage
+    cannot use is a training failure, after which the host goes back to sound parameters.
+
+    The workers of the first stage count samples and rounds. The others, and their learning
+    rates, follow the latest round that they have heard of. A stage without a loss of its own
+    reports 0. A batch costs its stage's share of the whole model's work, a third for the
+    forward and two thirds for the backward pass.
+
     Args:
         inner: Algorithm that trains the `num_first` workers of the first stage and keeps their
             models together; `Alone` for one worker.
@@ -44,8 +63,9 @@ class StageLinks(Algorithm[StageState]):
         num_first: Workers that hold the first stage, at least 1.
         max_batch: Maximum samples of a batch; the last batch of a pass may have one more than
             the batch size.
-        precision: Precision of activations and gradients in transit: "float32", "bfloat16" or
-            "int8".
+        precision: Precision of activations and gradients in transit: "float32"; "bfloat16",
+            with an error of at most 1/256 of each value; or "int8", with an error of at most
+            half of 1/127 of the largest.
         forget_after: Seconds without any answer after which the batches above are given up;
             doubled after each failure, halved after each answer. None never gives up; safe only
             on lossless links.

@@ -25,6 +25,11 @@ from edgegossip.learning.sampling.selection import Focused, Random, Selection
 class AccuracyAware:
     """Settings for the choice of an epoch's samples, and for the aggregated points.
 
+    Selections that need losses use those of single samples, ``loss(..., reduction="none")``,
+    and of aggregated points. In a regression, all samples count as one class, and a point's
+    target is the mean of theirs. Tokens and nested batches have no such points; use `Random` or
+    `Cyclic` for them.
+
     Args:
         selection: Selection of the preferred samples.
         aggregator: Makes the aggregated points; unused by selections that need no losses.

@@ -182,7 +182,21 @@ COMBINATIONS = {
 
 
 def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
-    """Make the aggregator of one of the eight `COMBINATIONS`, e.g. "svd-kmeans".
+    """Make the aggregator of one of the eight combinations that the EdgeGossip paper compares.
+
+    The paper selects the first three:
+
+    - "svd-kmeans": 10 largest singular values of each picture; k-means with 20 iterations
+    - "isvd-lsh": incremental SVD (a regularized factorization); balanced median split
+    - "hash-kmeans": fingerprint of 10 cells; k-means
+    - "svd-gmm": singular values; Gaussian mixture
+    - "pca-kmeans" and "pca-lsh": PCA; k-means or balanced median split
+    - "full-svd-lsh": SVD of all data at once; balanced median split
+    - "histogram-kmeans": histogram; k-means
+
+    Classes with fewer samples than `ratio` have one point each; otherwise the ratio is met
+    within 5 %. Other pairs from `edgegossip.learning.sampling.reduction` and `division` can be
+    combined by hand: ``Aggregator(reduction=Fingerprint(), division=RandomHyperplanes())``.
 
     Args:
         name: Name of a reduction and a division.

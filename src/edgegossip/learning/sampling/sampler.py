@@ -39,10 +39,16 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     them to `set_losses`. Each epoch then visits :math:`\mathrm{round}(r\,|X|)` samples, at
     least two. With `DataLoader` alone::
 
-        sampler = AccuracyAwareSampler(aggregated, batch_size=64, selection=Ranked())
+        aggregated = aggregator("hash-kmeans").fit(x, y)
+        sampler = AccuracyAwareSampler(
+            aggregated, batch_size=64, selection=RankedPerClass(), keep_ratio=0.3
+        )
         loader = DataLoader(dataset, batch_sampler=sampler)
         for epoch in range(10):
-            sampler.set_losses(losses_of(model, aggregated.x, aggregated.y))
+            with torch.no_grad():
+                outputs = model(aggregated.x)
+                losses = cross_entropy(outputs, aggregated.y, reduction="none")
+            sampler.set_losses(losses)
             for x, y in loader: ...
 
     A selection that weighs samples (`Importance`, `Pruned`) sets `weights`. A selection that

@@ -273,7 +273,9 @@ class Focused(Selection):
     loss, up to `max_visits` per epoch. The fastest platforms thus also spend their time on
     unlearned samples. Unvisited samples count with twice the mean loss.
 
-    The positions are *not* all different.
+    The positions are *not* all different. Losses are read as those of plain cross-entropy; with
+    much label smoothing no sample looks learned, and this chooses like `Random`. With few data
+    and ample time it overfits a little sooner than `Random`, so stop at the best accuracy.
 
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
@@ -343,6 +345,17 @@ SELECTIONS: dict[str, Selection] = {
 
 def selection(name: str) -> Selection:
     """Look a selection up by its name.
+
+    - "focused" (`Focused`, ours, the default): unlearned samples, the more so the more
+      redundant the data are
+    - "ranked" (`Ranked`): whole subsets of the highest loss, in that order; the paper's
+      Algorithm 2 to the letter
+    - "ranked-shuffled" (`RankedShuffled`): the same samples, shuffled
+    - "ranked-per-class" (`RankedPerClass`): the subsets of the highest loss within each class
+    - "sampled" (`Sampled`): drawn by loss, with a temperature
+    - "importance" (`Importance`): drawn by loss, weighted so that gradients stay unbiased
+    - "pruned" (`Pruned`): samples below the mean loss half as often, and weighted up
+    - "cyclic" (`Cyclic`) and "random" (`Random`): controls without losses
 
     Raises:
         ValueError: The name is unknown.

@@ -42,7 +42,8 @@ def blocks(
         is_flat: Also split an `nn.Sequential` among the blocks.
 
     Raises:
-        ValueError: If there are no blocks, or the module consists of more than these.
+        ValueError: If there are no blocks, or the module consists of more than these: left-out
+            parameters, a skip connection past a block, an activation between two, hooks.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
     >>> len(blocks(model)), len(blocks(model, is_flat=True))

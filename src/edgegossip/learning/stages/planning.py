@@ -178,7 +178,8 @@ def plan_cut(
     n^2) steps for K machines and n blocks. Each machine gets a block with parameters, because
     others have nothing to train. Ties go to the cut with the fewest bytes, and then to the
     earliest cuts. Latency does not matter, because it delays batches without reducing their
-    rate.
+    rate. The plan assumes one message per batch and direction at a link's full bandwidth; it
+    ignores headers, an uplink that two links share, and stages that wait for each other.
 
     Args:
         costs: Costs of the blocks, in order.
