@@ -105,6 +105,8 @@ STUDIES = _entries(
         "edgegossip/fig13": "training",
         "edgegossip/speedup": "speedup",
         "edgegossip/selections": "speedup",
+        "edgegossip/skew": "skewed_data",
+        "edgegossip/contention": "loaded_machines",
         "sparse-push/table-iid": "compressed_push",
         "sparse-push/table-skew": "compressed_push",
         "sparse-push/time-varying": "compressed_push",

@@ -36,6 +36,8 @@ class Contender:
             bytes.
         accuracy_aware: How an `EdgeGossip` around the algorithm chooses samples; None without
             one.
+        balancing: Other arguments of that `EdgeGossip`.
+        has_profiles: Forecasts start from a profile of each platform.
         draws_exchanges: The algorithm takes the problem's `exchange_probability` and a seed.
     """
 
@@ -47,6 +49,8 @@ class Contender:
     lr_factor: float = 1.0
     ending: str | None = None
     accuracy_aware: AccuracyAware | None = None
+    balancing: Mapping[str, Any] = field(default_factory=dict)
+    has_profiles: bool = False
     draws_exchanges: bool = False
 
     def build(self, num_workers: int, num_steps: int, **others: object) -> Algorithm[Any]:
@@ -61,7 +65,9 @@ class Contender:
             )
         topology = self.topology(num_workers)
         algorithm = self.algorithm(topology=topology, num_rounds=num_rounds, **options)
-        return algorithm if self.accuracy_aware is None else EdgeGossip(inner=algorithm)
+        if self.accuracy_aware is None:
+            return algorithm
+        return EdgeGossip(inner=algorithm, **self.balancing)
 
     def task(self, task: Task) -> Task:
         """Adapt `task` to this contender."""
@@ -77,7 +83,7 @@ class Contender:
     def plain(self, num_workers: int) -> dict[str, Any]:
         """Everything that its rows depend on, in JSON."""
         described: dict[str, Any] = describe(self)
-        for name in ("accuracy_aware", "draws_exchanges"):
+        for name in ("accuracy_aware", "balancing", "has_profiles", "draws_exchanges"):
             if not getattr(self, name):
                 del described[name]  # older folders have none, and can be resumed
         return described | {"topology": self.topology(num_workers).name}

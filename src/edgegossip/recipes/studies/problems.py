@@ -24,6 +24,7 @@ from edgegossip.learning.models import (
     sensor_cnn,
     squeezenet,
 )
+from edgegossip.learning.partition import IID, Partition
 from edgegossip.learning.readers import DATASETS
 from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.task import Task
@@ -44,6 +45,7 @@ class Problem:
         settings: Epochs of EpochGossip, SGD, and throughput of the fastest platform.
         augmentation: Augmentation of the training batches.
         schedule: Schedule of the learning rate.
+        partition: Deals the training samples to the workers.
         scaled_down: Sentence about everything that is smaller than in the paper; empty if
             nothing is.
     """
@@ -56,6 +58,7 @@ class Problem:
     settings: Settings = Settings()
     augmentation: Augmentation | None = None
     schedule: Schedule = Constant()
+    partition: Partition = IID()
     scaled_down: str = ""
 
     def load(self, data_dir: Path) -> Dataset:
@@ -75,6 +78,7 @@ class Problem:
             schedule=self.schedule,
             batch_size=self.settings.batch_size,
             augmentation=self.augmentation,
+            partition=self.partition,
         )
 
     def plain(self) -> dict[str, object]:
@@ -84,6 +88,8 @@ class Problem:
             varied["schedule"] = describe(self.schedule)
         if self.augmentation is not None:
             varied["augmentation"] = describe(self.augmentation)
+        if self.partition != IID():
+            varied["partition"] = describe(self.partition)
         return varied | {
             "problem": self.name,
             "num_train": self.num_train,

@@ -14,7 +14,7 @@ from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Seconds
+from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.topology import complete
 from edgegossip.experiments.describe import describe
@@ -24,6 +24,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.task import Workload
+from edgegossip.machine.profile import Profile
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
@@ -37,6 +38,7 @@ from edgegossip.recipes.studies.events import TrainingEvents
 from edgegossip.recipes.studies.platforms import time_ratio
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.sim.forecasting import profile
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
@@ -198,6 +200,7 @@ class Race(Contest):
                 task=contender.task(self.problem.task(data_dir)),
                 algorithm=self._served(algorithm, rounds_an_epoch),
                 platforms=setup.platforms,
+                profiles=_profiles(setup.platforms) if contender.has_profiles else {},
                 links=Links(default=HOME_LINK),
                 seed=self.seed,
                 max_seconds=self._max_seconds(times),
@@ -228,6 +231,10 @@ class Race(Contest):
             return whole
         # In this time those who never wait process `max_work` times as many samples.
         return min(whole, self.max_work * whole / float(times["throughput_bound"]))
+
+
+def _profiles(platforms: Sequence[Platform]) -> dict[Rank, Profile]:
+    return {rank: profile(each, seed=rank) for rank, each in enumerate(platforms)}
 
 
 def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
