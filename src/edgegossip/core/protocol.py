@@ -5,7 +5,7 @@ An algorithm never touches a socket, a clock, a thread or a data set. A driver r
 virtual time, `edgegossip.net` on real machines.
 
 The vocabulary is closed: a word is added only when an algorithm cannot be written without it.
-`docs/contract-design.md` writes four very different systems in it.
+`docs/contract-design.md` gives the reasons.
 """
 
 from __future__ import annotations
