@@ -1,4 +1,10 @@
-"""Consensus steps for each compression, on quadratic problems."""
+"""Consensus steps for each compression, on quadratic problems.
+
+Fields of a row:
+    run, lr, keep_ratio: Settings of the row.
+    errors: For each consensus step, the workers' distance from their mean over that of their
+        optima; null for diverged runs.
+"""
 
 from __future__ import annotations
 

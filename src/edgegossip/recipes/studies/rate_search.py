@@ -1,4 +1,10 @@
-"""The search for ADSP's commit rate: rates, rewards and results."""
+"""The search for ADSP's commit rate: rates, rewards and results.
+
+Fields of a row:
+    has_diverged: See `has_diverged`.
+    losses: Of the looks.
+    search: The server's notes at the end of each window.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Stages on links of many kinds: the method with most samples per second on each."""
+"""Stages on links of many kinds: the method with most samples per second on each.
+
+Fields of a row:
+    megabits, latency, in_flight: The link, and the batches in flight.
+    pace: Samples a second.
+    bytes: Bytes a sample.
+"""
 
 from __future__ import annotations
 
