@@ -7,6 +7,7 @@ that prints the same:
     <!-- studies -->
     <!-- options edgegossip.recipes.recipe_settings.Settings -->
     <!-- fields edgegossip.experiments.event_log -->
+    <!-- classes edgegossip.contract.Event -->
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pydoc import locate
-from typing import Any
+from typing import Any, get_args
 
 from edgegossip.recipes.registry import RECIPES, STUDIES, Entry
 
-ASKED = re.compile(r"^<!-- (recipes|studies|options|fields)(?: (\S+))? -->$", re.MULTILINE)
+KINDS = "recipes|studies|options|fields|classes"
+ASKED = re.compile(rf"^<!-- ({KINDS})(?: (\S+))? -->$", re.MULTILINE)
 LISTS = {"recipes": RECIPES, "studies": STUDIES}
 SECTION = re.compile(r"^(\w[^\n]*):\n((?:    [^\n]*\n?)+)", re.MULTILINE)
 ITEM = re.compile(r"^    (\w[\w, ]*):((?: [^\n]*)?(?:\n     +[^\n]*)*)", re.MULTILINE)
@@ -72,6 +74,11 @@ def _table(kind: str, name: str | None) -> Iterator[str]:
         yield from _rows(kind.capitalize(), _summaries(LISTS[kind]))
         return
     assert name is not None
+    if kind == "classes":
+        kinds = [(each.__name__, inspect.getdoc(each) or "") for each in get_args(locate(name))]
+        heading = name.rpartition(".")[2]
+        yield from _rows(heading, [(each, _first(text)) for each, text in kinds])
+        return
     if kind == "fields":
         yield from _prose(name)
     for section in sections(name, "Args" if kind == "options" else "Fields"):
@@ -84,6 +91,11 @@ def _table(kind: str, name: str | None) -> Iterator[str]:
         else:
             yield from _rows("Field", items)
         yield ""
+
+
+def _first(docstring: str) -> str:
+    """The first paragraph."""
+    return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def _prose(name: str) -> Iterator[str]:
