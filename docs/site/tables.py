@@ -5,8 +5,9 @@ that prints the same:
 
     <!-- recipes -->
     <!-- studies -->
-    <!-- options edgegossip.recipes.recipe_settings.Settings -->
+    <!-- options -->
     <!-- fields edgegossip.experiments.event_log -->
+    <!-- rows -->
     <!-- classes edgegossip.contract.Event -->
 """
 
@@ -17,13 +18,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pydoc import locate
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from edgegossip.recipes.registry import RECIPES, STUDIES, Entry
 
-KINDS = "recipes|studies|options|fields|classes"
+KINDS = "recipes|studies|rows|options|fields|classes"
 ASKED = re.compile(rf"^<!-- ({KINDS})(?: (\S+))? -->$", re.MULTILINE)
-LISTS = {"recipes": RECIPES, "studies": STUDIES}
+MAKERS = {
+    f"edgegossip.recipes.studies.{name}"
+    for name in ("race", "server_contest", "slow_links", "stage_contest")
+}
+"""Modules whose cells several studies share."""
 SECTION = re.compile(r"^(\w[^\n]*):\n((?:    [^\n]*\n?)+)", re.MULTILINE)
 ITEM = re.compile(r"^    (\w[\w, ]*):((?: [^\n]*)?(?:\n     +[^\n]*)*)", re.MULTILINE)
 
@@ -66,30 +71,57 @@ def asked(text: str) -> list[tuple[str, str]]:
 
 def with_tables(text: str) -> str:
     """The page with the tables in place of the comments."""
-    return ASKED.sub(lambda found: "\n".join(_table(found[1], found[2])), text)
+    return ASKED.sub(lambda found: "\n".join(_table(found[1], found[2] or "")), text)
 
 
-def _table(kind: str, name: str | None) -> Iterator[str]:
-    if kind in LISTS:
-        yield from _rows(kind.capitalize(), _summaries(LISTS[kind]))
-        return
-    assert name is not None
-    if kind == "classes":
-        kinds = [(each.__name__, inspect.getdoc(each) or "") for each in get_args(locate(name))]
-        heading = name.rpartition(".")[2]
-        yield from _rows(heading, [(each, _first(text)) for each, text in kinds])
-        return
-    if kind == "fields":
-        yield from _prose(name)
-    for section in sections(name, "Args" if kind == "options" else "Fields"):
+def _table(kind: str, name: str) -> Iterator[str]:
+    match kind:
+        case "recipes":
+            yield from _rows("Recipe", _summaries(RECIPES))
+        case "studies":
+            yield from _rows("Study", _summaries(STUDIES))
+        case "options":
+            yield from _options()
+        case "rows":
+            yield from _fields_of_rows()
+        case "classes":
+            kinds = get_args(locate(name))
+            items = [(each.__name__, _first(inspect.getdoc(each) or "")) for each in kinds]
+            yield from _rows(name.rpartition(".")[2], items)
+        case "fields":
+            yield from _fields(name)
+
+
+def _fields(name: str) -> Iterator[str]:
+    """The fields in a docstring, with the paragraphs above them."""
+    yield from _prose(name)
+    for section in sections(name, "Fields"):
         if " of " in section.heading:
             yield f"{section.heading}:\n"
-        items = section.items.items()
-        if kind == "options":
-            given = {f"--{names.replace('_', '-')}": text for names, text in items}
-            yield from _rows("Option", given.items())
-        else:
-            yield from _rows("Field", items)
+        yield from _rows("Field", section.items.items())
+        yield ""
+
+
+def _fields_of_rows() -> Iterator[str]:
+    """The fields of the rows of studies, by the module that makes them."""
+    for module in sorted({entry.module for entry in STUDIES.values()} | MAKERS):
+        if "\nFields of a row:\n" in _docstring(module):
+            yield f"`{module.rpartition('.')[2]}`:\n"
+            yield from _fields(module)
+
+
+def _options() -> Iterator[str]:
+    """The options of recipes, with a table for each class of settings."""
+    recipes: dict[type, list[str]] = {}
+    for name, entry in RECIPES.items():
+        recipes.setdefault(get_type_hints(entry.load())["settings"], []).append(f"`{name}`")
+    for settings, names in recipes.items():
+        yield f"Options of {', '.join(names)}:\n"
+        for section in sections(f"{settings.__module__}.{settings.__qualname__}", "Args"):
+            items = section.items.items()
+            yield from _rows(
+                "Option", [(f"--{n.replace('_', '-')}", text) for n, text in items]
+            )
         yield ""
 
 
@@ -129,6 +161,8 @@ def setup(app: Any) -> None:  # noqa: ANN401 - tests import this without Sphinx
     """Called by Sphinx."""
 
     def fill(app: Any, docname: str, source: list[str]) -> None:  # noqa: ANN401
-        source[0] = with_tables(source[0])
+        if asked(source[0]):
+            source[0] = with_tables(source[0])
+            app.env.note_reread()  # the code may change when the page does not
 
     app.connect("source-read", fill)

@@ -79,14 +79,6 @@ def test_own_recipe_example_is_compared_by_the_command_line() -> None:
     assert "crashed" in Path("out/gosgd/events.jsonl").read_text()
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_recipe_in_the_documentation_runs() -> None:
-    [recipe] = [block for block in python_blocks("docs/recipes.md") if "my_recipe.py" in block]
-    Path("my_recipe.py").write_text(recipe)
-    options = ["--only", "ten", "--num-rounds", "2", "--out", "out"]
-    assert main(["run", "my_recipe.py:two_rings", *options]) == 0
-
-
 def test_sensor_data_example_makes_the_file_of_the_recipes() -> None:
     for split, labels in (("train", [5, 1, 2]), ("test", [1, 2])):
         folder = Path("UCI HAR Dataset", split)

@@ -39,7 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def documented() -> set[str]:
     text = PAGE.read_text(encoding="utf-8")
-    tables = [each for _, name in asked(text) for each in sections(name, "Fields")]
+    names = [name for kind, name in asked(text) if kind == "fields"]
+    tables = [each for name in names for each in sections(name, "Fields")]
     headings = " ".join([text, *(each.heading for each in tables)])
     return {*re.findall(r"`([a-z_]+)`", headings)}.union(*(each.names for each in tables))
 
