@@ -36,6 +36,11 @@ class RayPool:
     A learner lives in one actor. Its state comes back with each result, so that it can be made
     again elsewhere. Work that takes less time than a trip to an actor is done here.
 
+    Code and data are pickled. Anybody who can reach the ports of a cluster, also of one that is
+    started here, can run anything on its machines and on this one. On one machine Ray asks for
+    the token in ``~/.ray/auth_token``, unless RAY_AUTH_MODE is "disabled". Its usage reports
+    are off unless RAY_USAGE_STATS_ENABLED is set.
+
     Args:
         address: Running cluster to which this machine belongs, "HOST:PORT" or "auto"; None
             starts Ray on this machine alone, until the pool is closed.
