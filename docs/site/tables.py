@@ -77,9 +77,9 @@ def with_tables(text: str) -> str:
 def _table(kind: str, name: str) -> Iterator[str]:
     match kind:
         case "recipes":
-            yield from _rows("Recipe", _summaries(RECIPES))
+            yield from _rows("Recipe", _summaries(RECIPES), "Content")
         case "studies":
-            yield from _rows("Study", _summaries(STUDIES))
+            yield from _rows("Study", _summaries(STUDIES), "Content")
         case "options":
             yield from _options()
         case "rows":
@@ -143,8 +143,10 @@ def _summaries(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
         yield name, " ".join(text.split())
 
 
-def _rows(title: str, items: Iterable[tuple[str, str]]) -> Iterator[str]:
-    yield f"| {title} | Meaning |\n| --- | --- |"
+def _rows(
+    title: str, items: Iterable[tuple[str, str]], other: str = "Meaning"
+) -> Iterator[str]:
+    yield f"| {title} | {other} |\n| --- | --- |"
     for names, text in items:
         codes = ", ".join(f"`{name}`" for name in names.split(", "))
         yield f"| {codes} | {text.replace('|', '&#124;')} |"
