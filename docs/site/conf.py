@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 project = "edgegossip"
 root_doc = "README"
@@ -21,7 +24,7 @@ include_patterns = [
 ]
 exclude_patterns = [".venv", "build", "runs", "data"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.site.tables"]
 highlight_language = "text"  # commands and formulas; Python is marked as such
 myst_heading_anchors = 4  # as forges make them, so that one link works in both places
 
@@ -34,6 +37,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_custom_sections = [("Fields", "params_style")]
 
 html_theme = "furo"
 html_title = "edgegossip"

@@ -1,4 +1,4 @@
-"""Small worlds for the systems of `docs/contract-design.md`: what they train, send, suffer."""
+"""Small worlds for the systems of `contract_systems.py`: what they train, send, suffer."""
 
 from __future__ import annotations
 

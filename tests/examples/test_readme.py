@@ -79,16 +79,7 @@ def test_own_recipe_example_is_compared_by_the_command_line() -> None:
     assert "crashed" in Path("out/gosgd/events.jsonl").read_text()
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_recipe_in_the_documentation_runs() -> None:
-    [recipe] = [block for block in python_blocks("docs/recipes.md") if "my_recipe.py" in block]
-    Path("my_recipe.py").write_text(recipe)
-    options = ["--only", "ten", "--num-rounds", "2", "--out", "out"]
-    assert main(["run", "my_recipe.py:two_rings", *options]) == 0
-
-
-def test_sensor_data_is_converted_as_documented() -> None:
-    [convert] = [block for block in python_blocks("docs/recipes.md") if "uci_har" in block]
+def test_sensor_data_example_makes_the_file_of_the_recipes() -> None:
     for split, labels in (("train", [5, 1, 2]), ("test", [1, 2])):
         folder = Path("UCI HAR Dataset", split)
         (folder / "Inertial Signals").mkdir(parents=True)
@@ -98,7 +89,7 @@ def test_sensor_data_is_converted_as_documented() -> None:
                 np.savetxt(file, np.zeros((len(labels), 128)))
         np.savetxt(folder / f"y_{split}.txt", labels, fmt="%d")
         np.savetxt(folder / f"subject_{split}.txt", labels, fmt="%d")
-    exec(compile(convert, "recipes.md", "exec"), {})
+    runpy.run_path(str(ROOT / "examples/uci_har.py"), run_name="__main__")
     dataset = eg.har(".")
     assert dataset.input_shape == (9, 128)
     assert dataset.train.labels.tolist() == [4, 0, 1]

@@ -41,7 +41,7 @@ def test_every_dependency_has_its_reason_and_its_tested_version(
     names = {re.split(r"[<>=\[]", each)[0] for each in asked}
     assert all("<" in each or ">=" in each for each in asked)
     reasons = read("docs/dependencies.md")
-    assert {name for name in names if f"| `{name}`" not in reasons} == set()
+    assert {name for name in names if f"- `{name}`" not in reasons} == set()
     pins = {line.split("==")[0].lower().replace("_", "-") for line in lines("constraints.txt")}
     # None of these is installed for `make check`.
     tested = names - {"datasets", "pyarrow", *TRACKERS, *FRAMEWORKS}

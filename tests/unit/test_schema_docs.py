@@ -1,4 +1,4 @@
-"""`docs/run-folder.md` names every type of event and every field that a run writes."""
+"""The docstrings in `docs/run-folder.md` name every event and field that a run writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from docs.site.tables import asked, sections
 
 import edgegossip as eg
 from edgegossip.experiments.study import run_study
@@ -37,7 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def documented() -> set[str]:
-    return set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
+    text = PAGE.read_text(encoding="utf-8")
+    names = [name for kind, name in asked(text) if kind == "fields"]
+    tables = [each for name in names for each in sections(name, "Fields")]
+    headings = " ".join([text, *(each.heading for each in tables)])
+    return {*re.findall(r"`([a-z_]+)`", headings)}.union(*(each.names for each in tables))
 
 
 def test_every_type_and_field_of_the_events_is_documented(folder: Path) -> None:

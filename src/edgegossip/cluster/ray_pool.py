@@ -50,6 +50,11 @@ class RayPool:
     - Ray notices within half a minute that a machine has lost its power, and the run ends about
       a minute after the head is lost. After SIGKILL, Ray's processes end within two minutes.
 
+    Code and data are pickled. Anybody who can reach the ports of a cluster, also of one that is
+    started here, can run anything on its machines and on this one. On one machine Ray asks for
+    the token in ``~/.ray/auth_token``, unless RAY_AUTH_MODE is "disabled". Its usage reports
+    are off unless RAY_USAGE_STATS_ENABLED is set.
+
     Args:
         address: Running cluster to which this machine belongs, "HOST:PORT" or "auto"; None
             starts Ray on this machine alone, until the pool is closed.

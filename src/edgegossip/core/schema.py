@@ -123,6 +123,11 @@ class TensorSpec:
 class MessageSpec:
     """Description of all messages of a kind.
 
+    It must state everything that `handle` assumes: an index out of range would otherwise end
+    the run of an honest worker. A network also rejects floats that are far larger than is usual
+    among workers; a tensor with limits of its own is checked against those alone, so give
+    limits to tensors whose scale differs from that of parameters.
+
     Args:
         tensors: Required tensors of the payload, by name; an example tensor describes one like
             it.
@@ -131,11 +136,15 @@ class MessageSpec:
             smallest and the largest number. Numbers are always finite.
         optional_numbers: Limits of the optional numbers, by name.
         max_ahead: Maximum number of rounds that the message may be ahead of its receiver; None
-            for any. Rounds are never negative.
+            for any. A worker that was cut off is behind by all the rounds it has missed. Rounds
+            are never negative.
         is_passed_on: Tensors are named ``RANK.name``. Worker RANK wrote them in the message's
-            round, and others relay them unchanged. A network may add ``RANK.seal``, which is
-            relayed with the rest.
+            round, and others relay them unchanged. A secured network adds ``RANK.seal``, which
+            is relayed with the rest.
 
+    >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
+    >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)
+    3
     >>> spec = MessageSpec({"x": torch.zeros(2)}, numbers={"weight": (0, 1)})
     >>> spec.mismatch({"x": torch.zeros(3)}, {"weight": 0.5})
     "tensor 'x' is torch.float32 [3] instead of torch.float32 [2]"

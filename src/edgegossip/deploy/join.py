@@ -69,6 +69,20 @@ def join(
 ) -> str:
     """Run worker `rank` of `experiment` on this machine, until the end of the run.
 
+    It does the same as ``edgegossip worker``, for an experiment of the caller's::
+
+        eg.join(
+            experiment,
+            rank=1,
+            out="run/workers/1",
+            connection=eg.Connection(
+                address=eg.Address(
+                    listen=("tls/0.0.0.0:7447",), connect=("tls/first-machine:7447",)
+                ),
+                tls="certs",
+            ),
+        )
+
     Args:
         experiment: The workers' common experiment, equal on all machines.
         rank: Rank of this worker.

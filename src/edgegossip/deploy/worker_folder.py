@@ -1,4 +1,11 @@
-"""The folder of a worker on a real machine, read incrementally."""
+"""The folder of a worker on a real machine, read incrementally.
+
+Fields of the `summary.json` of a worker, among others:
+    validation_accuracy: Of its own model, or a field for each other metric; null without
+        validation data, or for a part of a model.
+    is_evaluated: Whether its model counts in the results. If several workers may serve, only
+        that of the active one does.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,29 @@ def _alone(work: Callable[..., Results], progress: Progress) -> Results:
 def summarize(
     comparison: Comparison, results: dict[str, Results], recipe: str | None
 ) -> dict[str, Any]:
-    """Contents of a comparison's `summary.json`, without runs that do not exist yet."""
+    """Contents of a comparison's `summary.json`, without runs that do not exist yet.
+
+    The bytes of one dense message per sample are measured in the reference run: its bytes /
+    samples / mean out-degree.
+
+    Fields:
+        recipe: Name of the recipe; null from Python.
+        baseline: Name of the run that is the reference of the others.
+        target_accuracy: The comparison's own target, or the baseline's best less 0.005
+            (`target_gap`). With another metric it is `target_mae` and so on, and the gap is
+            half a percent of the value.
+        throughput_bound: Bound on the gain from not waiting: the sum of throughputs / (number
+            of workers x the smallest), over workers with data, on idle machines with free
+            messages.
+        bytes_reference: Name of the run that defines the bytes of uncompressed push-sum; null
+            if there is none.
+        runs: By name, the numeric fields of each run's summary with the next three.
+        bytes_per_worker: `bytes_sent` / number of workers.
+        bytes_ratio_same_graph: Bytes of dense push-sum with a step a round, for as many samples
+            on this run's graph / `bytes_sent`; null without a reference.
+        bytes_ratio_complete_graph: The same, sending to every other worker; 7 times as much on
+            a directed ring of 8.
+    """
     baseline = results.get(comparison.baseline)
     metric, target = comparison.metric, comparison.target
     if target is None and baseline is not None:

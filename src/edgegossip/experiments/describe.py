@@ -114,7 +114,37 @@ def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
-    """Contents of `experiment.json`, which are also the first line of `events.jsonl`."""
+    """Contents of `experiment.json`, which are also the first line of `events.jsonl`.
+
+    Dataclasses appear as their fields and a `type`; functions by name, and `functools.partial`
+    with its keywords; topologies as the call that makes them (`"ring(8)"`). A run cannot be
+    rebuilt from this file: it is for people, for the report, and for recognizing the experiment
+    on `--resume`.
+
+    Fields:
+        schema: Version of this layout: 1.
+        recipe: Name of the recipe as typed; null for a run from Python.
+        name: Name of the run, e.g. `"epoch-gossip"`.
+        seed: Seed of the run.
+        num_workers: Number of workers.
+        num_train: Training samples; absent for `Local` data, whose sizes are in `events.jsonl`.
+        algorithm: Settings of the algorithm.
+        platforms: Platform of each rank.
+        task: Data set (`name`, `num_train`, `num_validation` if it has such a split,
+            `num_test`, `num_classes`, `input_shape`), model, loss, optimizer and so on.
+            `metrics` (each with `name`, `unit` and `higher_is_better`), `target_metric` and
+            `forward` are absent where they are those of a classification.
+        links, faults: As in `Experiment`.
+        max_seconds: Time limit, or null.
+        until: Target loss or metric that ends the run, and the number of looks whose mean
+            reaches it; or null.
+        evaluation_interval: Seconds between two evaluations; null for the default.
+        evaluation_epochs: Epochs of all workers between two evaluations; null if the interval
+            is in seconds.
+        driver: `"network"` for a run on real machines; absent for a simulated one.
+        versions: Versions of `python`, `edgegossip`, `torch`, `numpy`, `scikit-learn` and
+            `safetensors`.
+    """
     # The sizes of data that lies with the workers are not known here.
     dataset = experiment.task.dataset
     known = {} if isinstance(dataset, Local) else {"num_train": len(dataset.train)}

@@ -1,7 +1,75 @@
 """`events.jsonl`: the events of a run, one JSON object per line, in order of virtual time.
 
-`docs/run-folder.md` is the schema. Fields of wall-clock origin begin with ``wall_``; all
-others are the same bytes whenever the same experiment runs.
+Each line has a `type`. The first is `experiment`; the last is `ended`, unless the run was
+killed. Times are virtual seconds in a simulation and real ones, since the run began, on real
+machines. Fields of wall-clock origin begin with ``wall_``; all others are the same bytes
+whenever the same experiment runs. An arriving message leaves no line.
+
+Fields of `experiment`, in addition to those of `experiment.json`:
+    command: Command that runs it again, without `--out`, `--threads`, `--pool` and `--resume`;
+        null from Python.
+    roles: Name of each rank's role: `"worker"`, `"server"`, `"stage-0"`. Absent in old folders,
+        where all are workers.
+    evaluated: Ranks whose parameters count in the reported model; absent in old folders, where
+        all count.
+    shard_sizes: Training samples of each rank.
+    is_balanced: True if workers train on shares that fit their speeds (EdgeGossip); otherwise
+        absent.
+    wall_started: First start of the run, UTC, ISO 8601.
+
+Fields of `trained`, a finished piece of work (training cut short by a crash has no line):
+    time, start: End and beginning.
+    rank: The worker.
+    num_steps, num_samples: SGD steps taken, samples processed.
+    cost: Cost in training samples: `num_samples` and the price of choosing them.
+    loss: Mean training loss over the steps.
+
+Fields of `sent`, a handover of messages of one kind and round, at one time, by one worker:
+    time: Time of the handover.
+    rank: The sender.
+    kind: Word of the algorithm: `"params"`, `"push"`, `"catch-up"`.
+    round: Round of the message.
+    receivers: Ranks of the receivers.
+    num_bytes: Bytes of all these messages together, headers included.
+    start, end: Beginning of the first transmission and end of the last.
+
+Fields of `lost`, a message that did not arrive:
+    time: Time of the drop, or of the expected arrival.
+    rank, sender: Receiver and sender.
+    kind: As in `sent`.
+    reason: `"dropped"`; `"crashed"`, if its receiver crashed, or its sender before it had left;
+        `"partitioned"`; on real machines also `"unreachable"`.
+
+Fields of `crashed`, `recovered` and `finished`, a change of one worker:
+    time: Time of the change.
+    rank: The worker.
+
+Fields of `evaluated`, a measurement of the averaged model:
+    time: Time of the evaluation.
+    epochs: Samples processed by all workers / training samples.
+    accuracy: Accuracy on the test split. A task with other metrics has a field for each
+        instead, under its key: `"mae"`, `"bits_per_character"`.
+    loss: Mean loss on the test split.
+    consensus_distance: Root mean square distance of the workers from their mean.
+    bytes_sent: Bytes sent by all workers so far, lost messages included.
+    samples_processed: Samples processed by all workers so far, in work that has ended.
+
+Fields of `noted`, numbers that the algorithm recorded (`Note`):
+    time: Time of the note.
+    rank: The worker.
+    kind: Subject, in the algorithm's words.
+    numbers: Numbers by name; null for those that are not finite.
+
+Fields of `data`, in the log of a worker on a real machine:
+    num_samples: Training samples of this worker.
+
+Fields of `ended`, which a resumed run removes with all lines after its checkpoint:
+    time: Time of the end.
+    reason: `"finished"`, `"time limit"`, `"target"` (that of `until`), `"interrupted"` or
+        `"failed"`.
+    error: The failure, or null.
+    wall_seconds: Duration of the run, including parts before an interruption; for workers only
+        the last part.
 """
 
 from __future__ import annotations

@@ -164,7 +164,28 @@ class Results:
     def summary(
         self, target: float | None = None, baseline: Results | None = None
     ) -> dict[str, Any]:
-        """The entry of this run in `summary.json`."""
+        """The entry of this run in `summary.json`.
+
+        The file of a single run also has `name`, `reason`, `error` and `worker_accuracies` (at
+        the end, of each worker's own model, or of 64 evenly spaced ones; `worker_values` with
+        another metric). Fields with `accuracy` are named after the key of another chosen
+        metric, e.g. `final_mae` and `worker_mae_max`.
+
+        Fields:
+            metric: Name of the chosen metric; absent if it is accuracy.
+            final_accuracy, best_accuracy: Last and best evaluation of the averaged model;
+                further metrics have `final_` only.
+            worker_accuracy_min, worker_accuracy_mean: Worst and mean of `worker_accuracies`.
+            time_to_target: First evaluation at the target; null without one, and in the file of
+                a single run.
+            speedup: The baseline's time to the target / this run's; null if either is missing.
+            virtual_seconds: Time of the end.
+            wall_seconds: Duration, including resumed parts.
+            bytes_sent, samples_processed, consensus_distance: At the last evaluation.
+            mean_staleness: Mean over received messages of the receiver's round less the
+                message's, at least 0. If workers count rounds at different speeds (GoSGD), it
+                mostly measures that.
+        """
         last, key = self.history[-1], self.metric.key
         time = reference = None
         if target is not None:

@@ -1,4 +1,28 @@
-"""Studies: several runs or measurements that make a figure of a paper."""
+"""Studies: several runs or measurements that make a figure of a paper.
+
+Fields of `study.json`:
+    schema: Version of this layout: 1.
+    study, title: Name, and the question.
+    printed: The paper's statements and numbers about it, a sentence each.
+    scaled_down: Everything that is smaller or different here, a sentence each.
+    settings: Settings that the rows depend on; `--resume` requires the same.
+    command: Command that repeats it, without `--out`, `--threads` and `--resume`; null from
+        Python.
+    num_cells: Total number of cells.
+    cells: Finished cells by name: `group` (the parts of `--only`), `row` and `wall_seconds`.
+    errors: Cells whose training failed, by name, with the reason.
+    figures: Figures, each with `name`, `heading`, `caption` and `panels`. A panel has `title`,
+        `kind` (`"lines"`, `"bars"`, `"stacked"` or `"map"`), `x_label`, `y_label`, `x_unit`,
+        `y_unit`, `is_x_log`, `is_log` and `series`. A series has `name`, `x`, `y`, `low` and
+        `high` (ends of its range over the seeds) and `is_mark`, for a line across bars or over
+        a map. In a map a series is a row of cells, its name is their height, and `y` sets
+        colors.
+    tables: Tables, each with `heading`, `columns` (title and unit), `rows` and `note`. Units
+        are `"text"`, `"number"`, `"seconds"`, `"bytes"`, `"percent"`, `"points"` (percentage
+        points) and `"times"`; percent and points are shares in [0, 1].
+    versions, machine: Versions of the packages; `num_cores`, `system` and `architecture`.
+    wall_started, wall_seconds: First start, UTC; work on the finished cells.
+"""
 
 from __future__ import annotations
 

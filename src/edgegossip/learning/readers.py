@@ -164,8 +164,8 @@ def har(data_dir: Path | str) -> Dataset:
     """Read UCI HAR, six activities of 30 people, from `data_dir`/uci_har.npz.
 
     It has phone accelerometer and gyroscope windows [9, 128], in g and rad/s. They are
-    naturally skewed, because people walk differently. The file has the format of `npz`, made
-    from the "Inertial Signals" of the official archive with labels from 0.
+    naturally skewed, because people walk differently. The file has the format of `npz`; the
+    repository's examples/uci_har.py makes it from the official archive.
 
     Raises:
         DataError: The file is missing, damaged or inconsistent.

@@ -39,6 +39,15 @@ class Monitor:
     everything except our own process tree. Each forecast also reads them. Once a minute the
     means go to `journal`. Reading and storing never raise.
 
+    With a `ZenohTransport` of the caller's, `counters` subtracts its traffic::
+
+        from edgegossip.machine.counters import SystemCounters
+
+        predictor = eg.PerformancePredictor().fit(eg.Profile.read("profile.csv"))
+        counters = SystemCounters(lambda: transport.network_bytes)
+        with eg.Monitor(predictor, counters=counters) as monitor:
+            ...  # monitor.trained(start, end, num_samples), monitor.forecast(now)
+
     Args:
         predictor: Learns from observations and makes the forecasts.
         counters: Counters to read; None for this machine's.

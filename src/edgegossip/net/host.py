@@ -58,6 +58,39 @@ class Host(Generic[State]):
     that arrives later rejoins. The run ends when all present workers have finished and nothing
     is in flight, at `settings.max_seconds`, or after `stop`.
 
+    A worker that starts with an empty state draws a number, its *life*, and keeps it in its
+    checkpoints. Messages are numbered for each pair of lives. A restarted worker is therefore
+    never mistaken for one that was cut off, and no message for an earlier life arrives.
+
+    A checkpoint holds the state, the learner, timers, arrived but unhandled messages, and the
+    newest messages that each other worker does not have in its own checkpoint
+    (`settings.max_log_bytes`). Resumed workers, and workers whose link was cut, send each other
+    the missing messages and drop duplicates. A resumed worker repeats the messages that it sent
+    after its checkpoint, with the same numbers, until it loses or finds a worker. A worker that
+    cannot be resumed without a gap rejoins: it takes a neighbor's parameters.
+
+    Messages that no honest worker sends are rejected, and nobody waits for them. At the third
+    one their sender is *muted*: it counts as lost, and all its messages are dropped, until
+    another process of its rank appears.
+
+    * A value more than 1000 times as large as usual is rejected. The usual value is the largest
+      of four: 1, the initial parameters, the receiver's own messages, and the median of the
+      *other* senders' messages of this kind and name. Honest workers stay below 2 times.
+    * After smaller values that break training, the worker goes back to the last parameters with
+      a loss near its lowest, forgets momentum, and mutes the sender whose values stand out by a
+      factor of two. If no sender stands out, it fails as it would alone.
+    * Senders take turns, so others wait for one frame of each. A sender of 100,000 messages at
+      once and more than 2000 a second is muted. A rejected frame counts a hundredfold, a status
+      report twentyfold.
+    * Relayed parts carry seals: the origin's certificate, and its signature of run, rank, life,
+      kind, round and every byte. A forged seal counts as a lie of the worker that relays it.
+      Without certificates nothing is signed, and a neighbor's own statement has priority over
+      statements about it.
+
+    A worker that has finished tells the others how many messages it has sent to and received
+    from each. When all have finished and all counts agree, nothing is in flight, and they
+    leave.
+
     Args:
         algorithm: The workers' algorithm.
         rank: Rank of this worker.

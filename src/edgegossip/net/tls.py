@@ -132,6 +132,11 @@ class Credentials:
 class TLS:
     """The files that identify a worker or router and its peers; all in PEM.
 
+    Any authority will do that signs workers' certificates directly, with ``worker-R`` as common
+    name and an elliptic-curve key; ``edgegossip-router`` can be any worker. A revocable
+    certificate needs the DNS name ``SERIAL.edgegossip``, with its serial number in hex. All its
+    DNS names must be well-formed. Lists must be complete (no delta or partitioned lists).
+
     Args:
         ca: Certificate of the authority, or of both authorities during a change.
         certificate: Certificate of the worker or router.

@@ -44,6 +44,10 @@ def cloud_edge(
 ) -> Comparison:
     """Activities of 21 people: phones train the lower stage, a cloud the upper one.
 
+    Each phone has the windows of one person, which never leave it. The cloud is twenty times as
+    fast as the fastest phone. The runs are `greedy`, `splitfed` (with the true gradient), and
+    `epoch-gossip`, which trains whole models on the phones alone.
+
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
         data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.

@@ -91,6 +91,14 @@ def books_gpt(
 ) -> Comparison:
     """Books of eight authors, a GPT of a million parameters, 8 uneven platforms: hours.
 
+    The runs are DiLoCo, EdgeGossip around it, Gossip on a ring and AllReduce, measured in bits
+    per character on the last tenth of each author's text.
+
+    EdgeGossip shortens the steps of DiLoCo by the time of a pass over a worker's own data, so
+    workers with equal amounts (`--mixed`) end a round together. Authors differ up to nine times
+    in length. Those with long books do so few steps that they wait: use `--mixed` to compare
+    speeds.
+
     Args:
         settings: Settings of the recipe.
         data_dir: Folder with books/*.txt, one of each author; by default $EDGEGOSSIP_DATA.

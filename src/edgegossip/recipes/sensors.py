@@ -30,6 +30,8 @@ def har_cnn(
 ) -> Comparison:
     """Activities of 21 people on 21 phones of measured speeds, tested on 9 others.
 
+    Each worker has one person. `compare` takes about half an hour on two cores.
+
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
         data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.

@@ -33,7 +33,10 @@ class Tried:
 
     @property
     def note(self) -> Note:
-        """Make a note without unknown values and without the time, which each note has."""
+        """Make a note of the fields, without unknown values.
+
+        The time is left out, because each note has one.
+        """
         known = {name: value for name, value in asdict(self).items() if value is not None}
         del known["at"]
         return Note("search", known)

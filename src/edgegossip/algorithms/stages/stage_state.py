@@ -194,7 +194,22 @@ class StageState(WorkerState):
         return [self.note(stage, {"loss": event.loss, **measured})]
 
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
-        """Note queues and counts together with the measurements."""
+        """Note queues and counts together with the measurements.
+
+        A stage notes them at its first training and every tenth after it, when it gives batches
+        up, and when it sends no more.
+
+        Fields:
+            stage: Number of the stage, from 0.
+            num_trained: Pieces of training since the worker started; for `Pipelined`, forward
+                and backward passes.
+            batches: Batches that have updated its parameters, since then.
+            waiting, pending: Waiting batches from below, and batches sent up without an answer.
+            most_waiting, most_pending: Maxima of these since the previous note.
+            given_up: Batches whose answer did not come in time, since the worker started.
+            loss: Loss of the training just done; 0 for a stage without a loss of its own.
+            gradient_cosine: Cosine of synthetic and returned gradient, if they were compared.
+        """
         self.measure_queues()
         numbers = {
             "stage": stage,

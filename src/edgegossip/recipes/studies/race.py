@@ -1,4 +1,15 @@
-"""Races of EpochGossip against others on the same data and machines."""
+"""Races of EpochGossip against others on the same data and machines.
+
+Fields of a row:
+    group, problem, setup, run, seed: Names of the race and the run.
+    accuracies: After each epoch of EpochGossip; of others, with `times`, at each evaluation.
+    setups: In EpochGossip's row, for each set of machines: `epoch_ends`, `round_seconds` (an
+        epoch of the fastest platform), `throughput_bound` and `time_ratio` (T_max / T_min).
+    equal_epochs_time: Time of as many rounds as EpochGossip has epochs.
+    kept_shares: Share of its data that each worker kept.
+    look_share: Share of the cost that was spent on looks.
+    samples_processed, bytes_sent: Of all workers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Contests of algorithms that send little against dense push-sum: runs and results."""
+"""Contests of algorithms that send little against dense push-sum: runs and results.
+
+Fields of a row:
+    group, setting, run, seed: Names of the contest and the run.
+    times, accuracies, bytes_per_worker: Of the evaluations.
+    worker_accuracies, consensus_distance: At the end.
+    traffic: `bytes_sent`, `samples_processed`, `num_workers` and the mean `out_degree`.
+"""
 
 from __future__ import annotations
 

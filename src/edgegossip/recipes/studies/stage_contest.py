@@ -1,4 +1,12 @@
-"""Contests between methods that train one model in stages, tuned alike."""
+"""Contests between methods that train one model in stages, tuned alike.
+
+Fields of a row:
+    lr, is_tuning: Learning rate, and whether the run only tried it.
+    accuracy, seconds: At the end.
+    bytes: Of all links.
+    staleness: Mean number of a stage's batches in flight above it.
+    times, accuracies: Of the looks.
+"""
 
 from __future__ import annotations
 

@@ -43,6 +43,8 @@ BETWEEN_POOLINGS = StageSettings(
 def stages(settings: StudySettings = DEFAULTS) -> Study:
     """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, staleness of gradients.
 
+    MNIST; half a minute a run.
+
     Args:
         settings: Settings of the study.
     """
@@ -68,6 +70,8 @@ def stages(settings: StudySettings = DEFAULTS) -> Study:
 
 def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """VGG16 in four stages on CIFAR-10, a quarter of its channels: accuracy, time, bytes.
+
+    Minutes a run.
 
     Args:
         settings: Settings of the study.

@@ -141,6 +141,8 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
     """Three learning rates and three values of each method's setting, on validation data.
 
+    HAR and CIFAR-10; 25 minutes each on one otherwise idle core.
+
     Args:
         settings: Settings of the study.
     """
@@ -162,6 +164,9 @@ def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Stu
 def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     """All methods, 18 workers, H = 2: virtual time to one loss on test data.
 
+    Eleven parameter servers and settings on HAR and CIFAR-10. Five seeds take on one core 25
+    minutes for `har-cnn` and 35 for `cifar10-lenet5`.
+
     Args:
         settings: Settings of the study.
     """
@@ -176,6 +181,8 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
 
 def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
     """Increasingly unequal speeds: H of 1.45, 2, 2.6 and 3.2.
+
+    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
 
     Args:
         settings: Settings of the study.
@@ -195,6 +202,8 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
 def delay(settings: StudySettings = DEFAULTS) -> Study:
     """Each message takes 0, 2, 5 and 10 seconds longer.
 
+    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
+
     Args:
         settings: Settings of the study.
     """
@@ -212,6 +221,8 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
 
 def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
     """Links of 100, 30 and 10 Mbit/s: their use and its cost.
+
+    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
 
     Args:
         settings: Settings of the study.
@@ -231,6 +242,8 @@ def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
 def workers(settings: StudySettings = DEFAULTS) -> Study:
     """Twice as many workers: 18 and 36.
 
+    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
+
     Args:
         settings: Settings of the study.
     """
@@ -249,7 +262,8 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     """Speeds that change during the run: a third of the workers becomes four times slower.
 
-    On the paper's own testbed, H rose from 2 to 6 during a run without being noticed.
+    On the paper's own testbed, H rose from 2 to 6 during a run without being noticed. The rest
+    is as in `adsp/time-to-loss`; half a minute a run on one core.
 
     Args:
         settings: Settings of the study.

@@ -1,18 +1,13 @@
-"""The four systems of `docs/contract-design.md`, as they stand there, run in the simulator."""
+"""The four systems written to design the contract run in the simulator, with lost messages."""
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import sys
-import textwrap
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from tests.examples import contract_systems as systems
 from tests.examples.contract_worlds import (
     TARGETS,
     EpochAllReduce,
@@ -47,34 +42,6 @@ from edgegossip.sim.fault import Crash, Drop, Fault, Recover
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.simulator import Simulator
 
-ROOT = Path(__file__).parents[2]
-HEADERS = Path(__file__).with_name("contract_headers.py")
-SLOT = "    # The page's next block.\n"
-
-
-def page_source() -> str:
-    """The page's code as one module."""
-    text = (ROOT / "docs" / "contract-design.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    first, *others = HEADERS.read_text(encoding="utf-8").split(SLOT)
-    pairs = zip(blocks, others, strict=True)
-    return first + "".join(textwrap.indent(block, "    ") + rest for block, rest in pairs)
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    path = tmp_path_factory.mktemp("contract") / "contract_page.py"
-    path.write_text(page_source(), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where dataclasses look their annotations up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[path.stem]
-
-
 # 1. ADSP.
 
 # As shards of shuffled data are: nearly alike.
@@ -84,12 +51,10 @@ SIMILAR_TARGETS = TARGETS[0] + 0.05 * TARGETS
 OPTIMUM = SIMILAR_TARGETS[1:5].mean(0)
 
 
-def adsp_world(
-    page: ModuleType, *script: Fault, observer: Recorder | None = None
-) -> Simulator[Any]:
+def adsp_world(*script: Fault, observer: Recorder | None = None) -> Simulator[Any]:
     """A server and four workers, of which the fastest is four times as fast as the slowest."""
     return simulate(
-        page.ADSP(num_workers=4, window=20.0, epoch=200.0, duration=400.0, min_interval=1.0),
+        systems.ADSP(num_workers=4, window=20.0, epoch=200.0, duration=400.0, min_interval=1.0),
         (1.0, 10.0, 8.0, 3.0, 2.5),
         script,
         lambda rank: QuadraticTrainer(SIMILAR_TARGETS[rank], lr=0.005),
@@ -99,10 +64,8 @@ def adsp_world(
 
 
 @pytest.mark.parametrize("drop_probability", [0.0, 0.2])
-def test_adsp_ends_and_brings_the_server_to_the_optimum(
-    page: ModuleType, drop_probability: float
-) -> None:
-    simulator = adsp_world(page, Drop(probability=drop_probability))
+def test_adsp_ends_and_brings_the_server_to_the_optimum(drop_probability: float) -> None:
+    simulator = adsp_world(Drop(probability=drop_probability))
     assert simulator.run()
     server, *workers = simulator.states
     num_commits = [worker.round for worker in workers]
@@ -112,19 +75,17 @@ def test_adsp_ends_and_brings_the_server_to_the_optimum(
     assert (estimate - OPTIMUM).norm() < 0.05 * OPTIMUM.norm()
 
 
-def test_adsp_sends_each_update_once_though_replies_come_in_the_middle_of_a_step(
-    page: ModuleType,
-) -> None:
+def test_adsp_sends_each_update_once_though_replies_come_in_the_middle_of_a_step() -> None:
     recorder = Recorder()
-    simulator = adsp_world(page, observer=recorder)
+    simulator = adsp_world(observer=recorder)
     assert simulator.run()
     server, *workers = simulator.states
     assert list(server.num_commits.values()) == [worker.round for worker in workers]
     torch.testing.assert_close(server.params, torch.stack(recorder.deltas).sum(0) / 4)
 
 
-def test_adsp_outlives_the_crash_of_a_worker_that_comes_back(page: ModuleType) -> None:
-    simulator = adsp_world(page, Crash(at=100.0, rank=2), Recover(at=200.0, rank=2))
+def test_adsp_outlives_the_crash_of_a_worker_that_comes_back() -> None:
+    simulator = adsp_world(Crash(at=100.0, rank=2), Recover(at=200.0, rank=2))
     assert not simulator.run(until=201.0)
     server, returned = simulator.states[0], simulator.states[2]
     assert returned.round == 1  # it commits at once, to be sent the server's parameters
@@ -195,9 +156,9 @@ def mass_of(message: Message) -> Tensor:
     ids=["dense", "sparse"],
 )
 def test_sparse_push_conserves_mass_though_a_third_of_the_messages_is_lost(
-    page: ModuleType, compressor: Identity | TopK, consensus_step: float, num_rounds: int
+    compressor: Identity | TopK, consensus_step: float, num_rounds: int
 ) -> None:
-    algorithm = page.SparsePush(
+    algorithm = systems.SparsePush(
         topology=ONE_PEER,
         compressor=compressor,
         consensus_step=consensus_step,
@@ -219,8 +180,8 @@ def test_sparse_push_conserves_mass_though_a_third_of_the_messages_is_lost(
     assert (estimates.mean(0) - TARGETS.mean(0)).norm() < 0.2 * start
 
 
-def test_taking_back_instead_of_sending_again_would_double_mass(page: ModuleType) -> None:
-    sending_again: Any = page.SparsePush
+def test_taking_back_instead_of_sending_again_would_double_mass() -> None:
+    sending_again: Any = systems.SparsePush
 
     class TakingBack(sending_again):  # type: ignore[misc]
         def handle(self, state: Any, event: Event, now: Seconds) -> Any:  # noqa: ANN401
@@ -236,11 +197,11 @@ def test_taking_back_instead_of_sending_again_would_double_mass(page: ModuleType
     assert sum(state.weight for state in simulator.states) > 100
 
 
-def test_sparse_push_outlives_the_crash_of_a_worker_that_comes_back(page: ModuleType) -> None:
+def test_sparse_push_outlives_the_crash_of_a_worker_that_comes_back() -> None:
     # To all neighbors in every round, so that each number of its former life comes again.
     num_rounds = 40
     simulator = simulate(
-        sparse_push(page.SparsePush, num_rounds, directed_exponential(8)),
+        sparse_push(systems.SparsePush, num_rounds, directed_exponential(8)),
         [1.0] * 8,
         (Drop(probability=0.2), Crash(at=10.5, rank=2), Recover(at=20.5, rank=2)),
         lambda rank: QuadraticTrainer(TARGETS[rank], lr=0.02),
@@ -258,10 +219,10 @@ def test_sparse_push_outlives_the_crash_of_a_worker_that_comes_back(page: Module
     assert errors.norm(dim=1).max() < 0.5 * TARGETS.mean(0).norm()
 
 
-def test_sparse_push_finishes_when_the_last_receiver_is_lost(page: ModuleType) -> None:
+def test_sparse_push_finishes_when_the_last_receiver_is_lost() -> None:
     # All that is sent to worker 3 is lost, and in the end so is worker 3.
     script = (Drop(probability=1.0, receiver=3), Crash(at=60.0, rank=3))
-    simulator = mixing_world(sparse_push(page.SparsePush, 10), *script)
+    simulator = mixing_world(sparse_push(systems.SparsePush, 10), *script)
     assert not simulator.run(until=59.0)
     assert simulator.run()
     assert simulator.now == pytest.approx(61.0)  # noticed after a second
@@ -275,7 +236,7 @@ NUM_EPOCHS = 8
 SHARD_SIZES = (1000, 1000, 800, 600)
 THROUGHPUTS = [platform.throughput for platform in uneven(4, throughput=100.0)]
 # The fastest takes 10 s for its data, the slowest 24 s.
-EPOCH_WISE = {
+EPOCH_WISE: dict[str, RoundBased[Any]] = {
     "epoch-gossip": EpochGossip(topology=complete(4), num_rounds=NUM_EPOCHS, timeout=60.0),
     "all-reduce": EpochAllReduce(topology=complete(4), num_rounds=NUM_EPOCHS, timeout=60.0),
 }
@@ -300,10 +261,10 @@ def run_epochs(algorithm: Algorithm[Any], *script: Fault) -> tuple[Simulator[Any
 
 
 @each_inner
-def test_edge_gossip_lets_epochs_end_together_and_is_faster(
-    page: ModuleType, inner: RoundBased[Any]
-) -> None:
-    simulator, recorder = run_epochs(page.EdgeGossip(inner=inner, num_workers=4, timeout=5.0))
+def test_edge_gossip_lets_epochs_end_together_and_is_faster(inner: RoundBased[Any]) -> None:
+    simulator, recorder = run_epochs(
+        systems.EdgeGossip(inner=inner, num_workers=4, timeout=5.0)
+    )
     alone, _ = run_epochs(inner)
     assert simulator.now < 0.5 * alone.now
     ends = [end for _, _, end in recorder.trained_at]
@@ -315,11 +276,9 @@ def test_edge_gossip_lets_epochs_end_together_and_is_faster(
 
 
 @each_inner
-def test_edge_gossip_gets_over_lost_forecasts_and_a_lost_worker(
-    page: ModuleType, inner: RoundBased[Any]
-) -> None:
+def test_edge_gossip_gets_over_lost_forecasts_and_a_lost_worker(inner: RoundBased[Any]) -> None:
     simulator, recorder = run_epochs(
-        page.EdgeGossip(inner=inner, num_workers=4, timeout=5.0),
+        systems.EdgeGossip(inner=inner, num_workers=4, timeout=5.0),
         Drop(probability=0.1),
         Crash(at=25.0, rank=3),
         Recover(at=50.0, rank=3),
@@ -332,8 +291,8 @@ def test_edge_gossip_gets_over_lost_forecasts_and_a_lost_worker(
     assert max(seconds for _, seconds in later) < 10.2
 
 
-def test_edge_gossip_sends_what_its_schema_says(page: ModuleType) -> None:
-    algorithm = page.EdgeGossip(inner=EPOCH_WISE["all-reduce"], num_workers=4, timeout=5.0)
+def test_edge_gossip_sends_what_its_schema_says() -> None:
+    algorithm = systems.EdgeGossip(inner=EPOCH_WISE["all-reduce"], num_workers=4, timeout=5.0)
     script = (Crash(at=25.0, rank=3), Recover(at=50.0, rank=3))
     # Without an observer of its own, a world checks what is sent.
     assert simulate(algorithm, THROUGHPUTS, script, make_sharded).run()
@@ -344,11 +303,11 @@ def test_edge_gossip_sends_what_its_schema_says(page: ModuleType) -> None:
 NUM_BATCHES = 80
 
 
-def run_stages(page: ModuleType, *script: Fault) -> tuple[Simulator[Any], list[float]]:
+def run_stages(*script: Fault) -> tuple[Simulator[Any], list[float]]:
     """A run, and the last stage's loss after each batch."""
     losses: list[float] = []
     trainers = [StageTrainer(rank, losses) for rank in range(3)]
-    algorithm = page.Stages(num_stages=3, num_rounds=NUM_BATCHES, depth=4, timeout=5.0)
+    algorithm = systems.Stages(num_stages=3, num_rounds=NUM_BATCHES, depth=4, timeout=5.0)
     simulator = simulate(
         algorithm,
         (100.0, 70.0, 200.0),
@@ -361,37 +320,17 @@ def run_stages(page: ModuleType, *script: Fault) -> tuple[Simulator[Any], list[f
     return simulator, losses
 
 
-def test_stages_learn_from_gradients_that_they_guess(page: ModuleType) -> None:
-    simulator, losses = run_stages(page)
+def test_stages_learn_from_gradients_that_they_guess() -> None:
+    simulator, losses = run_stages()
     assert [state.round for state in simulator.states] == [NUM_BATCHES] * 3
     # Where no gradient comes down, guesses stay at zero, and only the last stage learns.
     only_up = [Drop(probability=1.0, sender=1, receiver=0), Drop(probability=1.0, sender=2)]
-    _, losses_of_last = run_stages(page, *only_up)
+    _, losses_of_last = run_stages(*only_up)
     assert sum(losses[-20:]) < 0.5 * sum(losses_of_last[-20:])
 
 
-def test_stages_get_over_lost_messages(page: ModuleType) -> None:
-    simulator, losses = run_stages(page, Drop(probability=0.1))
+def test_stages_get_over_lost_messages() -> None:
+    simulator, losses = run_stages(Drop(probability=0.1))
     rounds = [state.round for state in simulator.states]
     assert rounds[0] == NUM_BATCHES > rounds[1] > rounds[2] == len(losses)
     assert sum(losses[-20:]) < 0.3 * sum(losses[:20])
-
-
-@pytest.mark.slow
-def test_the_code_of_the_page_has_types(tmp_path: Path) -> None:
-    api = pytest.importorskip("mypy.api")
-    path = tmp_path / "contract_types.py"
-    path.write_text(page_source() + CONFORMANCE, encoding="utf-8")
-    config = str(ROOT / "pyproject.toml")
-    report, errors, status = api.run(["--strict", "--config-file", config, str(path)])
-    assert status == 0, report + errors
-
-
-CONFORMANCE = """
-systems: tuple[
-    type[Algorithm[CommitterState | ServerState]],
-    type[Algorithm[SparsePushState]],
-    type[Algorithm[BalancedState[StageState]]],
-    type[Algorithm[StageState]],
-] = (ADSP, SparsePush, EdgeGossip[StageState], Stages)
-"""

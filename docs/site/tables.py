@@ -1,0 +1,170 @@
+"""Tables of what the code knows: recipes, studies, their options, and the fields of files.
+
+A page asks for one in a comment, which a forge does not show, and names beside it the command
+that prints the same:
+
+    <!-- recipes -->
+    <!-- studies -->
+    <!-- options -->
+    <!-- fields edgegossip.experiments.event_log -->
+    <!-- rows -->
+    <!-- classes edgegossip.contract.Event -->
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pydoc import locate
+from typing import Any, get_args, get_type_hints
+
+from edgegossip.recipes.registry import RECIPES, STUDIES, Entry
+
+KINDS = "recipes|studies|rows|options|fields|classes"
+ASKED = re.compile(rf"^<!-- ({KINDS})(?: (\S+))? -->$", re.MULTILINE)
+MAKERS = {
+    f"edgegossip.recipes.studies.{name}"
+    for name in ("race", "server_contest", "slow_links", "stage_contest")
+}
+"""Modules whose cells several studies share."""
+SECTION = re.compile(r"^(\w[^\n]*):\n((?:    [^\n]*\n?)+)", re.MULTILINE)
+ITEM = re.compile(r"^    (\w[\w, ]*):((?: [^\n]*)?(?:\n     +[^\n]*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a docstring: names, each with its meaning.
+
+    Args:
+        heading: The heading, such as "Args".
+        items: Meanings by name, or by several names with commas between.
+    """
+
+    heading: str
+    items: Mapping[str, str]
+
+    @property
+    def names(self) -> set[str]:
+        """All names, also those within the meaning of another, such as `name`."""
+        found = re.findall(r"`([a-z_]+)`", " ".join(self.items.values()))
+        return {name for names in self.items for name in names.split(", ")} | {*found}
+
+
+def sections(name: str, heading: str) -> list[Section]:
+    """The sections whose heading begins with a word, from the docstring of an object."""
+    found = [
+        Section(title, {names: " ".join(text.split()) for names, text in ITEM.findall(body)})
+        for title, body in SECTION.findall(_docstring(name) + "\n")
+        if title.startswith(heading)
+    ]
+    if not found:
+        raise ValueError(f"the docstring of {name} has no section {heading!r}")
+    return found
+
+
+def asked(text: str) -> list[tuple[str, str]]:
+    """The tables that a page asks for: kind, and name of the object."""
+    return ASKED.findall(text)
+
+
+def with_tables(text: str) -> str:
+    """The page with the tables in place of the comments."""
+    return ASKED.sub(lambda found: "\n".join(_table(found[1], found[2] or "")), text)
+
+
+def _table(kind: str, name: str) -> Iterator[str]:
+    match kind:
+        case "recipes":
+            yield from _rows("Recipe", _summaries(RECIPES), "Content")
+        case "studies":
+            yield from _rows("Study", _summaries(STUDIES), "Content")
+        case "options":
+            yield from _options()
+        case "rows":
+            yield from _fields_of_rows()
+        case "classes":
+            kinds = get_args(locate(name))
+            items = [(each.__name__, _first(inspect.getdoc(each) or "")) for each in kinds]
+            yield from _rows(name.rpartition(".")[2], items)
+        case "fields":
+            yield from _fields(name)
+
+
+def _fields(name: str) -> Iterator[str]:
+    """The fields in a docstring, with the paragraphs above them."""
+    yield from _prose(name)
+    for section in sections(name, "Fields"):
+        if " of " in section.heading:
+            yield f"{section.heading}:\n"
+        yield from _rows("Field", section.items.items())
+        yield ""
+
+
+def _fields_of_rows() -> Iterator[str]:
+    """The fields of the rows of studies, by the module that makes them."""
+    for module in sorted({entry.module for entry in STUDIES.values()} | MAKERS):
+        if "\nFields of a row:\n" in _docstring(module):
+            yield f"`{module.rpartition('.')[2]}`:\n"
+            yield from _fields(module)
+
+
+def _options() -> Iterator[str]:
+    """The options of recipes, with a table for each class of settings."""
+    recipes: dict[type, list[str]] = {}
+    for name, entry in RECIPES.items():
+        recipes.setdefault(get_type_hints(entry.load())["settings"], []).append(f"`{name}`")
+    for settings, names in recipes.items():
+        yield f"Options of {', '.join(names)}:\n"
+        for section in sections(f"{settings.__module__}.{settings.__qualname__}", "Args"):
+            items = section.items.items()
+            yield from _rows(
+                "Option", [(f"--{n.replace('_', '-')}", text) for n, text in items]
+            )
+        yield ""
+
+
+def _first(docstring: str) -> str:
+    """The first paragraph."""
+    return " ".join(docstring.partition("\n\n")[0].split())
+
+
+def _prose(name: str) -> Iterator[str]:
+    """The paragraphs between the first line of a docstring and its first section."""
+    _, *paragraphs = SECTION.split(_docstring(name) + "\n")[0].split("\n\n")
+    for text in paragraphs:
+        yield text.strip() + "\n"
+
+
+def _summaries(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+    for name, entry in entries.items():
+        text, _, _ = inspect.cleandoc(entry.load().__doc__).partition("\n\nArgs:")
+        yield name, " ".join(text.split())
+
+
+def _rows(
+    title: str, items: Iterable[tuple[str, str]], other: str = "Meaning"
+) -> Iterator[str]:
+    yield f"| {title} | {other} |\n| --- | --- |"
+    for names, text in items:
+        codes = ", ".join(f"`{name}`" for name in names.split(", "))
+        yield f"| {codes} | {text.replace('|', '&#124;')} |"
+
+
+def _docstring(name: str) -> str:
+    found = locate(name)
+    if found is None:
+        raise ValueError(f"there is no {name}")
+    return inspect.getdoc(found) or ""
+
+
+def setup(app: Any) -> None:  # noqa: ANN401 - tests import this without Sphinx
+    """Called by Sphinx."""
+
+    def fill(app: Any, docname: str, source: list[str]) -> None:  # noqa: ANN401
+        if asked(source[0]):
+            source[0] = with_tables(source[0])
+            app.env.note_reread()  # the code may change when the page does not
+
+    app.connect("source-read", fill)
