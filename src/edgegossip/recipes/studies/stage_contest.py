@@ -165,7 +165,7 @@ def _scores(rows: Iterable[Row]) -> list[Score]:
                 "more than whole": ("points", _more(row, whole.get(contest_key(row)))),
                 "time": ("seconds", row["seconds"]),
                 "bytes": ("bytes", row["bytes"]),
-                "batches late": ("number", row["staleness"]),
+                "batches late": ("number", row.get("staleness")),
                 "learning rate": ("number", row["lr"]),
             },
         )
