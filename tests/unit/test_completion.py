@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("completion") / "edgegossip"
-    command = [sys.executable, "-m", "edgegossip.cli.main", "completion", "bash"]
-    path.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    with path.open("w") as file, contextlib.redirect_stdout(file):
+        assert main(["completion", "bash"]) == 0
     return path
 
 
