@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS
@@ -20,6 +21,7 @@ from tests.host_swarm import (
     longer,
     longest_pause,
 )
+from tests.tiers import REPRESENTATIVES, first, thorough
 from tests.virtual import Wire
 
 from edgegossip.core.protocol import Rank, Seconds
@@ -30,11 +32,11 @@ def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, rang
 
 
 FEW = [
-    *batches("peers", 0, 200, 10),
-    *batches("servers", 0, 5, 1),
-    *batches("standby", 0, 5, 1),
-    *batches("sharing", 0, 5, 1),
-    *batches("stages", 0, 8, 2),
+    *first(3, batches("peers", 0, 200, 10)),
+    *first(1, batches("servers", 0, 5, 1)),
+    *first(1, batches("standby", 0, 5, 1)),
+    *first(1, batches("sharing", 0, 5, 1)),
+    *first(1, batches("stages", 0, 8, 2)),
 ]
 MANY = [
     *batches("peers", 200, 10_000, 100),
@@ -101,10 +103,16 @@ ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-bal
 """Each algorithm, and each way of EdgeGossip to spread what it knows, once."""
 
 
+def tier(name: str) -> Any:  # noqa: ANN401
+    if name not in ONCE_EACH:
+        return pytest.mark.slow
+    return () if name in REPRESENTATIVES else thorough
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        each if each in ONCE_EACH else pytest.param(each, marks=pytest.mark.slow)
+        pytest.param(each, marks=tier(each))
         for each in PEERS
     ],
 )
@@ -124,7 +132,7 @@ def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize(
-    "name", ["epoch-gossip", "gosgd", "stochastic-gradient-push", "diloco"]
+    "name", first(1, ["epoch-gossip", "gosgd", "stochastic-gradient-push", "diloco"])
 )
 def test_one_that_lies_about_itself_stops_nobody(name: str, lie: str) -> None:
     check(replace(calm(name), liar=1, lie=lie))

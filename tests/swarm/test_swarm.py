@@ -13,7 +13,7 @@ import math
 import os
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import ALL, ALONE, OVERSHOOTING, AnyAlgorithm
+from tests.tiers import by_name, thorough
 from tests.worlds import SHAPE, TARGETS, Recorder, Watched, joined, make_world, stages_in
 
 from edgegossip.algorithms.adpsgd import ADPSGD
@@ -503,22 +504,30 @@ def replayable(name: str, seed: int) -> Iterator[None]:
         raise
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_no_world_breaks_it(name: str) -> None:
-    for seed in SEEDS:
+def check_worlds(name: str, seeds: Iterable[int]) -> None:
+    for seed in seeds:
         with replayable(name, seed):
             check_world(draw_world(EACH[name], seed))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_no_world_breaks_it(name: str) -> None:
+    check_worlds(name, SEEDS[:1])
+
+
+@thorough
+@pytest.mark.parametrize("name", EACH)
+def test_none_of_some_more_worlds_breaks_it(name: str) -> None:
+    check_worlds(name, SEEDS[1:])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_none_of_very_many_worlds_breaks_it(name: str) -> None:
-    for seed in MANY_SEEDS:
-        with replayable(name, seed):
-            check_world(draw_world(EACH[name], seed))
+    check_worlds(name, MANY_SEEDS)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", by_name({name: name for name in EACH}))
 def test_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
     for seed in SEEDS[:2]:
         with replayable(name, seed):

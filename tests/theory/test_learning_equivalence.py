@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.algorithms import ALGORITHMS, AnyAlgorithm, each_algorithm
+from tests.algorithms import ALGORITHMS, AnyAlgorithm
+from tests.tiers import by_name
 from torch import Tensor, nn
 
 from edgegossip.algorithms.adpsgd import ADPSGD
@@ -159,7 +160,7 @@ def test_gossip_on_the_complete_graph_is_all_reduce(local_steps: int, dataset: D
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@each_algorithm
+@pytest.mark.parametrize("algorithm", by_name(ALGORITHMS))
 def test_equal_seeds_and_any_number_of_threads_give_equal_bits(
     algorithm: AnyAlgorithm, dataset: Dataset
 ) -> None:

@@ -25,6 +25,7 @@ from tests.algorithms import (
     each_synchronous,
 )
 from tests.arrivals import require_that_arrivals_count
+from tests.tiers import by_name
 from tests.worlds import (
     EVEN,
     NUM_PARAMS,
@@ -265,7 +266,7 @@ FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), block_shar
 KEPT = {**ALGORITHMS, **STAGES, "alone": ALONE, "balanced": FEWER}
 
 
-@pytest.mark.parametrize("algorithm", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("algorithm", by_name(KEPT))
 def test_state_survives_being_copied_and_kept_at_any_event(
     algorithm: Algorithm[Any],
 ) -> None:
