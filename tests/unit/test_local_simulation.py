@@ -133,7 +133,7 @@ def large(rank: int) -> Dataset:
 def uneven_run(algorithm: Algorithm[Any]) -> Experiment:
     platforms = tuple(Platform(throughput=v) for v in (400.0, 320.0, 130.0, 100.0))
     dense = partial(mlp, SHAPE, 3, hidden=())
-    task = small_task(dataset=local(large), batch_size=4, model=dense, augmentation=None)
+    task = small_task(dataset=local(large), batch_size=8, model=dense, augmentation=None)
     return Experiment(task=task, algorithm=algorithm, platforms=platforms, seed=1)
 
 
@@ -141,7 +141,7 @@ def uneven_run(algorithm: Algorithm[Any]) -> Experiment:
     "inner",
     [
         EpochGossip(topology=complete(4), num_rounds=8),
-        Gossip(topology=complete(4), num_rounds=12, local_steps=60),
+        Gossip(topology=complete(4), num_rounds=6, local_steps=60),
     ],
     ids=["epochs", "steps"],
 )
