@@ -111,10 +111,7 @@ def tier(name: str) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(each, marks=tier(each))
-        for each in PEERS
-    ],
+    [pytest.param(each, marks=tier(each)) for each in PEERS],
 )
 def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
     slow: Rank = 2

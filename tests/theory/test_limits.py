@@ -352,11 +352,14 @@ def test_neighbors_that_catch_up_after_a_common_crash_do_not_wait_for_each_other
 @each_synchronous
 @pytest.mark.parametrize(
     "partition",
-    [
-        Partition(start=1.2, end=1.4, group=(1,)),  # over before anybody could notice it
-        Partition(start=1.2, end=9.0, group=(1,)),
-    ],
-    ids=["short", "long"],
+    by_name(
+        {
+            # Over before anybody could notice it.
+            "short": Partition(start=1.2, end=1.4, group=(1,)),
+            "long": Partition(start=1.2, end=9.0, group=(1,)),
+        },
+        ["short"],
+    ),
 )
 def test_return_behind_a_partition_is_noticed_once_it_is_over(
     algorithm: RoundBased[Any], partition: Partition

@@ -268,7 +268,9 @@ def test_no_finite_value_of_a_first_stage_ends_those_above(
     assert outcome.refusals() & TOO_MUCH
 
 
-@pytest.mark.parametrize("name", first(1, ["decoupled", "decoupled-int8", "decoupled-bfloat16"]))
+@pytest.mark.parametrize(
+    "name", first(1, ["decoupled", "decoupled-int8", "decoupled-bfloat16"])
+)
 @pytest.mark.parametrize("liar", first(1, [MIDDLE, TOP]))
 @pytest.mark.usefixtures("soon")
 def test_no_finite_value_of_a_stage_ends_those_below_or_above(name: str, liar: Rank) -> None:
