@@ -25,10 +25,10 @@ demo: $(READY) ## Compare five algorithms on 4 uneven machines; ends with table 
 	$(BIN)/edgegossip compare quickstart
 
 test: $(READY) ## Run the fast tests and the doctests, in a minute
-	$(BIN)/pytest -q -n auto
+	$(BIN)/pytest -q -n auto --dist loadfile
 
 test-thorough: $(READY) ## Run the fast and the thorough tests, as CI does
-	$(BIN)/pytest -q -n auto -m "not slow"
+	$(BIN)/pytest -q -n auto --dist loadfile -m "not slow"
 
 test-all: $(READY) ## Run the slow tests too
 	$(BIN)/pytest -q -m ""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.algorithms import ALGORITHMS
 from tests.swarm.test_swarm import MANY_SEEDS, MAX_EVENTS, SEEDS, draw_world
-from tests.tiers import thorough
+from tests.tiers import first, thorough
 from tests.worlds import NUM_PARAMS, Recorder, Watched, make_world
 from torch import Tensor
 
@@ -161,7 +161,7 @@ def check_world(name: str, seed: int) -> None:
         raise
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first(2, NAMES))
 def test_mass_is_neither_lost_nor_made(name: str) -> None:
     check_world(name, SEEDS[0])
 

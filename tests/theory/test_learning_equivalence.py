@@ -41,7 +41,7 @@ OPTIMIZERS = {
     "momentum-and-decay": SGD(lr=0.05, momentum=0.9, weight_decay=1e-2),
     "nesterov": SGD(lr=0.05, momentum=0.9, nesterov=True),
 }
-FAMILIES = ["bsp", "adsp", "epoch-gossip", "gosgd", "choco-gossip", "diloco"]
+FAMILIES = ["bsp", "asp", "epoch-gossip", "gosgd", "choco-gossip", "diloco"]
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 

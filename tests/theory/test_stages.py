@@ -30,7 +30,7 @@ from tests.stage_runs import (
     staged_task,
     whole_of_parts,
 )
-from tests.tiers import first, thorough
+from tests.tiers import by_name, first, thorough
 from torch import Tensor, nn
 
 from edgegossip.algorithms.alone import Alone
@@ -219,7 +219,9 @@ def whole(is_pipelined: bool) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("at", first(1, [60, 3, 141]))
-@pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "decoupled"])
+@pytest.mark.parametrize(
+    "is_pipelined", by_name({"pipelined": True, "decoupled": False}, ["pipelined"])
+)
 def test_a_run_in_stages_goes_on_with_batches_in_flight_to_the_same_bytes(
     tmp_path: Path, is_pipelined: bool, at: int
 ) -> None:

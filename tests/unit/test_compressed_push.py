@@ -176,7 +176,7 @@ def test_random_entries_allow_smaller_steps_and_are_warned_of_sooner() -> None:
 
 
 @pytest.mark.parametrize("values", first(1, [Quantize(bits=2), Identity(), Sign()]), ids=str)
-@pytest.mark.parametrize("kind", [SparsePush, DifferencePush])
+@pytest.mark.parametrize("kind", first(1, [SparsePush, DifferencePush]))
 def test_by_default_few_bits_bring_workers_together_as_many_do(
     kind: type[Any], values: Values
 ) -> None:

@@ -22,6 +22,7 @@ from tests.small_runs import (
     repeatable_events,
     small_task,
 )
+from tests.tiers import by_name
 
 from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -139,11 +140,13 @@ def uneven_run(algorithm: Algorithm[Any]) -> Experiment:
 
 @pytest.mark.parametrize(
     "inner",
-    [
-        EpochGossip(topology=complete(4), num_rounds=8),
-        Gossip(topology=complete(4), num_rounds=6, local_steps=60),
-    ],
-    ids=["epochs", "steps"],
+    by_name(
+        {
+            "epochs": EpochGossip(topology=complete(4), num_rounds=8),
+            "steps": Gossip(topology=complete(4), num_rounds=6, local_steps=60),
+        },
+        ["epochs"],
+    ),
 )
 def test_workers_of_unequal_sizes_and_speeds_end_their_rounds_together(
     tmp_path: Path, inner: Algorithm[Any]
