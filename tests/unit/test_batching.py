@@ -283,7 +283,7 @@ def test_the_command_says_in_the_folder_what_it_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "write_report", lambda folder: folder / "report.html")
-    words = ["run", "quickstart", "--only", "gosgd", "--num-epochs", "0.1", "--threads", "0"]
+    words = ["run", "quickstart", "--only", "gosgd", "--num-epochs", "1", "--threads", "0"]
     for choice, trainer in (("on", "StackedLearner"), ("auto", "Learner")):
         out = tmp_path / choice
         assert main([*words, "--batched", choice, "--out", str(out)]) == 0

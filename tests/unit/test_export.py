@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(folder: Path) -> Path:
-    """That run's export; tests only read it."""
+    """The export of that run; tests only read it."""
     return export(folder)
 
 

@@ -41,7 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def report(results: Results) -> Report:
-    """That run's report; tests only look at it."""
+    """The report of that run; tests only look at it."""
     return Report(results)
 
 
