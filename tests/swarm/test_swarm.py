@@ -2,9 +2,10 @@
 
 A failure names its world. To run that one alone, for every algorithm::
 
-    EDGEGOSSIP_SWARM_SEED=17 pytest tests/swarm
+    EDGEGOSSIP_SWARM_SEED=17 pytest -m "not slow" tests/swarm
 
-The slow tests go through a thousand worlds, from seed `EDGEGOSSIP_SWARM_FIRST` on.
+The fast tests see one world of each algorithm, the thorough ones the next four, and the slow
+ones a thousand, from seed `EDGEGOSSIP_SWARM_FIRST` on.
 """
 
 from __future__ import annotations
@@ -500,7 +501,9 @@ def replayable(name: str, seed: int) -> Iterator[None]:
         yield
     except Exception as error:
         error.add_note(f"{name} in world {seed}: {draw_world(EACH[name], seed)}")
-        error.add_note(f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest tests/swarm -k {name}")
+        error.add_note(
+            f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest -m 'not slow' tests/swarm -k {name}"
+        )
         raise
 
 
