@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all check check-style check-types check-wheel check-examples \
+.PHONY: help demo test test-thorough test-all check check-style check-types check-wheel check-examples \
 	check-demo check-slow check-oldest check-trackers check-frameworks nightly coverage docs format clean
 
 help: ## List the targets
@@ -24,13 +24,16 @@ help: ## List the targets
 demo: $(READY) ## Compare five algorithms on 4 uneven machines; ends with table and report
 	$(BIN)/edgegossip compare quickstart
 
-test: $(READY) ## Run the fast tests and the doctests
-	$(BIN)/pytest -q -n auto
+test: $(READY) ## Run the fast tests and the doctests, in a minute
+	$(BIN)/pytest -q -n auto --dist loadfile
+
+test-thorough: $(READY) ## Run the fast and the thorough tests, as CI does
+	$(BIN)/pytest -q -n auto --dist loadfile -m "not slow"
 
 test-all: $(READY) ## Run the slow tests too
 	$(BIN)/pytest -q -m ""
 
-check: check-style check-types docs check-wheel check-examples check-demo check-slow test ## Run all that CI runs
+check: check-style check-types docs check-wheel check-examples check-demo check-slow test-thorough ## Run all that CI runs
 
 check-style: $(READY) ## Check format, lint and spelling
 	$(BIN)/ruff format --check .
@@ -71,7 +74,7 @@ check-demo: $(READY) ## Run a short form of the demo
 check-slow: $(READY) ## Run the short forms of all studies, and all algorithms over sockets
 	$(BIN)/pytest -q -n auto -m slow -k "short_form or over_sockets or at_once" tests/unit/test_at_once.py tests/unit/test_studies.py tests/unit/test_parity.py
 
-check-oldest: ## Run the fast tests with the oldest versions that pyproject.toml allows
+check-oldest: ## Run the fast and thorough tests with the oldest versions that pyproject.toml allows
 	rm -rf $(SCRATCH)/oldest && mkdir -p $(SCRATCH)/oldest
 	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 		| sed 's/>=/==/' > $(SCRATCH)/oldest/constraints.txt
@@ -79,7 +82,7 @@ check-oldest: ## Run the fast tests with the oldest versions that pyproject.toml
 	$(SCRATCH)/oldest/venv/bin/pip install --quiet -c $(SCRATCH)/oldest/constraints.txt -e .
 	$(SCRATCH)/oldest/venv/bin/pip install --quiet -c constraints.txt pytest pytest-xdist hypothesis redis
 	$(SCRATCH)/oldest/venv/bin/pip freeze
-	$(SCRATCH)/oldest/venv/bin/pytest -q -n auto -W ignore::DeprecationWarning -W ignore::FutureWarning
+	$(SCRATCH)/oldest/venv/bin/pytest -q -n auto -m "not slow" -W ignore::DeprecationWarning -W ignore::FutureWarning
 
 check-trackers: ## Try trackers, pandas and the export with the real packages
 	rm -rf $(SCRATCH)/trackers && mkdir -p $(SCRATCH)/trackers
@@ -102,8 +105,8 @@ check-frameworks: ## Try the callbacks with the real Lightning, Transformers, Ac
 nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
 	$(BIN)/python -m tests.nightly $(SEARCH) $(if $(SEED),--seed $(SEED))
 
-coverage: $(READY) ## Say which lines and branches the fast tests leave out
-	$(BIN)/pytest -q -n auto --cov --cov-report=term --cov-report=html:$(SCRATCH)/coverage
+coverage: $(READY) ## Say which lines and branches the fast and thorough tests leave out
+	$(BIN)/pytest -q -n auto -m "not slow" --cov --cov-report=term --cov-report=html:$(SCRATCH)/coverage
 
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .

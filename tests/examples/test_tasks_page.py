@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.examples.test_readme import python_blocks
 from tests.small_tasks import experiment
+from tests.tiers import thorough
 from torch import nn
 
 import edgegossip as eg
@@ -36,7 +37,11 @@ def test_the_regression_of_the_page_is_learnt(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("num_rounds", "bits"), [(2, 7.0), pytest.param(20, 2.0, marks=pytest.mark.slow)]
+    ("num_rounds", "bits"),
+    [
+        pytest.param(2, 7.0, marks=thorough),
+        pytest.param(20, 2.0, marks=pytest.mark.slow),
+    ],
 )
 def test_the_language_model_of_the_page_is_learnt(
     num_rounds: int, bits: float, capsys: pytest.CaptureFixture[str]

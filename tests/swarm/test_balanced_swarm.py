@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.algorithms import ALGORITHMS, NUM_WORKERS, PEERS, AnyAlgorithm
 from tests.swarm.test_swarm import MANY_SEEDS, SEEDS, Checks, World, draw_world
+from tests.tiers import by_name
 from tests.worlds import EVEN, TARGETS, make_world
 
 from edgegossip.algorithms.edge_gossip.balancer import Balancer
@@ -29,7 +30,8 @@ from edgegossip.machine.contention import Contention
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Recover
 from edgegossip.sim.platform import ContentionTrace, Platform, ThrottlingTrace
 
-each_inner = pytest.mark.parametrize("name", [name for name in ALGORITHMS if name in PEERS])
+INNER = [name for name in ALGORITHMS if name in PEERS]
+each_inner = pytest.mark.parametrize("name", INNER)
 
 
 def draw_balanced_world(inner: AnyAlgorithm, seed: int) -> World:
@@ -112,7 +114,7 @@ def test_nobody_waits_for_ever_in_very_many_worlds(name: str) -> None:
         check(name, seed)
 
 
-@each_inner
+@pytest.mark.parametrize("name", by_name({name: name for name in INNER}))
 def test_balanced_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
     for seed in SEEDS[:2]:
         world = draw_balanced_world(ALGORITHMS[name], seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS
@@ -20,6 +21,7 @@ from tests.host_swarm import (
     longer,
     longest_pause,
 )
+from tests.tiers import by_name, first, thorough
 from tests.virtual import Wire
 
 from edgegossip.core.protocol import Rank, Seconds
@@ -30,11 +32,11 @@ def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, rang
 
 
 FEW = [
-    *batches("peers", 0, 200, 10),
-    *batches("servers", 0, 5, 1),
-    *batches("standby", 0, 5, 1),
-    *batches("sharing", 0, 5, 1),
-    *batches("stages", 0, 8, 2),
+    *first(2, batches("peers", 0, 200, 10)),
+    *first(1, batches("servers", 0, 5, 1)),
+    *first(1, batches("standby", 0, 5, 1)),
+    *first(1, batches("sharing", 0, 5, 1)),
+    *first(1, batches("stages", 0, 8, 2)),
 ]
 MANY = [
     *batches("peers", 200, 10_000, 100),
@@ -71,7 +73,7 @@ def test_none_of_many_worlds_breaks_a_host(kind: str, seeds: range) -> None:
 
 
 def test_one_seed_gives_one_trace() -> None:
-    seeds = [seed for seed in range(60) if draw_world(seed).disturbances][:8]
+    seeds = [seed for seed in range(60) if draw_world(seed).disturbances][:3]
     traces = [digest(check(draw_world(seed))) for seed in seeds]
     assert [digest(check(draw_world(seed))) for seed in seeds] == traces
     assert len(set(traces)) == len(traces)
@@ -92,7 +94,7 @@ def calm(name: str, step_seconds: Seconds = 0.1) -> World:
     )
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", by_name({name: name for name in PEERS}))
 def test_two_that_join_late_do_not_wait_for_each_other(name: str) -> None:
     check(replace(calm(name), start_at=(0.0, 0.0, 0.0, 3.0, 3.0)))
 
@@ -101,12 +103,15 @@ ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-bal
 """Each algorithm, and each way of EdgeGossip to spread what it knows, once."""
 
 
+def tier(name: str) -> Any:  # noqa: ANN401
+    if name not in ONCE_EACH:
+        return pytest.mark.slow
+    return () if name in ("epoch-gossip", "gosgd", "sparse-push", "diloco") else thorough
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        each if each in ONCE_EACH else pytest.param(each, marks=pytest.mark.slow)
-        for each in PEERS
-    ],
+    [pytest.param(each, marks=tier(each)) for each in PEERS],
 )
 def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
     slow: Rank = 2
@@ -124,7 +129,7 @@ def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize(
-    "name", ["epoch-gossip", "gosgd", "stochastic-gradient-push", "diloco"]
+    "name", first(1, ["epoch-gossip", "gosgd", "stochastic-gradient-push", "diloco"])
 )
 def test_one_that_lies_about_itself_stops_nobody(name: str, lie: str) -> None:
     check(replace(calm(name), liar=1, lie=lie))

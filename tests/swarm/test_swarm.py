@@ -2,9 +2,10 @@
 
 A failure names its world. To run that one alone, for every algorithm::
 
-    EDGEGOSSIP_SWARM_SEED=17 pytest tests/swarm
+    EDGEGOSSIP_SWARM_SEED=17 pytest -m "not slow" tests/swarm
 
-The slow tests go through a thousand worlds, from seed `EDGEGOSSIP_SWARM_FIRST` on.
+The fast tests see one world of each algorithm, the thorough ones the next four, and the slow
+ones a thousand, from seed `EDGEGOSSIP_SWARM_FIRST` on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import os
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import ALL, ALONE, OVERSHOOTING, AnyAlgorithm
+from tests.tiers import by_name, thorough
 from tests.worlds import SHAPE, TARGETS, Recorder, Watched, joined, make_world, stages_in
 
 from edgegossip.algorithms.adpsgd import ADPSGD
@@ -499,26 +501,36 @@ def replayable(name: str, seed: int) -> Iterator[None]:
         yield
     except Exception as error:
         error.add_note(f"{name} in world {seed}: {draw_world(EACH[name], seed)}")
-        error.add_note(f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest tests/swarm -k {name}")
+        error.add_note(
+            f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest -m 'not slow' tests/swarm -k {name}"
+        )
         raise
+
+
+def check_worlds(name: str, seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        with replayable(name, seed):
+            check_world(draw_world(EACH[name], seed))
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_no_world_breaks_it(name: str) -> None:
-    for seed in SEEDS:
-        with replayable(name, seed):
-            check_world(draw_world(EACH[name], seed))
+    check_worlds(name, SEEDS[:1])
+
+
+@thorough
+@pytest.mark.parametrize("name", EACH)
+def test_none_of_some_more_worlds_breaks_it(name: str) -> None:
+    check_worlds(name, SEEDS[1:])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_none_of_very_many_worlds_breaks_it(name: str) -> None:
-    for seed in MANY_SEEDS:
-        with replayable(name, seed):
-            check_world(draw_world(EACH[name], seed))
+    check_worlds(name, MANY_SEEDS)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", by_name({name: name for name in EACH}))
 def test_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
     for seed in SEEDS[:2]:
         with replayable(name, seed):

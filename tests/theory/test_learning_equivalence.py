@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.algorithms import ALGORITHMS, AnyAlgorithm, each_algorithm
+from tests.algorithms import ALGORITHMS, AnyAlgorithm
+from tests.tiers import by_name
 from torch import Tensor, nn
 
 from edgegossip.algorithms.adpsgd import ADPSGD
@@ -40,6 +41,7 @@ OPTIMIZERS = {
     "momentum-and-decay": SGD(lr=0.05, momentum=0.9, weight_decay=1e-2),
     "nesterov": SGD(lr=0.05, momentum=0.9, nesterov=True),
 }
+FAMILIES = ["bsp", "asp", "epoch-gossip", "gosgd", "choco-gossip", "diloco"]
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
@@ -159,7 +161,7 @@ def test_gossip_on_the_complete_graph_is_all_reduce(local_steps: int, dataset: D
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@each_algorithm
+@pytest.mark.parametrize("algorithm", by_name(ALGORITHMS, FAMILIES))
 def test_equal_seeds_and_any_number_of_threads_give_equal_bits(
     algorithm: AnyAlgorithm, dataset: Dataset
 ) -> None:

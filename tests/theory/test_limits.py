@@ -22,9 +22,11 @@ from tests.algorithms import (
     AnyAlgorithm,
     each_algorithm,
     each_of_all,
+    each_of_all_and_few_balanced,
     each_synchronous,
 )
 from tests.arrivals import require_that_arrivals_count
+from tests.tiers import by_name, first
 from tests.worlds import (
     EVEN,
     NUM_PARAMS,
@@ -176,7 +178,7 @@ def test_speed_and_links_change_the_time_but_not_the_result(
     assert uneven.now > even.now
 
 
-@each_of_all
+@each_of_all_and_few_balanced
 def test_codec_changes_nothing(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -187,7 +189,7 @@ def test_codec_changes_nothing(
     assert plain.num_events == wired.num_events
 
 
-@each_of_all
+@each_of_all_and_few_balanced
 def test_threads_change_nothing(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -197,7 +199,7 @@ def test_threads_change_nothing(
         assert torch.equal(final_params(threaded), plain)
 
 
-@each_of_all
+@each_of_all_and_few_balanced
 def test_what_was_sent_never_changes(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -206,7 +208,7 @@ def test_what_was_sent_never_changes(
     recorder.require_unchanged_payloads()
 
 
-@each_of_all
+@each_of_all_and_few_balanced
 def test_starting_parameters_are_not_written_to(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -265,7 +267,7 @@ FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), block_shar
 KEPT = {**ALGORITHMS, **STAGES, "alone": ALONE, "balanced": FEWER}
 
 
-@pytest.mark.parametrize("algorithm", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("algorithm", by_name(KEPT))
 def test_state_survives_being_copied_and_kept_at_any_event(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -282,7 +284,7 @@ def test_generous_timeout_changes_nothing(algorithm: RoundBased[Any]) -> None:
     assert torch.equal(final_params(patient), uneven_run(algorithm)[2])
 
 
-@each_of_all
+@each_of_all_and_few_balanced
 def test_worker_that_comes_back_ends_where_the_others_do(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -301,7 +303,7 @@ def counts_rounds(algorithm: Algorithm[Any], rank: Rank) -> bool:
     return not isinstance(algorithm, Stages) or algorithm.stage(rank) == 0
 
 
-@each_of_all
+@each_of_all_and_few_balanced
 def test_worker_that_stays_away_does_not_stop_the_others(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -327,7 +329,7 @@ def test_all_crash_together_and_start_over(algorithm: RoundBased[Any]) -> None:
     assert {state.round for state in world.states} == {algorithm.total_rounds}
 
 
-@each_of_all
+@each_of_all_and_few_balanced
 def test_crash_before_the_start_and_return_at_once_does_no_harm(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -351,11 +353,14 @@ def test_neighbors_that_catch_up_after_a_common_crash_do_not_wait_for_each_other
 @each_synchronous
 @pytest.mark.parametrize(
     "partition",
-    [
-        Partition(start=1.2, end=1.4, group=(1,)),  # over before anybody could notice it
-        Partition(start=1.2, end=9.0, group=(1,)),
-    ],
-    ids=["short", "long"],
+    by_name(
+        {
+            # Over before anybody could notice it.
+            "short": Partition(start=1.2, end=1.4, group=(1,)),
+            "long": Partition(start=1.2, end=9.0, group=(1,)),
+        },
+        ["short"],
+    ),
 )
 def test_return_behind_a_partition_is_noticed_once_it_is_over(
     algorithm: RoundBased[Any], partition: Partition
@@ -381,7 +386,7 @@ def test_return_behind_a_partition_is_noticed_once_it_is_over(
             assert math.isfinite(state.first_exchange.get(j, 0))
 
 
-@pytest.mark.parametrize("topology", [ring(2), ring(3), complete(2)], ids=repr)
+@pytest.mark.parametrize("topology", first(1, [ring(2), ring(3), complete(2)]), ids=repr)
 def test_smallest_worlds_work(topology: Topology) -> None:
     platforms = [Platform(throughput=1.0)] * topology.num_workers
     after = final_params(

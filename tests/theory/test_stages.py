@@ -30,6 +30,7 @@ from tests.stage_runs import (
     staged_task,
     whole_of_parts,
 )
+from tests.tiers import by_name, first, thorough
 from torch import Tensor, nn
 
 from edgegossip.algorithms.alone import Alone
@@ -82,7 +83,7 @@ def left(folder: Path) -> list[Tensor]:
     "changes",
     [
         {"optimizer": SGD(lr=0.05, momentum=0.9)},
-        {"optimizer": adam, "has_buffers": False},
+        pytest.param({"optimizer": adam, "has_buffers": False}, marks=thorough),
     ],
     ids=["momentum", "adam, own buffers"],
 )
@@ -183,7 +184,7 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("name", first(1, INNER))
 @pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "decoupled"])
 def test_workers_of_the_first_stage_agree_and_learn(
     tmp_path: Path, name: str, is_pipelined: bool
@@ -217,8 +218,10 @@ def whole(is_pipelined: bool) -> tuple[bytes, bytes]:
         return parameters(Path(folder)), repeatable_events(Path(folder))
 
 
-@pytest.mark.parametrize("at", [3, 60, 141])
-@pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "decoupled"])
+@pytest.mark.parametrize("at", first(1, [60, 3, 141]))
+@pytest.mark.parametrize(
+    "is_pipelined", by_name({"pipelined": True, "decoupled": False}, ["pipelined"])
+)
 def test_a_run_in_stages_goes_on_with_batches_in_flight_to_the_same_bytes(
     tmp_path: Path, is_pipelined: bool, at: int
 ) -> None:

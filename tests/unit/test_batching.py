@@ -18,6 +18,7 @@ from tests.small_tasks import language, regression
 from torch import Tensor, nn
 
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.cli import commands
 from edgegossip.cli.main import main
 from edgegossip.core.errors import TrainingError, UsageError
 from edgegossip.core.protocol import Epochs, Steps, Train, Work
@@ -278,7 +279,10 @@ def test_what_is_wanted_and_cannot_be_is_an_error() -> None:
         batched(experiment, "on")
 
 
-def test_the_command_says_in_the_folder_what_it_chose(tmp_path: Path) -> None:
+def test_the_command_says_in_the_folder_what_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "write_report", lambda folder: folder / "report.html")
     words = ["run", "quickstart", "--only", "gosgd", "--num-epochs", "1", "--threads", "0"]
     for choice, trainer in (("on", "StackedLearner"), ("auto", "Learner")):
         out = tmp_path / choice

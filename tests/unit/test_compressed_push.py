@@ -10,6 +10,7 @@ import torch
 from tests.effects import only
 from tests.largest import Largest
 from tests.push_sum import Worker, pushed, sends
+from tests.tiers import first
 from tests.trained import trained_event
 from tests.worlds import mix_only
 
@@ -174,8 +175,8 @@ def test_random_entries_allow_smaller_steps_and_are_warned_of_sooner() -> None:
             SparsePush(compressor=compressor, consensus_step=0.2, **settings).init(0, params)
 
 
-@pytest.mark.parametrize("values", [Identity(), Quantize(bits=2), Sign()], ids=str)
-@pytest.mark.parametrize("kind", [SparsePush, DifferencePush])
+@pytest.mark.parametrize("values", first(1, [Quantize(bits=2), Identity(), Sign()]), ids=str)
+@pytest.mark.parametrize("kind", first(1, [SparsePush, DifferencePush]))
 def test_by_default_few_bits_bring_workers_together_as_many_do(
     kind: type[Any], values: Values
 ) -> None:

@@ -21,6 +21,7 @@ from edgegossip.core.errors import Interrupted, RunFolderError, UsageError
 from edgegossip.deploy.gathering import Gathering
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
+from edgegossip.report import export as exporting
 from edgegossip.report.export import export
 
 
@@ -31,25 +32,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def exported(folder: Path) -> Path:
+    """The export of that run; tests only read it."""
+    return export(folder)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: figures take most of an export's time."""
+    monkeypatch.setattr(exporting, "_pictures", lambda data: [])
+
+
 def front_matter(card: str) -> list[str]:
     lines = card.splitlines()
     assert lines[0] == "---"
     return lines[1 : lines.index("---", 1)]
 
 
-def test_the_model_is_a_state_dict_of_the_runs_result(folder: Path) -> None:
-    out = export(folder)
-    assert out == folder / "export"
+def test_the_model_is_a_state_dict_of_the_runs_result(folder: Path, exported: Path) -> None:
+    assert exported == folder / "export"
     model = small_model()
-    model.load_state_dict(load_file(out / "model.safetensors"))
+    model.load_state_dict(load_file(exported / "model.safetensors"))
     kept = load_file(folder / "params.safetensors")
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
-    with safe_open(out / "model.safetensors", framework="pt") as file:
+    with safe_open(exported / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
 
 
-def test_the_config_has_every_setting_and_every_shape(folder: Path) -> None:
-    config = json.loads((export(folder) / "config.json").read_text())
+def test_the_config_has_every_setting_and_every_shape(folder: Path, exported: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
     assert config["model"] == "small_model"
     assert config["experiment"]["algorithm"]["type"] == "GoSGD"
     assert config["tensors"]["0.weight"] == {"shape": [4, 1, 3, 3], "dtype": "float32"}
@@ -57,20 +69,20 @@ def test_the_config_has_every_setting_and_every_shape(folder: Path) -> None:
     assert config["num_parameters"] == sum(tensor.numel() for tensor in kept.values())
 
 
-def test_the_card_has_the_runs_numbers_and_figures(folder: Path) -> None:
-    out = export(folder)
-    card = (out / "README.md").read_text()
+def test_the_card_has_the_runs_numbers_and_figures(folder: Path, exported: Path) -> None:
+    card = (exported / "README.md").read_text()
     accuracy = json.loads((folder / "summary.json").read_text())["final_accuracy"]
     lines = front_matter(card)
     assert "library_name: edgegossip" in lines
     assert f"      value: {accuracy}" in lines
     assert f"| accuracy | {100 * accuracy:.2f}" in card
     assert "<code>edgegossip run mine --x 'a&#124;b'</code>" in card
-    for picture in (out / "figures").iterdir():
+    for picture in (exported / "figures").iterdir():
         assert f"](figures/{picture.name})" in card
-    assert (out / "figures" / "accuracy-time.png").read_bytes()[1:4] == b"PNG"
+    assert (exported / "figures" / "accuracy-time.png").read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_card_names_other_metrics_than_accuracy(tmp_path: Path) -> None:
     experiment = eg.Experiment(
         task=regression(),
@@ -89,6 +101,7 @@ def compared(out: Path) -> dict[str, Results]:
     return eg.compare(eg.Comparison(experiments=runs, baseline="gossip"), out=out)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_of_a_comparison_one_run_is_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +118,7 @@ def test_of_a_comparison_one_run_is_chosen(
     assert all(torch.equal(found[name], x) for name, x in results["gosgd"].params.items())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_gathered_run_is_exported(tmp_path: Path) -> None:
     Crew(tmp_path).all(SHORT)
     results = Gathering(SHORT, tmp_path).finish()
@@ -112,6 +126,7 @@ def test_a_gathered_run_is_exported(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], x) for name, x in results.params.items())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_was_interrupted_says_so_on_its_card(tmp_path: Path) -> None:
     with ctrl_c_at(8, ALGORITHMS["gosgd"]), pytest.raises(Interrupted):
         run(small_run("gosgd"), out=tmp_path, num_threads=0)
@@ -156,9 +171,9 @@ def test_a_single_run_takes_no_only(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hugging_face_reads_the_card(folder: Path) -> None:
+def test_hugging_face_reads_the_card(folder: Path, exported: Path) -> None:
     hub = pytest.importorskip("huggingface_hub", reason="needs pip install huggingface_hub")
-    card = hub.ModelCard.load(export(folder) / "README.md")
+    card = hub.ModelCard.load(exported / "README.md")
     assert card.data.library_name == "edgegossip"
     [result] = card.data.eval_results
     assert (result.metric_type, result.dataset_name) == ("accuracy", "noise")

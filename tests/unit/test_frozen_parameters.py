@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.small_runs import ALGORITHMS, ctrl_c_at, events, parameters, tensors
 from tests.small_tasks import experiment, regression
+from tests.tiers import first
 from torch import nn
 
 from edgegossip.core.algorithm import Algorithm
@@ -134,7 +135,7 @@ def on_four(algorithm: Algorithm[Any]) -> Experiment:
     return replace(experiment(fine_tuning()), algorithm=algorithm, platforms=platforms)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", first(3, ALGORITHMS))
 def test_adamw_keeps_its_state_whatever_an_algorithm_exchanges(
     name: str, tmp_path: Path, counted: list[tuple[int, int]]
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from tests.algorithms import NUM_WORKERS
 from tests.hosts import EPOCHS, LONG, Checkpoints, Running, Slow, make_host
 from tests.parity import SETTINGS, run_all
+from tests.tiers import thorough
 from tests.worlds import NUM_PARAMS
 
 from edgegossip.algorithms.gosgd import GoSGD
@@ -83,6 +84,7 @@ def stopped() -> tuple[Running, Checkpoints]:
     return running, checkpoints
 
 
+@thorough
 def test_waiting_for_those_who_go_on_later_is_not_part_of_the_run() -> None:
     running, checkpoints = stopped()
     kept_at, round_when_kept = checkpoints[0]["now"], checkpoints[0]["state"].round

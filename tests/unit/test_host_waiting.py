@@ -13,6 +13,7 @@ import torch
 from tests.algorithms import NUM_WORKERS
 from tests.hosts import EPOCHS, LONG, Slow, make_host
 from tests.parity import SETTINGS, run_all
+from tests.tiers import thorough
 from tests.worlds import NUM_PARAMS
 
 from edgegossip.core.protocol import Evaluate, Rank
@@ -43,6 +44,7 @@ def test_one_that_says_nothing_is_given_up_and_heard_again(
     assert is_stuck.is_set()
 
 
+@thorough
 def test_those_who_wait_for_the_same_silent_one_do_not_give_each_other_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ from edgegossip.core.errors import UsageError
 from edgegossip.experiments import inline
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
+from edgegossip.report import shown
 from edgegossip.report.shown import Report
 
 
@@ -38,10 +39,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return run(small_run("gosgd"), out=tmp_path_factory.mktemp("run"), num_threads=0)
 
 
+@pytest.fixture(scope="module")
+def report(results: Results) -> Report:
+    """The report of that run; tests only look at it."""
+    return Report(results)
+
+
 def test_a_report_is_shown_as_a_frame_with_the_whole_page_and_no_scripts(
-    results: Results,
+    results: Results, report: Report
 ) -> None:
-    report = Report(results)
     found = Frames(report._repr_html_())
     [frame] = found.frames
     assert frame["srcdoc"] == report.page.read_text()
@@ -56,8 +62,7 @@ def test_results_without_a_report_are_a_table_of_numbers(results: Results) -> No
     assert f"<th>accuracy</th><td>{results.final_accuracy:.4g}</td>" in text
 
 
-def test_a_large_page_is_a_link(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = Report(results)
+def test_a_large_page_is_a_link(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline, "_MAX_BYTES", 1000)
     found = Frames(report._repr_html_())
     assert found.frames == []
@@ -70,5 +75,8 @@ def test_results_without_a_folder_have_no_report(results: Results) -> None:
         Report(replace(results, folder=None))
 
 
-def test_a_folder_is_taken_as_text_too(results: Results) -> None:
+def test_a_folder_is_taken_as_text_too(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown, "write_report", lambda folder: folder / "report.html")
     assert Report(str(results.folder)).page == Path(str(results.folder)) / "report.html"

@@ -15,6 +15,7 @@ import torch
 from tests.local_data import Files, local_run
 from tests.parity import Steady
 from tests.small_runs import events, summary, with_rounds
+from tests.tiers import first
 from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -235,12 +236,15 @@ def test_numbers_that_are_not_finite_are_kept_as_such(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"classes": ("dark", "gray", "white")}, "task.dataset.classes.2 "),
-        ({"held_out": 0.3}, "task.dataset.held_out 0.3, this one 0.2"),
-        ({"may_share": True}, "task.dataset.may_share true, this one false"),
-        ({"mean": torch.zeros(1)}, "task.dataset.mean"),
-    ],
+    first(
+        1,
+        [
+            ({"classes": ("dark", "gray", "white")}, "task.dataset.classes.2 "),
+            ({"held_out": 0.3}, "task.dataset.held_out 0.3, this one 0.2"),
+            ({"may_share": True}, "task.dataset.may_share true, this one false"),
+            ({"mean": torch.zeros(1)}, "task.dataset.mean"),
+        ],
+    ),
 )
 def test_workers_whose_tasks_differ_say_in_what(
     tmp_path: Path, changes: dict[str, Any], message: str

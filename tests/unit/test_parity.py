@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.algorithms import ALL, ALONE, NUM_WORKERS, SYNCHRONOUS
 from tests.parity import Replay, run_hosts, simulate
+from tests.tiers import by_name
 from tests.transports import OverZenoh
 
 from edgegossip.core.algorithm import Algorithm
@@ -17,7 +18,7 @@ from edgegossip.net.memory import MemoryNetwork
 EACH = {**ALL, "alone": ALONE}
 
 
-@pytest.mark.parametrize("algorithm", EACH.values(), ids=EACH)
+@pytest.mark.parametrize("algorithm", by_name(EACH))
 def test_hosts_end_with_the_simulators_bits(algorithm: Algorithm[Any]) -> None:
     recorder, states = simulate(algorithm)
     network = MemoryNetwork()
@@ -41,7 +42,7 @@ def test_hosts_over_sockets_end_with_the_simulators_bits(algorithm: Algorithm[An
         assert not host.post.refusals
 
 
-@pytest.mark.parametrize("algorithm", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+@pytest.mark.parametrize("algorithm", by_name(SYNCHRONOUS))
 def test_synchronous_algorithms_need_no_trace_for_that(algorithm: Algorithm[Any]) -> None:
     _, states = simulate(algorithm)
     hosts = run_hosts(algorithm, MemoryNetwork().transport)

@@ -241,7 +241,7 @@ def test_the_plan_says_what_to_type_and_why(
     machines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = machines.parent / "out"
-    words = ["plan", "quickstart", "--machines", str(machines), "--max-seconds", "0.5"]
+    words = ["plan", "quickstart", "--machines", str(machines), "--max-seconds", "0.2"]
     words += ["--lr", "0.02", "0.05", "--only", "gosgd", "gossip", "--exchange-probability"]
     words += ["0.1", "--seeds", "0", "1", "--threads", "0", "--out", str(out)]
     words += ["--budget", "8runs", "--target", "0.12"]
@@ -284,7 +284,15 @@ def test_a_plan_goes_on_with_what_it_measured(
     monkeypatch.setattr(plan_command, "measured_cost", lambda *_: next(costs))
     machines.write_text("[[machine]]\ncount = 3\n")
     out = machines.parent / "out"
-    words = ["quickstart", "--machines", str(machines), "--max-seconds", "1", "--threads", "0"]
+    words = [
+        "quickstart",
+        "--machines",
+        str(machines),
+        "--max-seconds",
+        "0.2",
+        "--threads",
+        "0",
+    ]
     words += [
         "--out",
         str(out),
@@ -336,8 +344,9 @@ def test_a_plan_does_not_go_on_with_other_settings(
     machines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = machines.parent / "out"
-    words = ["plan", "quickstart", "--machines", str(machines), "--max-seconds", "0.5"]
+    words = ["plan", "quickstart", "--machines", str(machines), "--max-seconds", "0.1"]
     words += ["--threads", "0", "--out", str(out), "--only", "gossip", "--lr", "0.1"]
+    words += ["--seeds", "0"]
     assert main(words) == 0
     assert main([*words, "--resume", "--held-out", "0.2"]) != 0
     assert "held_out" in capsys.readouterr().err

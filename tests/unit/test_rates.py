@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.parity import Steady
 from tests.small_runs import NUM_WORKERS, ctrl_c_at, small_run, small_task
+from tests.tiers import by_name
 from tests.worker_threads import Crew
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -136,7 +137,9 @@ def test_hosts_of_which_one_is_8_times_as_fast_are_at_one_rate_in_one_round(
     require_one_rate_a_round(rates)
 
 
-@pytest.mark.parametrize("algorithm", [GOSGD, ENDLESS], ids=["nobody waits", "endless"])
+@pytest.mark.parametrize(
+    "algorithm", by_name({"nobody waits": GOSGD, "endless": ENDLESS}, ["nobody waits"])
+)
 def test_where_rounds_say_nothing_rates_follow_the_time_of_the_run(
     rates: Rates, tmp_path: Path, algorithm: Algorithm[Any]
 ) -> None:

@@ -27,6 +27,7 @@ from tests.small_runs import (
     small_task,
 )
 from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
+from tests.tiers import first
 
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
@@ -95,7 +96,7 @@ def trained(pool: Any, make: Callable[..., Trainer]) -> TrainingResult:  # noqa:
 # The same bits.
 
 
-@pytest.mark.parametrize("name", ["gosgd", "every-word", "pipelined", "decoupled"])
+@pytest.mark.parametrize("name", first(1, ["gosgd", "every-word", "pipelined", "decoupled"]))
 def test_results_are_those_of_the_local_pool(tmp_path: Path, name: str) -> None:
     session = FakeSession()
     run(experiment(name), out=tmp_path, open_pool=session.pool)
@@ -110,7 +111,7 @@ MORE_LOSSES = [(name, seed) for name in ("gosgd", "every-word") for seed in rang
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [*LOSSES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_LOSSES)],
+    [*first(1, LOSSES), *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_LOSSES)],
 )
 def test_lost_actors_change_nothing(tmp_path: Path, name: str, seed: int) -> None:
     session = FakeSession(3, loss_probability=0.05, seed=seed)
@@ -120,7 +121,7 @@ def test_lost_actors_change_nothing(tmp_path: Path, name: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("begins", ["here", "there"])
-@pytest.mark.parametrize("name", ["gosgd", "every-word"])
+@pytest.mark.parametrize("name", first(1, ["gosgd", "every-word"]))
 def test_a_checkpoint_of_one_pool_goes_on_in_another(
     tmp_path: Path, name: str, begins: str
 ) -> None:

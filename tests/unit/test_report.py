@@ -276,7 +276,9 @@ def test_the_headline_is_the_end_and_not_a_peak_on_the_way(tmp_path: Path) -> No
 
 
 def test_without_a_target_no_column_speaks_of_one(tmp_path: Path) -> None:
-    page = read_page(write_run(tmp_path, whole_run("gossip", has_barrier=False)))
+    contents = read_folder(write_run(tmp_path, whole_run("gossip", has_barrier=False)))
+    page = PageReader()
+    page.feed(render_page(contents, run_colors(["gossip"], None), [], [], [], []))
     assert "target" not in page.text
     assert "Time to" not in page.text
     assert "EdgeGossip" not in page.text

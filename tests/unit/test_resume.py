@@ -28,6 +28,7 @@ from tests.small_runs import (
     summary,
     tensors,
 )
+from tests.tiers import first
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.experiments.experiment import Experiment
@@ -56,7 +57,8 @@ def left(folder: Path) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("name", "at"), [("gosgd", 1), ("difference-push", 1), *((name, 20) for name in ALGORITHMS)]
+    ("name", "at"),
+    first(3, [("gosgd", 1), ("difference-push", 1), *((name, 20) for name in ALGORITHMS)]),
 )
 def test_a_run_stopped_by_ctrl_c_and_resumed_is_the_whole_run(
     tmp_path: Path, name: str, at: int
@@ -82,7 +84,7 @@ def whole_evaluating() -> tuple[bytes, bytes]:
         return left(Path(folder))
 
 
-@pytest.mark.parametrize("at", [9, 23, 40, 71])
+@pytest.mark.parametrize("at", first(1, [23, 9, 40, 71]))
 def test_a_run_stopped_while_a_worker_evaluates_is_the_whole_run(
     tmp_path: Path, at: int
 ) -> None:

@@ -31,6 +31,7 @@ from tests.small_runs import (
     summary,
     tensors,
 )
+from tests.tiers import first
 from torch import Tensor, nn
 
 from edgegossip.algorithms.difference_push import DifferencePush
@@ -56,7 +57,7 @@ from edgegossip.sim.platform import Platform
 # The same every time.
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", first(3, ALGORITHMS))
 def test_a_run_repeats_byte_for_byte_on_any_number_of_threads(
     tmp_path: Path, name: str
 ) -> None:

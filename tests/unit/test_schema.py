@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.algorithms import ALL, NUM_WORKERS, each_of_all, each_synchronous
 from tests.schemas import SchemaCheck
+from tests.tiers import by_name
 from tests.worlds import NUM_PARAMS, make_world
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -41,7 +42,9 @@ FAULTS = Faults(
 
 
 @each_of_all
-@pytest.mark.parametrize("faults", [Faults(), FAULTS], ids=["quiet", "troubled"])
+@pytest.mark.parametrize(
+    "faults", by_name({"quiet": Faults(), "troubled": FAULTS}, ["troubled"])
+)
 def test_all_that_is_sent_is_as_the_schema_says(algorithm: Any, faults: Faults) -> None:  # noqa: ANN401
     check = SchemaCheck.of(algorithm, PARAMS)
     make_world(algorithm, faults=faults, observer=check).run(until=200.0)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
+from tests.tiers import thorough
 
 from edgegossip.cli.main import main
 from edgegossip.cli.script_command import ScriptOptions, script_command
@@ -50,6 +48,7 @@ def write(text: str) -> str:
     return "train.py"
 
 
+@thorough
 def test_two_processes_of_a_script_end_with_one_model(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -64,33 +63,39 @@ def test_two_processes_of_a_script_end_with_one_model(
 def test_a_process_that_fails_is_named_and_the_other_goes_on(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    failing = "import edgegossip as eg\nassert eg.script_worker().rank == 0, 'no data here'"
+    failing = "import os\nassert os.environ['EDGEGOSSIP_RANK'] == '0', 'no data here'"
     assert main(["script", "-n", "2", "--out", "out", write(failing)]) == 1
     said = capfd.readouterr().err
     assert "edgegossip: worker 1 failed: AssertionError: no data here (see out/" in said
     assert "worker 0" not in said
 
 
-def test_ctrl_c_reaches_all_processes() -> None:
+def test_ctrl_c_reaches_all_processes(capfd: pytest.CaptureFixture[str]) -> None:
     write(
-        "import edgegossip as eg, pathlib, time\n"
-        "rank = eg.script_worker().rank\n"
+        "import os, pathlib, time\n"
+        "rank = os.environ['EDGEGOSSIP_RANK']\n"
         "try:\n"
         "    pathlib.Path(f'begun-{rank}').touch()\n"
         "    time.sleep(60)\n"
         "except KeyboardInterrupt:\n"
         "    pathlib.Path(f'told-{rank}').touch()\n"
     )
-    command = [sys.executable, "-m", "edgegossip.cli.main", "script", "-n", "2", "train.py"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
-        deadline = time.monotonic() + 60
-        while not (Path("begun-0").exists() and Path("begun-1").exists()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"interrupted; the workers have left the run" in said
+
+    is_over = threading.Event()
+
+    def stop_once_begun() -> None:
+        while not is_over.wait(0.01):
+            if Path("begun-0").exists() and Path("begun-1").exists():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                return
+
+    stopper = threading.Thread(target=stop_once_begun)
+    stopper.start()
+    code = main(["script", "-n", "2", "--out", "out", "train.py"])
+    is_over.set()
+    stopper.join()
+    assert code == 130
+    assert "interrupted; the workers have left the run" in capfd.readouterr().err
     assert Path("told-0").exists()
     assert Path("told-1").exists()
 

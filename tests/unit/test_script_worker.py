@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 from tests.script_workers import workers_in_threads
+from tests.tiers import thorough
 from torch import Tensor, nn
 
 from edgegossip.algorithms.gossip import Gossip
@@ -240,6 +241,7 @@ def test_a_loop_without_losses_notices_parameters_that_are_not_finite() -> None:
             loop.step(None, 4)
 
 
+@thorough
 @pytest.mark.filterwarnings("default")  # of the compiler's own code
 def test_a_compiled_model_computes_with_what_an_exchange_has_loaded() -> None:
     scripts = [Script(0), Script(1)]

@@ -30,6 +30,7 @@ from tests.small_tasks import (
     regression_data,
     windows,
 )
+from tests.tiers import thorough
 from tests.worker_threads import WITHIN, Crew
 from torch import Tensor, nn
 
@@ -380,6 +381,7 @@ def test_a_metric_that_is_not_finite_ends_a_run_before_it_is_trained(tmp_path: P
     assert "R2" in write_report(tmp_path).read_text()
 
 
+@thorough
 def test_a_metric_that_is_not_finite_later_is_a_warning_and_counts_as_never_reached(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

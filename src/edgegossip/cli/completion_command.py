@@ -76,8 +76,9 @@ def completion_command(arguments: list[str]) -> int:
 def _script(shell: str) -> str:
     """The script for a shell, of all commands, recipes, studies and options."""
     commands = _choice(_commands())
-    found = _SPEC.search(_by_tyro(commands, "bash"))
     script = _by_tyro(commands, shell)
+    # The script for fish has its specification within quotes.
+    found = _SPEC.search(_by_tyro(commands, "bash") if shell == "fish" else script)
     if found is not None:
         compact = f"COMPLETION_SPEC = {_shared(ast.literal_eval(found[1]))}"
         script = _SPEC.sub(lambda _: compact, script)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Pa
     """
     folder = _find(run, only)
     tensors = _read_model(folder / PARAMS)
+    out = folder / EXPORT if out is None else out
+    _require_ours(out)
     try:
         data = read_folder(folder)
         pictures = _pictures(data)
@@ -58,8 +61,6 @@ def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Pa
             f"what {folder} holds cannot be exported ({error!r:.300}); a file in it is damaged "
             "- run the experiment again"
         ) from error
-    out = folder / EXPORT if out is None else out
-    _require_ours(out)
     make_folder(out / FIGURES)
     for picture in pictures:
         write_atomically(out / FIGURES / f"{picture.name}.png", picture.png)
@@ -115,7 +116,7 @@ def _require_ours(out: Path) -> None:
 def _pictures(data: ReportData) -> list[Picture]:
     """The curve over time, and the timeline."""
     colors = run_colors([run.name for run in data.runs], data.baseline)
-    return [*[*metric_pictures(data, colors)][:1], *timeline_pictures(data, colors)]
+    return [*islice(metric_pictures(data, colors), 1), *timeline_pictures(data, colors)]
 
 
 def _config(run: Run, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

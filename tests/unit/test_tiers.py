@@ -1,0 +1,42 @@
+"""The tests of each time leave out no kind of algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.algorithms import ALL
+from tests.tiers import REPRESENTATIVES
+
+from edgegossip.algorithms.asynchronous import Asynchronous
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
+from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.push_sum import PushSum
+from edgegossip.algorithms.rounds import Synchronous
+from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.algorithms.trailing_average import TrailingAverage
+
+KINDS = (
+    Asynchronous,
+    BatchTune,
+    EdgeGossip,
+    ParameterServer,
+    PushSum,
+    Stages,
+    Synchronous,
+    TrailingAverage,
+)
+
+
+def test_every_representative_is_an_algorithm_of_the_list() -> None:
+    assert {*ALL} >= REPRESENTATIVES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_representative(kind: type[Any]) -> None:
+    assert any(isinstance(ALL[name], kind) for name in REPRESENTATIVES)
+
+
+def test_every_algorithm_is_of_a_kind() -> None:
+    assert all(isinstance(algorithm, KINDS) for algorithm in ALL.values())
