@@ -18,6 +18,7 @@ from tests.examples.contract_worlds import (
     TopK,
     simulate,
 )
+from tests.tiers import thorough
 from torch import Tensor
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
@@ -63,6 +64,7 @@ def adsp_world(*script: Fault, observer: Recorder | None = None) -> Simulator[An
     )
 
 
+@thorough
 @pytest.mark.parametrize("drop_probability", [0.0, 0.2])
 def test_adsp_ends_and_brings_the_server_to_the_optimum(drop_probability: float) -> None:
     simulator = adsp_world(Drop(probability=drop_probability))
@@ -75,6 +77,7 @@ def test_adsp_ends_and_brings_the_server_to_the_optimum(drop_probability: float)
     assert (estimate - OPTIMUM).norm() < 0.05 * OPTIMUM.norm()
 
 
+@thorough
 def test_adsp_sends_each_update_once_though_replies_come_in_the_middle_of_a_step() -> None:
     recorder = Recorder()
     simulator = adsp_world(observer=recorder)
@@ -320,6 +323,7 @@ def run_stages(*script: Fault) -> tuple[Simulator[Any], list[float]]:
     return simulator, losses
 
 
+@thorough
 def test_stages_learn_from_gradients_that_they_guess() -> None:
     simulator, losses = run_stages()
     assert [state.round for state in simulator.states] == [NUM_BATCHES] * 3

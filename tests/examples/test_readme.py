@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiers import thorough
 
 import edgegossip as eg
 from edgegossip.cli import commands
@@ -108,6 +109,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(file), f"{page.name} links to {link}"
 
 
+@thorough
 @pytest.mark.parametrize("block", python_blocks("docs/edgegossip.md"))
 def test_examples_of_the_edgegossip_page_run(block: str) -> None:
     exec(compile(block, "docs/edgegossip.md", "exec"), {})

@@ -29,6 +29,7 @@ def told(block: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@thorough
 def test_the_regression_of_the_page_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
     found = re.fullmatch(r"R2 (0\.\d\d), MAE (0\.\d\d)\n", told(REGRESSION, capsys))
     assert found is not None

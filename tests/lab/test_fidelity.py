@@ -13,6 +13,7 @@ import torch
 from benchmarks import fidelity
 from benchmarks.fidelity import PEERS, SERVED, Row, Setting
 from lab.pace import follow, platform
+from tests.tiers import thorough
 
 from edgegossip.experiments.results import Evaluation
 from edgegossip.sim.platform import Platform
@@ -71,6 +72,7 @@ def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Settin
     assert found["seconds an epoch"] == pytest.approx(num_train / sum(THROUGHPUTS), rel=0.1)
 
 
+@thorough
 @pytest.mark.parametrize("algorithm", fidelity.SERVERS)
 def test_where_there_is_a_server_commits_count(algorithm: str, served: Setting) -> None:
     platforms = tuple(Platform(throughput=each) for each in (1000.0, *THROUGHPUTS))
@@ -87,6 +89,7 @@ def test_where_there_is_a_server_commits_count(algorithm: str, served: Setting) 
     assert "bytes an epoch" not in found
 
 
+@thorough
 def test_equal_runs_are_found_equal_and_others_are_not(
     setting: Setting, tmp_path: Path
 ) -> None:

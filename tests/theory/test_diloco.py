@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.algorithms import MATCHINGS, NUM_ROUNDS, NUM_WORKERS
 from tests.observers import Silent
-from tests.tiers import first
+from tests.tiers import first, thorough
 from tests.trained import trained_event
 from tests.worlds import (
     EVEN,
@@ -243,6 +243,7 @@ def test_workers_that_have_come_to_differ_agree_again(
     assert distances[-1] == 0.0
 
 
+@thorough
 @pytest.mark.parametrize(("repair_rounds", "farthest"), first(1, [(2, 0.25), (64, 1.0)]))
 def test_models_stay_near_each_other_where_not_all_hear_of_all(
     repair_rounds: int, farthest: float

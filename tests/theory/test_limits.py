@@ -26,7 +26,7 @@ from tests.algorithms import (
     each_synchronous,
 )
 from tests.arrivals import require_that_arrivals_count
-from tests.tiers import by_name, first
+from tests.tiers import by_name, first, thorough
 from tests.worlds import (
     EVEN,
     NUM_PARAMS,
@@ -386,6 +386,7 @@ def test_return_behind_a_partition_is_noticed_once_it_is_over(
             assert math.isfinite(state.first_exchange.get(j, 0))
 
 
+@thorough
 @pytest.mark.parametrize("topology", first(1, [ring(2), ring(3), complete(2)]), ids=repr)
 def test_smallest_worlds_work(topology: Topology) -> None:
     platforms = [Platform(throughput=1.0)] * topology.num_workers

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS
+from tests.tiers import thorough
 from tests.trials import trials
 from tests.worlds import EVEN, TARGETS, UNEVEN, Watched, make_world
 
@@ -98,6 +99,7 @@ def test_nobody_is_further_ahead_than_the_slack(slack: int) -> None:
     assert max(leads) == slack
 
 
+@thorough
 def test_commits_stay_level_on_platforms_that_are_64_times_apart() -> None:
     platforms = [EVEN[0], *(Platform(throughput=0.5 * 4.0**i) for i in range(NUM))]
     algorithm = ADSPPlus(num_workers=NUM, num_rounds=60, window=30.0, min_interval=1.0, rate=3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.largest import Largest
-from tests.tiers import first
+from tests.tiers import first, thorough
 from tests.worlds import (
     INITIAL,
     NUM_PARAMS,
@@ -184,6 +184,7 @@ def test_sparse_push_keeps_the_sum_but_leaves_workers_apart() -> None:
     assert 0.01 < distance < 0.5
 
 
+@thorough
 def test_compensation_brings_them_together() -> None:
     algorithm = SkewCompensatedSparsePush(
         topology=RING, num_rounds=150, compressor=Largest(2), compensation_rounds=50

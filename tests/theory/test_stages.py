@@ -79,6 +79,7 @@ def left(folder: Path) -> list[Tensor]:
 # One batch in flight is the whole model.
 
 
+@thorough
 @pytest.mark.parametrize(
     "changes",
     [
@@ -184,6 +185,7 @@ INNER = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("name", first(1, INNER))
 @pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "decoupled"])
 def test_workers_of_the_first_stage_agree_and_learn(
@@ -218,6 +220,7 @@ def whole(is_pipelined: bool) -> tuple[bytes, bytes]:
         return parameters(Path(folder)), repeatable_events(Path(folder))
 
 
+@thorough
 @pytest.mark.parametrize("at", first(1, [60, 3, 141]))
 @pytest.mark.parametrize(
     "is_pipelined", by_name({"pipelined": True, "decoupled": False}, ["pipelined"])

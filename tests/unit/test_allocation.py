@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.tiers import thorough
 
 PROGRAM = """
 import resource, numpy
@@ -28,6 +29,7 @@ def page_faults(*, keeps: bool) -> int:
     return int(done.stdout)
 
 
+@thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told")
 def test_blocks_that_are_freed_and_taken_again_are_not_faulted_in_again() -> None:
     assert page_faults(keeps=True) < page_faults(keeps=False) / 4

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from tests.small_runs import FAULTS, SHAPE, adam, small_model, small_task
 from tests.small_tasks import language, regression
+from tests.tiers import thorough
 from torch import Tensor, nn
 
 from edgegossip.algorithms.gosgd import GoSGD
@@ -203,6 +204,7 @@ def final(experiment: Experiment, num_threads: int, *, do_pause: bool = False) -
         return workload.average(sim.estimates())[0]
 
 
+@thorough
 def test_threads_and_checkpoints_change_no_bit() -> None:
     experiment = many()
     expected = final(experiment, 0)
@@ -279,6 +281,7 @@ def test_what_is_wanted_and_cannot_be_is_an_error() -> None:
         batched(experiment, "on")
 
 
+@thorough
 def test_the_command_says_in_the_folder_what_it_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

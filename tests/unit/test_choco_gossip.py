@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
 from tests.round_worker import sends, trained
+from tests.tiers import thorough
 from tests.worlds import INITIAL, TARGETS, UNEVEN, final_params, make_world, mix_only
 from torch import Tensor
 
@@ -113,6 +114,7 @@ def test_mixing_alone_leads_to_agreement(compressor: Compressor, step: float | N
     assert consensus_distance(after) < 0.1 * consensus_distance(START)
 
 
+@thorough
 @pytest.mark.parametrize("topology", [ring(5), complete(5)], ids=repr)
 def test_step_is_the_contraction_and_larger_ones_diverge(topology: Topology) -> None:
     initial = torch.randn(5, 50, generator=generator(0, "start"))
@@ -131,6 +133,7 @@ def test_step_that_will_diverge_is_warned_of_once() -> None:
     algorithm.init(1, torch.zeros(1000))
 
 
+@thorough
 def test_training_brings_the_mean_to_the_optimum_of_all() -> None:
     algorithm = choco(num_rounds=60, local_steps=2)
     after = final_params(make_world(algorithm, lr=0.1))

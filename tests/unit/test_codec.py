@@ -14,6 +14,7 @@ import safetensors
 import safetensors.torch
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.tiers import thorough
 from torch import Tensor
 
 from edgegossip.core import codec
@@ -292,6 +293,7 @@ json_values = st.recursive(
 )
 
 
+@thorough
 @settings(max_examples=100)
 @given(json_values, st.dictionaries(st.sampled_from("xyz"), json_values, max_size=3))
 def test_a_header_of_anything_is_refused_or_read_but_never_a_crash(

@@ -17,6 +17,7 @@ from tests.small_runs import (
     quick,
     repeatable_events,
 )
+from tests.tiers import thorough
 
 from edgegossip.core.errors import Interrupted, RunFolderError
 from edgegossip.experiments.comparison import compare
@@ -94,6 +95,7 @@ def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
         Comparison(experiments={name: quick("gossip")}, baseline=name)
 
 
+@thorough
 def test_a_comparison_stopped_in_its_second_run_goes_on_there(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     compare(comparison(), out=whole, num_threads=0)
@@ -128,6 +130,7 @@ def test_a_comparison_stopped_in_its_first_run_begins_no_second(tmp_path: Path) 
     assert len(read_folder(tmp_path).runs) == 2
 
 
+@thorough
 def test_folders_of_runs_and_comparisons_are_not_mixed_up(tmp_path: Path) -> None:
     run(quick(), out=tmp_path / "run", num_threads=0)
     with pytest.raises(RunFolderError, match="holds a single run; choose another --out"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tests.compressors import normal, squared_norm
+from tests.tiers import thorough
 
 from edgegossip.core import codec
 from edgegossip.core.compression.compressor import Identity
@@ -121,6 +122,7 @@ def test_each_layer_keeps_its_share_and_at_least_one_entry() -> None:
     ]
 
 
+@thorough
 @settings(max_examples=10)
 @given(st.integers(0, 2**32))
 def test_what_a_layer_keeps_does_not_depend_on_the_others(seed: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.effects import only
 from tests.largest import Largest
 from tests.push_sum import Worker, pushed, sends
-from tests.tiers import first
+from tests.tiers import first, thorough
 from tests.trained import trained_event
 from tests.worlds import mix_only
 
@@ -175,6 +175,7 @@ def test_random_entries_allow_smaller_steps_and_are_warned_of_sooner() -> None:
             SparsePush(compressor=compressor, consensus_step=0.2, **settings).init(0, params)
 
 
+@thorough
 @pytest.mark.parametrize("values", first(1, [Quantize(bits=2), Identity(), Sign()]), ids=str)
 @pytest.mark.parametrize("kind", first(1, [SparsePush, DifferencePush]))
 def test_by_default_few_bits_bring_workers_together_as_many_do(

@@ -15,7 +15,7 @@ from tests.algorithms import NUM_WORKERS
 from tests.host_swarm import Disturbance, World, check
 from tests.hosts import LONG, Checkpoints, Running, make_host
 from tests.parity import SETTINGS, SIZE
-from tests.tiers import by_name, first
+from tests.tiers import by_name, first, thorough
 from tests.virtual import Wire
 from tests.worlds import NUM_PARAMS, ManySamples
 
@@ -52,6 +52,7 @@ class SlowToNotice(MemoryNetwork):
             super().carry(sender, receiver, piece)
 
 
+@thorough
 def test_what_was_on_a_link_that_was_cut_is_sent_again_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,6 +77,7 @@ def test_what_was_on_a_link_that_was_cut_is_sent_again_when_it_is_back(
     assert all(host.post.refusals == {} for host in running.hosts.values())
 
 
+@thorough
 @pytest.mark.parametrize("keeps", [True, False], ids=["with a checkpoint", "without"])
 @pytest.mark.parametrize(
     "algorithm", by_name({"rounds": LONG, "gosgd": ENDLESS_GOSGD}, ["rounds"])
@@ -117,6 +119,7 @@ SLOW = World(
 )
 
 
+@thorough
 @pytest.mark.parametrize("seed", first(1, range(3)))
 def test_what_waits_for_a_link_that_is_cut_arrives_in_order_when_it_is_back(seed: int) -> None:
     run = check(replace(SLOW, seed=seed))

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.link_events import Session
+from tests.tiers import thorough
 from tests.transports import Recorder, free_ports
 
 from edgegossip.core.protocol import Rank
@@ -88,6 +89,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
         yield stack
 
 
+@thorough
 def test_a_worker_that_has_reached_nobody_calls_again(opened: ExitStack) -> None:
     endpoint, own = (f"tcp/127.0.0.1:{port}" for port in free_ports(2))
     # All that is left of worker 0's last session.

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.small_runs import NUM_WORKERS, events, small_run, summary, tensors
+from tests.tiers import thorough
 from tests.worker_threads import Crew
 
 from edgegossip.algorithms.parameter_server.adsp import ADSP
@@ -126,6 +127,7 @@ def test_a_launch_shows_roles_and_commits(experiment: Experiment, ended: Path) -
     assert status.roles == "server: rank 0, worker: ranks 1 to 3"
 
 
+@thorough
 def test_a_worker_says_its_role_and_its_commits(
     experiment: Experiment,
     ended: Path,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.small_runs import small_disk
+from tests.tiers import thorough
 from tests.trained import trained_event
 
 from edgegossip.core.errors import RunFolderError
@@ -196,6 +197,7 @@ def test_whole_lines_are_read_between_two_places(
     assert list(whole_lines(path, 12)) == []
 
 
+@thorough
 def test_a_diary_that_goes_on_does_not_read_all_of_itself_at_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     for incarnation in range(3):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.small_runs import NUM_WORKERS, small_run, small_task, with_rounds
+from tests.tiers import thorough
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
@@ -32,6 +33,7 @@ def test_push_sum_that_would_lose_its_mass_is_warned_of() -> None:
     replace(small_run(faults=lossy), algorithm=replace(careless, resend_after=1.0))
 
 
+@thorough
 def test_forecasts_of_a_run_go_by_the_profiles(tmp_path: Path) -> None:
     """The two slowest have those of machines ten times as fast, and share work otherwise."""
     inner = with_rounds(small_run("epoch-gossip"), 2).algorithm

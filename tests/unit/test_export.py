@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tests.complaints import complaint
 from tests.small_runs import ALGORITHMS, ctrl_c_at, small_model, small_run
 from tests.small_tasks import regression
+from tests.tiers import thorough
 from tests.unit.test_worker import SHORT
 from tests.worker_threads import Crew
 
@@ -118,6 +119,7 @@ def test_of_a_comparison_one_run_is_chosen(
     assert all(torch.equal(found[name], x) for name, x in results["gosgd"].params.items())
 
 
+@thorough
 @pytest.mark.usefixtures("undrawn")
 def test_a_gathered_run_is_exported(tmp_path: Path) -> None:
     Crew(tmp_path).all(SHORT)

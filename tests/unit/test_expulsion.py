@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from tests.certificate_folders import give, put, tell_revoked
 from tests.small_runs import small_run
+from tests.tiers import thorough
 from tests.transports import Recorder, What, free_ports
 from tests.unit.test_access_control import RUN, Worker, wait_until
 from tests.worker_threads import Crew
@@ -219,6 +220,7 @@ def test_a_revoked_worker_is_out_and_the_others_exchange(
     assert third.events.is_empty
 
 
+@thorough
 def test_a_revoked_certificate_gets_no_link_whoever_calls(
     machines: Machines, opened: ExitStack
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_damaged_list_lets_nobody_back_in(
     exchange(first, second)
 
 
+@thorough
 def test_a_tls_session_from_before_is_not_taken_up_again(
     machines: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.small_runs import ALGORITHMS, ctrl_c_at, events, parameters, tensors
 from tests.small_tasks import experiment, regression
-from tests.tiers import first
+from tests.tiers import first, thorough
 from torch import nn
 
 from edgegossip.core.algorithm import Algorithm
@@ -48,6 +48,7 @@ def sizes(folder: Path) -> set[int]:
     return {event["num_bytes"] for event in events(folder, "sent")}
 
 
+@thorough
 def test_messages_have_no_room_for_a_frozen_trunk(tmp_path: Path) -> None:
     whole = regression(model=lambda: trunk_and_head(is_frozen=False))
     run(experiment(fine_tuning()), out=tmp_path / "head")
@@ -71,6 +72,7 @@ def test_the_model_of_a_run_has_its_frozen_parameters(tmp_path: Path) -> None:
     assert results.final_value < results.history[0].value
 
 
+@thorough
 def test_a_resumed_run_has_them_too(tmp_path: Path) -> None:
     some = experiment(fine_tuning())
     run(some, out=tmp_path / "whole")

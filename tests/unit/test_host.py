@@ -60,6 +60,7 @@ def test_one_that_comes_back_takes_a_neighbors_round_and_goes_on() -> None:
     assert max(rounds) - min(rounds) <= 1
 
 
+@thorough
 def test_one_that_comes_back_with_a_checkpoint_hears_all_that_it_is_told_since() -> None:
     checkpoints = Checkpoints()
     settings = replace(SETTINGS, checkpoint_seconds=0.1)
@@ -101,6 +102,7 @@ def test_waiting_for_those_who_go_on_later_is_not_part_of_the_run() -> None:
     running.stop()
 
 
+@thorough
 def test_one_that_is_stopping_does_not_give_up_those_who_stopped_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,6 +184,7 @@ def test_no_weight_is_lost_where_nothing_else_is() -> None:
 # The end.
 
 
+@thorough
 def test_a_run_ends_at_its_time_limit() -> None:
     settings = replace(SETTINGS, max_seconds=0.2)
     network = MemoryNetwork()
@@ -261,6 +264,7 @@ def test_what_the_algorithm_holds_counts_too() -> None:
     assert 50 <= len(host.state.queue) <= 200
 
 
+@thorough
 @pytest.mark.parametrize("seconds_to_send", [0.0, 0.05])
 def test_a_limit_never_stops_those_who_wait_for_each_other(
     seconds_to_send: float, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ import torch
 from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
 from tests.hosts import EPOCHS, Checkpoints, Slow, make_host
 from tests.parity import SETTINGS, Steady, run_all, simulate
+from tests.tiers import thorough
 
 from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.core.algorithm import Algorithm
@@ -34,6 +35,7 @@ from edgegossip.net.host import Host
 from edgegossip.net.memory import MemoryNetwork
 
 
+@thorough
 @pytest.mark.parametrize("name", ["epoch-gossip", "gossip", "all-reduce"])
 def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
     algorithm = SYNCHRONOUS[name]
@@ -62,6 +64,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
         assert torch.equal(host.state.params, state.params)
 
 
+@thorough
 def test_servers_go_on_from_checkpoints_of_different_moments() -> None:
     algorithm = ASP(num_workers=NUM_WORKERS - 2, num_rounds=24, num_servers=2)
     checkpoints = Checkpoints()
@@ -151,6 +154,7 @@ def test_a_question_without_an_answer_is_asked_again(question: Effect) -> None:
     assert len(kept[0]["work"]["asked"]) == (0 if isinstance(question, Assign) else 1)
 
 
+@thorough
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
 def test_messages_count_as_kept_only_once_the_checkpoint_is(is_kept: bool) -> None:
     network = MemoryNetwork()

@@ -24,6 +24,7 @@ from edgegossip.net.patience import Patience
 from edgegossip.net.status import STATUS, Phase
 
 
+@thorough
 def test_one_that_says_nothing_is_given_up_and_heard_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,6 +80,7 @@ def test_those_who_wait_for_the_same_silent_one_do_not_give_each_other_up(
         thread.join(20)
 
 
+@thorough
 def test_a_lost_message_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgegossip.net.host.Patience", lambda: Patience(slack=0.5, first=0.5))
     network = MemoryNetwork()
@@ -137,6 +139,7 @@ def test_who_asks_its_own_machine_does_not_wait_for_others() -> None:
     assert host._patience.look_at < math.inf
 
 
+@thorough
 def test_the_slowest_too_learns_how_long_rounds_take() -> None:
     network = MemoryNetwork()
     trainers = [Slow(rank, 0.05 if rank == 2 else 0.001) for rank in range(NUM_WORKERS)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.small_tasks import TEXT
+from tests.tiers import thorough
 
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
@@ -46,6 +47,7 @@ def found(path: str) -> dict[str, Any]:
     return content
 
 
+@thorough
 def test_all_algorithms_are_compared_in_bits_for_as_long_as_the_slowest_needs(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +71,7 @@ def test_each_worker_has_an_author_or_some_of_each(
     assert (sizes[1] - sizes[0] <= 1) == is_mixed
 
 
+@thorough
 def test_settings_are_swept_by_bits_and_the_least_is_best(words: list[str]) -> None:
     sweep = ["sweep", *words, "--num-epochs", "0.5", "--threads", "0", "--out", "swept"]
     sweep[sweep.index("--lr") + 1 : sweep.index("--lr") + 2] = ["0.02", "0.0001"]
@@ -85,6 +88,7 @@ def test_settings_are_swept_by_bits_and_the_least_is_best(words: list[str]) -> N
     assert study["figures"][0]["heading"] == "Bits per character by setting"
 
 
+@thorough
 def test_a_plan_goes_by_bits(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     machines = Path("machines.toml")
     machines.write_text("[[machine]]\ncount = 2\nsamples_per_second = 100\n")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.tiers import thorough
 from torch import Tensor, nn
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -68,6 +69,7 @@ def rows(num_workers: int) -> Dataset:
     return from_torch("rows", Rows(), Rows(), num_classes=3, num_workers=num_workers)
 
 
+@thorough
 def test_where_samples_lie_and_who_reads_them_changes_no_bit(tmp_path: Path) -> None:
     pairs = (mapped(tmp_path, "x", X), mapped(tmp_path, "y", Y))
     sets = {

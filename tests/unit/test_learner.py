@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.small_runs import SHAPE, adam, dataset, small_model, small_task
+from tests.tiers import thorough
 from torch import Tensor, nn
 
 from edgegossip.core.errors import LocalProtocolError, TrainingError
@@ -210,6 +211,7 @@ def test_it_says_which_entries_are_trained_and_which_are_statistics() -> None:
     assert some.layout == Layout(num_trained=len(result.params) - 2 * 3)
 
 
+@thorough
 def test_learners_in_threads_give_the_bits_of_learners_one_after_the_other() -> None:
     def train_all(num_threads: int) -> list[Tensor]:
         learners = [learner(rank=rank) for rank in range(4)]

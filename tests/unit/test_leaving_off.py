@@ -11,6 +11,7 @@ import torch
 from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
 from tests.hosts import Checkpoints, Slow, make_host
 from tests.parity import run_all, simulate
+from tests.tiers import thorough
 from tests.unit.test_learner import learner
 
 from edgegossip.core.errors import TrainingError
@@ -103,6 +104,7 @@ class SlowToSetUp(Slow):
         self._may_end.set()
 
 
+@thorough
 def test_a_host_stopped_while_it_sets_up_leaves_at_once_and_goes_on_to_the_last_bit() -> None:
     algorithm = SYNCHRONOUS["gossip"]
     _, states = simulate(algorithm)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests import liars
 from tests.liars import HONEST, LIAR, NUM_WORKERS, Careful, Lie, Outcome, run
-from tests.tiers import by_name, first
+from tests.tiers import by_name, first, thorough
 from tests.trained import trained_event
 from tests.worlds import NUM_PARAMS, TARGETS, ObedientStage
 
@@ -153,6 +153,7 @@ def test_lies_that_are_not_too_large_do_not_end_one_whose_training_they_break(
     assert LIAR in outcome.muted
 
 
+@thorough
 def test_a_lie_that_grows_slowly_ends_nobody() -> None:
     gossip = Gossip(topology=COMPLETE, num_rounds=40)
     creep = with_values(gossip, lambda round: min(3.0**round, 1e30))
@@ -256,6 +257,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "_PATIENCE", 0.15)
 
 
+@thorough
 @each_staged
 @pytest.mark.parametrize("size", first(1, [HUGE, 9e5]))
 @pytest.mark.usefixtures("soon")
@@ -268,6 +270,7 @@ def test_no_finite_value_of_a_first_stage_ends_those_above(
     assert outcome.refusals() & TOO_MUCH
 
 
+@thorough
 @pytest.mark.parametrize(
     "name", first(1, ["decoupled", "decoupled-int8", "decoupled-bfloat16"])
 )
@@ -281,6 +284,7 @@ def test_no_finite_value_of_a_stage_ends_those_below_or_above(name: str, liar: R
     assert outcome.refusals() & TOO_MUCH
 
 
+@thorough
 @each_decoupled
 @pytest.mark.usefixtures("soon")
 def test_activations_that_break_training_are_gone_back_from(algorithm: Stages) -> None:
@@ -292,6 +296,7 @@ def test_activations_that_break_training_are_gone_back_from(algorithm: Stages) -
     assert LIAR in outcome.muted
 
 
+@thorough
 @each_decoupled
 @pytest.mark.parametrize("liar", first(1, [LIAR, MIDDLE]))
 @pytest.mark.usefixtures("soon")
@@ -310,6 +315,7 @@ def test_numbers_of_batches_that_there_are_not_harm_nobody(
     require_unharmed(outcome)
 
 
+@thorough
 @pytest.mark.parametrize("algorithm", by_name(SERVED, ["asp-servers"]))
 @pytest.mark.parametrize("size", first(1, [HUGE, 1e5]))
 def test_no_finite_value_of_a_worker_ends_one_of_several_servers(
@@ -342,6 +348,7 @@ def test_no_certificate_speaks_for_another_rank(is_complete: bool, tmp_path: Pat
     assert "in another's name" in outcome.refusals()
 
 
+@thorough
 def test_without_certificates_a_neighbor_is_believed_rather_than_what_is_said_of_it() -> None:
     outcome = run(replace(RING, topology=COMPLETE), in_all_names)
     fair = run(replace(RING, topology=COMPLETE))
@@ -369,6 +376,7 @@ def test_a_seal_counts_nowhere_but_where_it_was_made_for(place: str, tmp_path: P
     assert "in another's name" in outcome.refusals()
 
 
+@thorough
 def test_seals_change_nothing_among_the_honest(tmp_path: Path) -> None:
     sealed = run(RING, security=liars.certificates(tmp_path))
     plain = run(RING)

@@ -15,7 +15,7 @@ import torch
 from tests.local_data import Files, local_run
 from tests.parity import Steady
 from tests.small_runs import events, summary, with_rounds
-from tests.tiers import first
+from tests.tiers import first, thorough
 from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -71,6 +71,7 @@ def measured_by_all(out: Path) -> Results:
     return results
 
 
+@thorough
 def test_real_workers_end_with_the_simulators_model_and_scores(
     out: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_stopped_workers_go_on_to_the_simulators_model(
     assert real.final_value == simulated.final_value
 
 
+@thorough
 def test_a_worker_reads_its_own_data_alone_and_measuring_that_of_its_machine(
     tmp_path: Path,
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_worker_reads_its_own_data_alone_and_measuring_that_of_its_machine(
     assert gatherer.reads == []
 
 
+@thorough
 def test_processes_may_not_even_ask_for_the_data_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +237,7 @@ def test_numbers_that_are_not_finite_are_kept_as_such(out: Path) -> None:
 # Workers that differ.
 
 
+@thorough
 @pytest.mark.parametrize(
     ("changes", "message"),
     first(
@@ -274,6 +278,7 @@ def test_a_worker_whose_data_is_missing_ends_with_one_line(tmp_path: Path) -> No
 # Balanced, on the network.
 
 
+@thorough
 def test_balanced_workers_with_their_own_data_come_to_an_end(tmp_path: Path) -> None:
     experiment = local_run()
     balanced = replace(experiment, algorithm=EdgeGossip(inner=experiment.algorithm))

@@ -22,7 +22,7 @@ from tests.small_runs import (
     repeatable_events,
     small_task,
 )
-from tests.tiers import by_name
+from tests.tiers import by_name, thorough
 
 from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -85,6 +85,7 @@ def test_reports_measure_the_validation_samples_of_all_workers_together(tmp_path
     assert results.history[0].metrics == pytest.approx(metrics)
 
 
+@thorough
 @pytest.mark.parametrize(
     "algorithm",
     [EPOCHS, balanced(), balanced(spread="gossip"), balanced(block_share=1.0)],
@@ -138,6 +139,7 @@ def uneven_run(algorithm: Algorithm[Any]) -> Experiment:
     return Experiment(task=task, algorithm=algorithm, platforms=platforms, seed=1)
 
 
+@thorough
 @pytest.mark.parametrize(
     "inner",
     by_name(

@@ -15,6 +15,7 @@ from tests.every_word import EveryWord
 from tests.observers import Silent
 from tests.parity import SETTINGS, Steady, run_all
 from tests.scripted import world
+from tests.tiers import thorough
 from tests.trials import trials
 from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, Recorder, loss_of, make_world
 
@@ -53,6 +54,7 @@ def test_the_simulator_hands_a_note_to_the_observer_at_once() -> None:
     assert found.simulator.now == 2.0
 
 
+@thorough
 def test_hosts_hand_on_the_notes_that_the_simulator_does() -> None:
     class Notes(Silent):
         def __init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.algorithms import ALL, ALONE, NUM_WORKERS, SYNCHRONOUS
 from tests.parity import Replay, run_hosts, simulate
-from tests.tiers import by_name
+from tests.tiers import by_name, thorough
 from tests.transports import OverZenoh
 
 from edgegossip.core.algorithm import Algorithm
@@ -42,6 +42,7 @@ def test_hosts_over_sockets_end_with_the_simulators_bits(algorithm: Algorithm[An
         assert not host.post.refusals
 
 
+@thorough
 @pytest.mark.parametrize("algorithm", by_name(SYNCHRONOUS))
 def test_synchronous_algorithms_need_no_trace_for_that(algorithm: Algorithm[Any]) -> None:
     _, states = simulate(algorithm)

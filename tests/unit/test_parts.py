@@ -31,6 +31,7 @@ from tests.split_learning import (
     split_run,
     split_task,
 )
+from tests.tiers import thorough
 from tests.worker_threads import Crew
 from torch import Tensor, nn
 
@@ -195,6 +196,7 @@ def test_a_part_whose_workers_are_all_lost_counts_as_they_left_it(tmp_path: Path
     assert {*results.params} == {*NAMES}
 
 
+@thorough
 def test_hosts_hold_parts_too_and_what_they_leave_is_joined(tmp_path: Path) -> None:
     experiment = split_run(algorithm=SplitLearning(num_rounds=12))
     crew = Crew(tmp_path)
@@ -205,6 +207,7 @@ def test_hosts_hold_parts_too_and_what_they_leave_is_joined(tmp_path: Path) -> N
     assert results.history[-1].accuracy > results.history[0].accuracy
 
 
+@thorough
 def test_what_lacks_a_part_is_no_model(tmp_path: Path) -> None:
     experiment = split_run()
     crew = Crew(tmp_path)

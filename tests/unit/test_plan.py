@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.outlooks import outlook
+from tests.tiers import thorough
 
 from edgegossip.cli import plan_command, plan_study
 from edgegossip.cli.main import main
@@ -123,6 +124,7 @@ def test_each_algorithm_is_tried_with_its_own_settings_the_likeliest_first(
     assert told["gosgd"][5] == "exchange-probability = 0.025, lr = 0.05"
 
 
+@thorough
 def test_typed_values_replace_those_of_the_recipe(machines: Path) -> None:
     words = ["--lr", "0.3", "--exchange-probability", "0.2", "0.3", "--batch-size", "8", "16"]
     _, plan = planned(machines, *words)
@@ -275,6 +277,7 @@ def test_machines_with_endpoints_are_told_what_to_type_each(machines: Path) -> N
     assert phone.endswith(" --rank 1 --listen tls/phone:7447 --connect tls/desk:7447")
 
 
+@thorough
 def test_a_plan_goes_on_with_what_it_measured(
     machines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +334,7 @@ def test_a_table_of_a_measured_machine_is_one_of_the_file(
     assert len(read_machines(path)) == 2
 
 
+@thorough
 def test_the_time_of_whole_runs_is_told_by_their_beginnings(machines: Path) -> None:
     _, plan = planned(machines, "--only", "gossip", "--num-epochs", "2")
     [proposal, *_] = plan.proposals["gossip"]
@@ -340,6 +344,7 @@ def test_the_time_of_whole_runs_is_told_by_their_beginnings(machines: Path) -> N
     assert 0.1 < whole.whole / cost.whole < 10
 
 
+@thorough
 def test_a_plan_does_not_go_on_with_other_settings(
     machines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,6 +388,7 @@ def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:
     assert "Nothing but epoch-gossip reaches the target" in told["lr = 0.15"]
 
 
+@thorough
 def test_runs_are_judged_by_held_out_samples_or_the_test_split(machines: Path) -> None:
     _, plan = planned(machines)
     assert plan.study.exhibit({}).tables == ()

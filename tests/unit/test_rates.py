@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.parity import Steady
 from tests.small_runs import NUM_WORKERS, ctrl_c_at, small_run, small_task
-from tests.tiers import by_name
+from tests.tiers import by_name, thorough
 from tests.worker_threads import Crew
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -101,6 +101,7 @@ def require_one_rate_a_round(rates: Rates) -> None:
     assert rates.num_steps[0] > 2 * rates.num_steps[3] > 0
 
 
+@thorough
 def test_workers_8_times_as_fast_are_at_one_rate_in_one_round(
     rates: Rates, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_one_that_comes_back_trains_at_the_rate_of_the_others(
     assert max(returned) < LR  # its own passes would begin with the whole rate
 
 
+@thorough
 def test_a_run_that_goes_on_goes_on_at_the_rate_of_its_round(
     rates: Rates, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_run_that_goes_on_goes_on_at_the_rate_of_its_round(
     require_one_rate_a_round(rates)
 
 
+@thorough
 def test_hosts_of_which_one_is_8_times_as_fast_are_at_one_rate_in_one_round(
     rates: Rates, tmp_path: Path
 ) -> None:
@@ -151,6 +154,7 @@ def test_where_rounds_say_nothing_rates_follow_the_time_of_the_run(
         assert rate == LR * Cosine().factor(now / limit)
 
 
+@thorough
 def test_where_nobody_waits_and_no_time_is_set_rates_follow_each_ones_rounds(
     rates: Rates, tmp_path: Path
 ) -> None:

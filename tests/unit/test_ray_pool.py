@@ -27,7 +27,7 @@ from tests.small_runs import (
     small_task,
 )
 from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
-from tests.tiers import first
+from tests.tiers import first, thorough
 
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
@@ -96,6 +96,7 @@ def trained(pool: Any, make: Callable[..., Trainer]) -> TrainingResult:  # noqa:
 # The same bits.
 
 
+@thorough
 @pytest.mark.parametrize("name", first(1, ["gosgd", "every-word", "pipelined", "decoupled"]))
 def test_results_are_those_of_the_local_pool(tmp_path: Path, name: str) -> None:
     session = FakeSession()

@@ -28,7 +28,7 @@ from tests.small_runs import (
     summary,
     tensors,
 )
-from tests.tiers import first
+from tests.tiers import first, thorough
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.experiments.experiment import Experiment
@@ -56,6 +56,7 @@ def left(folder: Path) -> tuple[bytes, bytes]:
     return repeatable_events(folder), parameters(folder)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("name", "at"),
     first(3, [("gosgd", 1), ("difference-push", 1), *((name, 20) for name in ALGORITHMS)]),
@@ -84,6 +85,7 @@ def whole_evaluating() -> tuple[bytes, bytes]:
         return left(Path(folder))
 
 
+@thorough
 @pytest.mark.parametrize("at", first(1, [23, 9, 40, 71]))
 def test_a_run_stopped_while_a_worker_evaluates_is_the_whole_run(
     tmp_path: Path, at: int
@@ -118,6 +120,7 @@ def test_a_run_stopped_at_many_events_and_resumed_is_the_whole_run(
     assert at > 40
 
 
+@thorough
 def test_a_run_stopped_again_and_again_is_the_whole_run(tmp_path: Path) -> None:
     experiment = faulty("gosgd")
     num_stops = 0

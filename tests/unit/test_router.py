@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.tiers import thorough
 from tests.transports import End, Recorder, free_ports
 from tests.unit.test_access_control import NUM_WORKERS, RUN, Worker, wait_until
 from tests.unit.test_zenoh_transport import check_exchange
@@ -71,6 +72,7 @@ def test_workers_meet_behind_routers(folder: Path, opened: ExitStack, num_router
     check_exchange(client(folder, opened, 0, first), client(folder, opened, 1, last))
 
 
+@thorough
 def test_behind_a_router_too_nobody_speaks_or_listens_for_another(
     folder: Path, opened: ExitStack
 ) -> None:
@@ -95,6 +97,7 @@ def test_behind_a_router_too_nobody_speaks_or_listens_for_another(
     assert "/data/1/0" not in dict(impostor.received)
 
 
+@thorough
 def test_a_router_says_whom_it_has_no_place_for(
     folder: Path, opened: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:

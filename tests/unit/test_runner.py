@@ -31,7 +31,7 @@ from tests.small_runs import (
     summary,
     tensors,
 )
-from tests.tiers import first
+from tests.tiers import first, thorough
 from torch import Tensor, nn
 
 from edgegossip.algorithms.difference_push import DifferencePush
@@ -68,6 +68,7 @@ def test_a_run_repeats_byte_for_byte_on_any_number_of_threads(
         assert parameters(out) == parameters(tmp_path / "0")
 
 
+@thorough
 def test_a_run_leaves_no_models_for_the_garbage_collector(tmp_path: Path) -> None:
     def num_learners() -> int:
         return sum(isinstance(each, Learner) for each in gc.get_objects())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from docs.site.tables import asked, sections
+from tests.tiers import thorough
 
 import edgegossip as eg
 from edgegossip.experiments.study import run_study
@@ -66,6 +67,7 @@ def test_every_field_of_the_json_files_is_documented(folder: Path, file: str) ->
     assert set(content.get("runs", {}).get("gossip", {})) <= documented()
 
 
+@thorough
 def test_every_field_of_a_study_is_documented(tmp_path: Path) -> None:
     study = load_study("edgegossip/fig8")(StudySettings(short=True))
     run_study(study, out=tmp_path, num_threads=0)

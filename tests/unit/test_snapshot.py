@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.tiers import thorough
 from torch import Tensor
 
 from edgegossip.core.protocol import Message, WorkerState
@@ -140,6 +141,7 @@ def test_a_dataclass_that_has_other_fields_by_now_is_refused() -> None:
         assemble(plain, tensors)
 
 
+@thorough
 def test_nothing_is_left_for_the_garbage_collector() -> None:
     """In long runs it hardly ever comes round, and each checkpoint would stay in memory."""
     gc.collect()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiers import thorough
 
 from edgegossip.cli.main import main
 from edgegossip.cli.sweep_command import parse_sweep
@@ -49,6 +50,7 @@ def test_values_can_be_added_and_nothing_is_done_twice(tmp_path: Path) -> None:
     assert table["rows"][-1][0] == "lr = 0.001"
 
 
+@thorough
 def test_settings_are_judged_by_samples_that_are_held_out(tmp_path: Path) -> None:
     held = swept(tmp_path / "held", "--lr", "0.05")
     on_test = swept(tmp_path / "test", "--lr", "0.05", "--held-out", "0")

@@ -73,6 +73,7 @@ from edgegossip.report.prose import highlights, story
 # What is learnt, and what a folder says of it.
 
 
+@thorough
 def test_a_regression_is_learnt_and_kept_by_its_own_metrics(tmp_path: Path) -> None:
     results = run(experiment(regression(), num_rounds=40), out=tmp_path, num_threads=0)
     assert (results.metric.name, results.metric.unit) == ("MAE", "years")
@@ -204,6 +205,7 @@ def test_a_target_of_a_metric_ends_a_run(tmp_path: Path) -> None:
     assert values[-1] >= 0.5 > max(values[:-1])
 
 
+@thorough
 def test_reports_of_falling_metrics_are_drawn(tmp_path: Path) -> None:
     run(experiment(language()), out=tmp_path, num_threads=0)
     page = write_report(tmp_path).read_text()
@@ -434,6 +436,7 @@ def test_workers_whose_nested_data_differ_are_told_where() -> None:
     assert difference(language(), other) == "other training samples['next']"
 
 
+@thorough
 def test_workers_with_a_regression_end_where_the_simulator_does(tmp_path: Path) -> None:
     data = hold_out(regression_data(), 0.25)
     trained = experiment(regression(dataset=data), num_rounds=4)
@@ -448,6 +451,7 @@ def test_workers_with_a_regression_end_where_the_simulator_does(tmp_path: Path) 
     assert summary(crew.folder(0))["validation_r2"] < 1
 
 
+@thorough
 def test_workers_whose_tasks_differ_do_not_train_together(tmp_path: Path) -> None:
     crew = Crew(tmp_path)
     one = experiment(regression(), num_rounds=4)

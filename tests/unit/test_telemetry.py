@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.small_runs import small_disk
+from tests.tiers import thorough
 
 from edgegossip.core.errors import NetworkError
 from edgegossip.machine.telemetry import (
@@ -173,6 +174,7 @@ def test_runs_that_share_a_redis_are_told_apart(redis_url: str) -> None:
     yours.close()
 
 
+@thorough
 def test_a_redis_that_dies_mid_run_disturbs_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

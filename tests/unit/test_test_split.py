@@ -19,6 +19,7 @@ import pytest
 from tests.every_word import EveryWord, Keeper
 from tests.parity import Steady
 from tests.small_runs import NUM_WORKERS, dataset, events, small_run, small_task
+from tests.tiers import thorough
 from torch import Tensor
 
 from edgegossip.core.errors import LocalProtocolError
@@ -151,6 +152,7 @@ def test_in_the_simulator_only_reports_read_the_test_split(
     assert not leads_to(roots, guard.forbidden)
 
 
+@thorough
 def test_on_a_network_nobody_reads_the_test_split_before_the_report(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

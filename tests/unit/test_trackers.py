@@ -12,6 +12,7 @@ import pytest
 from tests.complaints import complaint
 from tests.small_runs import ALGORITHMS, ctrl_c_at, repeatable_events, small_run, summary
 from tests.small_tasks import regression
+from tests.tiers import thorough
 from tests.unit.test_worker import SHORT
 from tests.worker_threads import WITHIN, Crew
 
@@ -155,6 +156,7 @@ def test_a_run_that_is_over_can_be_told_later(tmp_path: Path) -> None:
     assert later.ends == during.ends
 
 
+@thorough
 def test_a_worker_tells_its_own_numbers_and_a_gathered_run_the_average(tmp_path: Path) -> None:
     crew, notebook = Crew(tmp_path), Notebook()
     crew.start(SHORT, 0, settings=replace(WITHIN, trackers=(notebook,)))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.parity import Steady
+from tests.tiers import thorough
 from torch import Tensor, nn
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -129,6 +130,7 @@ def average(models: dict[Rank, nn.Module]) -> None:
                 other.copy_(mean)
 
 
+@thorough
 def test_a_loop_notices_that_the_run_is_over_in_the_midst_of_an_epoch() -> None:
     learner, transport = Learner(0), MemoryNetwork().transport(0)
     algorithm = EpochGossip(topology=complete(1), num_rounds=5)
@@ -151,6 +153,7 @@ class AsMeasured(Steady):
         self.throughput = cost / (end - start)
 
 
+@thorough
 def test_blocks_of_an_epoch_are_counted_in_the_batches_that_were_done() -> None:
     """One of the caller's batches is more than a whole block was to be."""
     algorithm = EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=5))
@@ -174,6 +177,7 @@ def test_blocks_of_an_epoch_are_counted_in_the_batches_that_were_done() -> None:
     assert 5 * 100 <= num_samples <= 5 * 1200
 
 
+@thorough
 def test_one_that_learns_nothing_itself_learns_from_an_asynchronous_neighbor() -> None:
     learners, loops = both(GOSGD, lr_of_one=0.0)
     assert [loop.rounds for loop in loops] == [GOSGD.num_rounds] * 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import thorough
 from tests.unit.test_training_loop import (
     BATCH,
     EPOCHS,
@@ -81,6 +82,7 @@ def train(learner: Learner, loop: TrainingLoop, pause: float = 0.0) -> None:
 # Final averages.
 
 
+@thorough
 @pytest.mark.parametrize("final_average", [False, True])
 def test_models_that_differ_at_the_end_are_averaged_if_asked_for(final_average: bool) -> None:
     learners, raised = both(GOSGD, GOSGD, final_average=final_average)
@@ -88,6 +90,7 @@ def test_models_that_differ_at_the_end_are_averaged_if_asked_for(final_average: 
     assert torch.equal(learners[0].values, learners[1].values) == final_average
 
 
+@thorough
 def test_models_are_averaged_when_the_time_is_over() -> None:
     learners, raised = both(ENDLESS, ENDLESS, final_average=True, max_seconds=0.1)
     assert raised == [None, None]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import thorough
 from tests.trials import trials
 from tests.unit.test_training_loop import BATCH, NUM_SAMPLES, Learner, side_by_side
 from torch import nn
@@ -84,6 +85,7 @@ def measured(model: nn.Module) -> tuple[float, float]:
     return float(model(torch.ones(4, 3)).square().mean()), 0.5
 
 
+@thorough
 def test_a_server_that_searches_measures_with_the_callers_function() -> None:
     _, loops, raised = run(SEARCHING, evaluate=measured)
     assert raised == [None] * 3

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.small_runs import NUM_WORKERS, events, small_run, summary
+from tests.tiers import thorough
 from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
@@ -77,11 +78,13 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 # A whole run.
 
 
+@thorough
 def test_workers_end_bit_for_bit_where_the_simulator_does(crew: Crew) -> None:
     assert crew.all(SHORT) == ["finished"] * NUM_WORKERS
     assert are_equal(Gathering(SHORT, crew.out).finish().params, simulated(SHORT, crew).params)
 
 
+@thorough
 def test_a_worker_leaves_its_model_its_log_and_a_summary(crew: Crew) -> None:
     crew.all(SHORT)
     folder = crew.folder(2)
@@ -95,6 +98,7 @@ def test_a_worker_leaves_its_model_its_log_and_a_summary(crew: Crew) -> None:
     assert load_file(folder / "params.safetensors")["params"].isfinite().all()
 
 
+@thorough
 def test_the_time_of_day_makes_no_difference(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +135,7 @@ def test_workers_whose_launcher_is_gone_stop_and_go_on_bit_for_bit(
     assert not events(crew.out, "crashed")  # nobody was missed
 
 
+@thorough
 def test_a_damaged_checkpoint_is_reported_and_done_without(
     crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,6 +243,7 @@ def test_a_rank_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@thorough
 def test_a_worker_that_has_ended_does_not_begin_again(crew: Crew) -> None:
     crew.all(SHORT)
     before = (crew.folder(0) / "params.safetensors").read_bytes()
@@ -246,12 +252,14 @@ def test_a_worker_that_has_ended_does_not_begin_again(crew: Crew) -> None:
     assert (crew.folder(0) / "params.safetensors").read_bytes() == before
 
 
+@thorough
 def test_those_who_go_on_do_not_wait_for_one_that_has_ended(crew: Crew) -> None:
     settings = WorkerSettings(meet_seconds=1000.0, ended=(0,))
     crew.start(SHORT, 1, 2, 3, settings=settings)
     assert crew.join(1, 2, 3) == ["finished"] * 3
 
 
+@thorough
 def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) -> None:
     def start(*arguments: Any) -> list[str]:  # noqa: ANN401
         raise AssertionError("a worker is started again")
@@ -265,6 +273,7 @@ def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) 
     assert (crew.out / "params.safetensors").exists()
 
 
+@thorough
 def test_the_folder_of_another_experiment_is_left_alone(crew: Crew) -> None:
     crew.all(SHORT)
     other = replace(SHORT, seed=4)
@@ -297,6 +306,7 @@ def test_a_worker_with_other_settings_ends_and_the_others_go_on_without_it(
     assert not (crew.folder(3) / "experiment.json").exists(), "the folder can be used again"
 
 
+@thorough
 def test_two_workers_of_different_settings_both_end_and_name_them(crew: Crew) -> None:
     pair = replace(
         SHORT, platforms=SHORT.platforms[:2], algorithm=replace(EPOCHS, topology=complete(2))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.complaints import complaint
+from tests.tiers import thorough
 from tests.unit.test_worker import EPOCHS, SHORT
 from tests.worker_threads import WITHIN, Crew
 
@@ -42,6 +43,7 @@ def test_wrong_usage_of_a_worker_is_code_2(
     assert what in complaint(capsys)
 
 
+@thorough
 def test_a_worker_says_what_it_reached_and_what_comes_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +59,7 @@ def test_a_worker_says_what_it_reached_and_what_comes_next(
     assert f"  edgegossip gather mine --lr 0.1 --out {tmp_path}\n" in said
 
 
+@thorough
 def test_workers_that_are_missing_are_named_when_gathered(tmp_path: Path) -> None:
     crew = Crew(tmp_path)
     crew.all(SHORT)
@@ -71,6 +74,7 @@ def test_workers_that_are_missing_are_named_when_gathered(tmp_path: Path) -> Non
     assert strange.startswith(f"{tmp_path}/workers/4 is of no worker of this run, which has 4")
 
 
+@thorough
 def test_workers_of_another_experiment_are_named_when_gathered(tmp_path: Path) -> None:
     crew = Crew(tmp_path)
     crew.all(SHORT)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.small_runs import NUM_WORKERS
+from tests.tiers import thorough
 from tests.unit.test_worker import (
     ENDLESS,
     LONG,
@@ -36,6 +37,7 @@ def test_folders_of_which_none_has_come_to_its_end_are_no_run(crew: Crew) -> Non
         Gathering(SHORT, crew.out).finish()
 
 
+@thorough
 def test_the_model_of_one_that_failed_is_not_averaged_in(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +52,7 @@ def test_the_model_of_one_that_failed_is_not_averaged_in(
     assert len(results.worker_accuracies) == NUM_WORKERS - 1
 
 
+@thorough
 def test_workers_of_other_settings_are_not_gathered(crew: Crew) -> None:
     crew.all(SHORT)
     slower = replace(SHORT, platforms=SHORT.platforms[::-1])
@@ -58,6 +61,7 @@ def test_workers_of_other_settings_are_not_gathered(crew: Crew) -> None:
         Gathering(replace(SHORT, algorithm=LONG.algorithm), crew.out).finish()
 
 
+@thorough
 def test_an_end_counts_no_more_once_a_worker_goes_on(crew: Crew) -> None:
     folder = crew.folder(0)
     crew.start(ENDLESS, *range(NUM_WORKERS), settings=replace(WITHIN, max_seconds=0.3))
