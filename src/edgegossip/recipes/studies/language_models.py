@@ -48,10 +48,11 @@ RATES = (1e-3, 3e-3)
 TUNING_SHARE = 0.25
 """Length of a run that tries a learning rate, as a share of a result's."""
 VALIDATION_SHARE = 0.05
-NUM_EVALUATIONS = 40
+NUM_EVALUATIONS = 24
+NUM_TUNING_EVALUATIONS = 4
 SETTINGS = {"all authors on all machines": True, "two authors on each machine": False}
 """Whether the pieces of text are dealt at random."""
-MODEL = LanguageSettings(num_epochs=4.0, num_workers=NUM_WORKERS, batch_size=8, num_test=300)
+MODEL = LanguageSettings(num_epochs=4.0, num_workers=NUM_WORKERS, batch_size=8, num_test=200)
 SHORT = replace(
     MODEL, num_epochs=2.0, local_steps=2, width=8, num_layers=1, num_heads=1, num_test=20
 )
@@ -122,7 +123,9 @@ class LanguageContest:
         platforms = uneven(NUM_WORKERS, self.model.throughput)
         slowest = min(platform.total_throughput for platform in platforms)
         seconds = self.model.num_epochs * len(task.dataset.train) / NUM_WORKERS / slowest
-        seconds *= TUNING_SHARE if is_tuning else 1.0
+        num_evaluations = NUM_EVALUATIONS
+        if is_tuning:
+            seconds, num_evaluations = TUNING_SHARE * seconds, NUM_TUNING_EVALUATIONS
         results = session.run(
             Experiment(
                 task=task,
@@ -131,7 +134,7 @@ class LanguageContest:
                 links=Links(default=HOME_LINK),
                 seed=seed,
                 max_seconds=seconds,
-                evaluation_interval=seconds / NUM_EVALUATIONS,
+                evaluation_interval=seconds / num_evaluations,
                 name=run,
             )
         )
