@@ -328,7 +328,7 @@ def har_cnn(
 ) -> Comparison:
     """Push-sum, dense and compressed: activities of 21 people on 7 workers in a ring.
 
-    With --by-subject, every worker has the data of three people.
+    With `--by-subject`, every worker has the data of three people.
 
     Args:
         settings: Settings of the recipe.
