@@ -40,9 +40,9 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
     is single-machine SGD on the union of the workers' batches, because the update is linear in
     the gradients. It does not hold for optimizers with a nonlinear update, such as Adam.
 
-    If a worker is lost, the others keep their own versions of its chunk until it is averaged
-    again. A worker that comes back between the two exchanges has averaged nothing and sends an
-    empty chunk. A chunk of the wrong length is ignored.
+    If a worker is lost, the others keep their own versions of its chunk until the chunk is
+    averaged again. A worker that comes back between the two exchanges has averaged nothing and
+    sends an empty chunk. A chunk of the wrong length is ignored.
 
     Args:
         topology: The complete graph.

@@ -30,7 +30,7 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
         ValueError: If the topology is directed, or a number is out of range.
 
     References:
-        Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?",
-        NeurIPS 2017, arXiv:1705.09056, Algorithm 1. Departures: mixing follows the gradient
-        step instead of running beside it; several local steps are allowed.
+        Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS
+        2017, arXiv:1705.09056, Algorithm 1. Departures: mixing follows the gradient step
+        instead of running in parallel; several local steps are allowed.
     """

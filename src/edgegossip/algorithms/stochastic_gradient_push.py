@@ -26,7 +26,7 @@ class StochasticGradientPush(PushSum[PushSumState]):
         x_i \leftarrow p_i x_i + \sum_{j \to i} p_j x_j, \quad
         w_i \leftarrow p_i w_i + \sum_{j \to i} p_j w_j
 
-    If every worker has as many out-neighbors as in-neighbors, all weights stay 1.
+    If every worker has equal numbers of out-neighbors and in-neighbors, all weights stay 1.
 
     Args:
         topology: See `PushSum`.

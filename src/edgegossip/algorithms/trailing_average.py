@@ -36,7 +36,7 @@ class TrailingState(WorkerState):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the inner algorithm's estimate counts."""
+        """Whether the inner algorithm's estimate is evaluated."""
         return bool(self.inner.is_evaluated)
 
 

@@ -138,7 +138,7 @@ def parse(
 
 
 def together(kind: type[Any], make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """Make a function with the options of both, which returns both results."""
+    """Make a function with the options of both functions, which returns both results."""
 
     def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
         return options, made

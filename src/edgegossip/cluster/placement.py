@@ -1,4 +1,4 @@
-"""Placement: where each piece of work is done, depending on the speed of the seats."""
+"""Placement of each piece of work, depending on the speed of the seats."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from edgegossip.core.protocol import Train
 from edgegossip.core.trainer import TrainingResult
 
 _PARCEL_SECONDS = 0.005
-"""Seconds of work up to which small pieces travel together; a trip takes about 2 ms."""
+"""Maximum seconds of work for which small pieces are sent together; a round trip takes about 2
+ms."""
 
 _AHEAD_SECONDS = 0.5
-"""A seat with less work than this under way is sent more, so that it never waits."""
+"""A seat with less work in progress than this gets more, so that it never waits."""
 
 _NEWEST = 0.3
 """Weight of the newest measurement of a speed."""
@@ -121,9 +122,10 @@ class Placement:
             self._seats.append(seat)
 
     def take(self, seat: Seat) -> list[Job]:
-        """Take the work that this seat should do next; wait for some if it has none under way.
+        """Take the work that this seat should do next; wait for some if it has none in
+        progress.
 
-        The result is empty if enough is under way, if there is no work, and at the end.
+        The result is empty if enough is in progress, if there is no work, and at the end.
         """
         with self._lock:
             while not self._is_closed:
@@ -137,7 +139,7 @@ class Placement:
             return []
 
     def finish(self, seat: Seat, jobs: Sequence[Job], replies: Sequence[Reply]) -> None:
-        """Record how long a seat took for jobs and for making learners."""
+        """Record the time that a seat took for jobs and for making learners."""
         cost = sum(job.cost for job in jobs)
         seconds = sum(reply.seconds for reply in replies)
         with self._lock:

@@ -149,8 +149,7 @@ def spectral_gap(*matrices: Tensor) -> float:
 
     For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue of
     second largest modulus. For matrices used in sequence, it is computed from their product
-    over the period:
-    :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A worker alone has gap 1.
+    over the period: :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A single worker has gap 1.
 
     Args:
         matrices: One mixing matrix for each round of a period, [num_workers, num_workers].

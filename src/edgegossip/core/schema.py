@@ -139,8 +139,8 @@ class MessageSpec:
             for any. A worker that was cut off is behind by all the rounds it has missed. Rounds
             are never negative.
         is_passed_on: Tensors are named ``RANK.name``. Worker RANK wrote them in the message's
-            round, and others relay them unchanged. A secured network adds ``RANK.seal``, which
-            is relayed with the rest.
+            round, and the others relay them unchanged. A secured network adds ``RANK.seal``,
+            which is relayed with the rest.
 
     >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
     >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)

@@ -90,7 +90,7 @@ class ListedTopology(Topology):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompleteTopology(Topology):
-    """All ranks except one's own, computed on request.
+    """All ranks except one, computed on request.
 
     Storing the edges of 10,000 workers would take 800 MB.
     """
@@ -122,7 +122,8 @@ def ring(num_workers: int) -> Topology:
 def torus(rows: int, columns: int) -> Topology:
     """A grid that wraps around: up, down, left and right; rank = row * columns + column.
 
-    A side of two has single edges, and a side of one has none: ``torus(1, n)`` is a ring.
+    A side of length two has single edges, and a side of length one has none: ``torus(1, n)`` is
+    a ring.
 
     >>> torus(3, 4).out_neighbors(0, round=0)
     (1, 3, 4, 8)
@@ -226,10 +227,10 @@ def directed_exponential(num_workers: int) -> Topology:
 
 
 def one_peer_exponential(num_workers: int) -> Topology:
-    """Each worker sends to one other in round k, ``2 ** (k % period)`` ranks ahead.
+    """In round k, each worker sends to one other, ``2 ** (k % period)`` ranks ahead.
 
-    The period is ``ceil(log2(num_workers))``. For a power of two, weights 1/2 average
-    exactly within one period, at the price of one message per worker and round.
+    The period is ``ceil(log2(num_workers))``. For a power of two, weights 1/2 average exactly
+    within one period, at the cost of one message per worker and round.
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,

@@ -31,7 +31,7 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-        arXiv:1811.10792, have one peer a round; de Vos et al., "Epidemic Learning", NeurIPS
+        arXiv:1811.10792, have one peer per round; de Vos et al., "Epidemic Learning", NeurIPS
         2023, arXiv:2310.01972, draw graphs in which all degrees are equal (EL-Oracle).
 
     >>> rounds = random_one_peer(4, period=3, seed=0)

@@ -1,8 +1,7 @@
 """Studies: several runs or measurements that make a figure of a paper.
 
 Fields of `study.json`:
-    schema: Version of this layout: 1.
-    study, title: Name, and the question.
+    schema: Version of this layout: 1. study, title: Name, and the question.
     printed: The paper's statements and numbers about it, a sentence each.
     scaled_down: Everything that is smaller or different here, a sentence each.
     settings: Settings that the rows depend on; `--resume` requires the same.
@@ -126,7 +125,7 @@ class Study:
         title: The question, in one line.
         printed: The paper's statements and printed figures about it, one sentence each.
         scaled_down: Reductions in all cells relative to the paper, one sentence each.
-        settings: Dependencies of the rows, in JSON.
+        settings: Settings that the rows depend on, in JSON.
         cells: Cells in the order of work.
         exhibit: Makes figures and tables from the existing rows, by name of the cell.
         is_timed: Whether its cells measure times of this machine and must not run in parallel.
@@ -193,7 +192,7 @@ def run_study(
 
     ``out/study.json`` is written atomically after each cell, so an interrupted study leaves a
     valid folder, and `resume` continues with the interrupted cell. If the training of a cell
-    fails, the failure is noted and the others are done.
+    fails, the failure is stored, and the other cells still run.
 
     Args:
         study: Study to run.
@@ -206,8 +205,8 @@ def run_study(
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
-        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
-            use by another process.
+        RunFolderError: If `out` cannot be written, lacks the files that `resume` needs, or is
+            in use by another process.
     """
     out = Path(out)
     if resume:
@@ -399,7 +398,7 @@ class _Named:
         self._name = name
 
     def begin(self) -> None:
-        """Show the cell at its start, because measurements report nothing else."""
+        """Show the cell at its start, because measurements report no progress."""
         self.update(
             Status(
                 name=self._name,

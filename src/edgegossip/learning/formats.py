@@ -33,7 +33,7 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
         num_dims: Expected dimensions: 3 for pictures, 1 for labels.
 
     Raises:
-        DataError: The file is missing, no gzip, of another type or of the wrong length.
+        DataError: The file is missing, is not gzip, or has a wrong type or length.
 
     References:
         LeCun, Cortes and Burges, "The MNIST database", section "File formats".

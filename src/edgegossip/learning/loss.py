@@ -16,11 +16,11 @@ from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.nested import Nested, map_leaves, num_samples
 
 Loss: TypeAlias = Callable[..., Tensor]
-"""``loss(outputs, targets)``: the mean over the batch, a scalar. Where samples are ranked or
-weighed, also ``loss(outputs, targets, reduction="none")``: one for each sample, as the
+"""``loss(outputs, targets)``: the mean over the batch, a scalar. If samples are ranked or
+weighted, also ``loss(outputs, targets, reduction="none")``: one loss for each sample, as the
 functions of `torch.nn.functional` do."""
 Forward: TypeAlias = Callable[[nn.Module, Nested], tuple[Any, Any]]
-"""``forward(model, batch)``: what loss and metrics take, outputs and targets."""
+"""``forward(model, batch)``: outputs and targets, the arguments of loss and metrics."""
 
 IGNORED = -100
 """Target of tokens that do not count, such as padding; PyTorch's own default."""
@@ -30,7 +30,7 @@ def forward_pair(model: nn.Module, batch: Nested) -> tuple[Any, Any]:
     """Run the model on x of a batch (x, y): outputs model(x), targets y. The default.
 
     Raises:
-        DataError: If a batch is no pair.
+        DataError: If a batch is not a pair.
     """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         found = (
@@ -66,7 +66,7 @@ def next_token(model: nn.Module, batch: Nested) -> tuple[Any, Tensor]:
 
 
 def model_and_batch(model: nn.Module, batch: Nested) -> tuple[nn.Module, Nested]:
-    """Hand model and batch on as they are, to a ``loss(model, batch)`` and such metrics."""
+    """Pass model and batch unchanged to a ``loss(model, batch)`` and to such metrics."""
     return model, batch
 
 
@@ -86,7 +86,7 @@ class TokenCrossEntropy:
     def __call__(
         self, outputs: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean"
     ) -> Tensor:
-        """The mean over all tokens, or with "none" that of each sample, [batch]."""
+        """The mean over all tokens, or with "none" the mean of each sample, [batch]."""
         tokens = outputs.flatten(0, -2), targets.flatten()
         if reduction == "mean":
             return F.cross_entropy(*tokens, ignore_index=IGNORED)

@@ -75,9 +75,9 @@ class BaseTime:
 
     @property
     def seconds(self) -> Seconds:
-        """The best estimate: the average, or the last observation if that deviates too far.
+        """The best estimate: the average, or the last observation if it deviates too far.
 
-        In that case something has changed that U does not show, or does not show yet. The
+        In that case, a change has occurred that U does not show, or does not show yet. The
         average is kept unless the change lasts, because U may show it at the next observation.
         """
         return self.last if self.num_beyond else self.average
@@ -113,7 +113,7 @@ class Record:
     A forecast is a blend of one from the present load and base time and one from their usual
     values. Among five blends, the one with the smallest recent error is used. Forecasts thus
     adapt to the rate of change, to the time ahead, and to the noise of base times. Errors are
-    mean absolute ones: squared errors favor the usual load, which is never far off, and did
+    mean absolute errors; squared errors favor the usual load, which is never far off, and did
     worse within 5 s.
 
     Attributes:

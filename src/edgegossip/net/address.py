@@ -16,13 +16,13 @@ _ENDPOINT = re.compile(
 class Address:
     """Endpoints at which a worker listens, and to which it connects.
 
-    Each worker must be reachable from one that others reach; workers tell each other about the
-    rest. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
+    Each worker must be reachable from one that others reach; workers learn the other addresses
+    from each other. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
 
     Args:
         listen: Endpoints of this machine to listen at. Port 0 chooses a free port, which suits
-            workers that nobody has to call.
-        connect: Endpoints of other workers, or routers, to call until they answer.
+            workers that others need not call.
+        connect: Endpoints of other workers, or routers, to try until they answer.
         multicast: Whether to look for workers in the local network, too.
 
     Raises:

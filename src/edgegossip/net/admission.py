@@ -88,7 +88,7 @@ class Admission:
     ) -> tuple[Envelope, Message] | None:
         """Read a frame that the transport received from `sender`; None if it is dropped.
 
-        The tensors are views of `frame`, which nobody may write to afterwards.
+        The tensors are views of `frame`, which must not be changed afterwards.
         """
         try:
             return self._check(sender, frame, own_round)
@@ -187,8 +187,8 @@ class Admission:
     def _counts(self, message: Message, origin: Rank, part: Payload) -> bool:
         """Whether `origin` has written a part in its current life, with a valid certificate.
 
-        Nobody is blamed for a part with an expired or revoked certificate: the relaying worker
-        may have accepted it earlier, or may not know about the revocation yet.
+        No worker is blamed for a part with an expired or revoked certificate: the relaying
+        worker may have accepted it earlier, or may not know about the revocation yet.
         """
         if self._seals is None:
             return True

@@ -33,7 +33,7 @@ class Ending:
         self._changed_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
-        """Account for an event of the algorithm; its own pending requests hold up nobody."""
+        """Account for an event of the algorithm; its own pending requests delay no one else."""
         if not isinstance(event, TimerFired | Evaluated | Predicted):
             self._changed_at = now
 

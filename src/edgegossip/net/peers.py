@@ -73,7 +73,7 @@ class Peer:
         received: Number of the last message from it.
         kept: Number of the last message from it in this worker's checkpoint.
         known_life: Last life that the algorithm knows about; 0 for none.
-        is_lost: The algorithm was told of the loss, or will be when it starts.
+        is_lost: The algorithm has received the loss, or will receive it when it starts.
         heard_at: Time at which the last algorithm message arrived.
         num_gaps: Consecutive statuses that reported more messages than have arrived.
         has_lost_some: A message has arrived without its predecessor.
@@ -128,7 +128,7 @@ class Peers:
         life: Life of this worker.
         max_log_bytes: Limit, in bytes, of messages kept for each worker for resending; 0 keeps
             none.
-        ended: Workers that had already finished; nobody waits for them.
+        ended: Workers that had already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
     """
 
@@ -330,7 +330,7 @@ class Peers:
         return peer.known_life == status.life and status.oldest > peer.received + 1
 
     def live_anew(self, life: Life) -> None:
-        """Begin as a new worker, whose algorithm knows about nobody."""
+        """Begin as a new worker, whose algorithm knows no other worker."""
         self.life, self.is_resumed = life, False
         for _, peer in self:
             peer.count_anew()

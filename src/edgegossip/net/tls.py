@@ -343,7 +343,7 @@ def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
     """Refuse to start if strangers could listen in or take part.
 
     Args:
-        address: Endpoints at which this worker listens and which it calls.
+        address: Endpoints at which this worker listens, and to which it connects.
         tls: Its certificates, if any.
         insecure: Whether the user has allowed plain connections.
 

@@ -44,7 +44,7 @@ class Transport(Protocol):
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Endpoints that the transport calls until they answer, as text for people."""
+        """Endpoints that the transport tries until they answer, as text."""
 
     def open(
         self,

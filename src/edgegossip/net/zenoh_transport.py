@@ -50,7 +50,7 @@ class ZenohTransport:
             between them. A certificate may be bound to the first part.
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
-        address: Endpoints to listen at and to call.
+        address: Endpoints to listen at and to connect to.
         incarnation: Incarnation of this process; drawn by default.
         security: Certificates; without them links are neither encrypted nor authenticated.
         insecure: Allow plain links beyond this machine.

@@ -96,8 +96,8 @@ def books_gpt(
 
     EdgeGossip shortens the steps of DiLoCo by the time of a pass over a worker's own data, so
     workers with equal amounts (`--mixed`) end a round together. Authors differ up to nine times
-    in length. Those with long books do so few steps that they wait: use `--mixed` to compare
-    speeds.
+    in length. Workers with long books take so few steps that they wait; use `--mixed` to
+    compare speeds.
 
     Args:
         settings: Settings of the recipe.

@@ -60,7 +60,7 @@ class PushSettings:
     """Common settings of the Sparse-Push recipes; each recipe has its own defaults.
 
     Args:
-        num_epochs: Epochs of each run; all runs take equally many steps.
+        num_epochs: Epochs of each run; all runs take the same number of steps.
         num_workers: Number of workers on equal platforms, in a directed ring.
         global_batch: Samples per step of all workers together, a multiple of the number of
             workers.
@@ -76,14 +76,13 @@ class PushSettings:
         by_subject: Keep each person's samples together instead.
         keep_ratio: Share of the entries in compressed messages, in (0, 1].
         value_bits: Bits of each entry: 1 to 8, 16 or 32.
-        per_layer: Keep that share of each layer, as in the paper, instead of that of the whole
-            vector.
+        per_layer: Keep this share of each layer, as in the paper, instead of the whole vector.
         consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
             Sparse-Push's own rule, and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense one sends
             after each.
-        compensation_rounds: Final rounds of averaging in the skew-compensated run; by default
-            as many as add a tenth to its bytes.
+        compensation_rounds: Final rounds of averaging in the skew-compensated run; by default,
+            the number that adds a tenth to its bytes.
         compensation_bits: Bits of each entry in these rounds: 1 to 8, 16 or 32.
         link: Bandwidth of each worker's uplink, in Mbit/s.
         throughput: Training samples per second of each platform.

@@ -188,7 +188,7 @@ TUNABLE: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "ssp": {"slack": (40, 4, 160)},
     "adsp": {"windows": (20, 8, 50)},
 }
-"""Own setting of each system and values to try; see `Comparison.tunable`."""
+"""The setting of each system and the values to try; see `Comparison.tunable`."""
 
 
 def _gossip(num_workers: int, local_steps: int) -> Gossip:

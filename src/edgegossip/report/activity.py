@@ -26,12 +26,11 @@ class Activity:
         sending: Spans of a busy uplink, often during training.
         crashed: Spans after crashes.
         unfinished: Spans from the last log entry to a crash or an early end. Work that was cut
-            off is not in the log, so training and waiting cannot be told apart.
+            off is not in the log, so training cannot be distinguished from waiting.
         present: Spans from the start, or a return from a crash, to the end of the worker or the
             run.
-        shares: Share of the run's virtual time for each kind. A moment counts once, for the
-            first that applies of crashed, training, sending, unfinished and waiting; the rest
-            is finished.
+        shares: Share of the run's virtual time for each kind. Each moment counts as the first
+            of these that applies: crashed, training, sending, unfinished, waiting, finished.
     """
 
     training: Spans

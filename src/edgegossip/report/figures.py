@@ -248,7 +248,7 @@ def _label_ends(
     target: float | None,
     colors: dict[str, str],
 ) -> None:
-    """Label each curve beside the axes, near the height at which it ends."""
+    """Label each curve next to the axes, near the height at which it ends."""
     low, high = axes.get_ylim()
     heights = [(run.log.evaluations[-1].value - low) / (high - low) for run in runs]
     right = axes.get_xlim()[1]
@@ -263,7 +263,7 @@ def _label_ends(
 def write_name(
     axes: Axes, name: str, verdict: str, height: float, free: float, color: str
 ) -> None:
-    """Write the name of a curve that ends at `height` beside the axes, at a `free` height."""
+    """Write the name of a curve that ends at `height` next to the axes, at a `free` height."""
     axes.annotate(
         name,
         (1, height),

@@ -94,7 +94,7 @@ class Faults:
 
     Args:
         script: Faults, in any order.
-        detection_time: Seconds until the others are told of a lost worker.
+        detection_time: Seconds until the others learn of a lost worker.
         seed: Seed for drops and delays.
 
     Raises:

@@ -48,7 +48,7 @@ class ADSP(ADSPPlus):
     r"""Search for the commit rate online, while workers train without waiting.
 
     ADSP extends `ADSPPlus`. During each window the server measures its model's loss on
-    validation data, and a reward says how fast the loss fell. While rewards rise, the next
+    validation data, and a reward measures how fast the loss fell. While rewards rise, the next
     window tries a higher rate (see `CommitSearch`). The best rate is kept until the epoch is
     over, or until the loss has risen by `loss_rise` between the ends of two windows. A new
     search then begins from the current rate.

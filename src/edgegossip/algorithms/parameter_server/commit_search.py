@@ -1,4 +1,4 @@
-"""Online search for the commit rate: more commits per window as long as that helps."""
+"""Online search for the commit rate: more commits per window as long as the reward rises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tried:
         reward: Reward in the search; None outside a search.
         loss: Loss at the end of the window.
         num_commits: Commits of all workers in the window.
-        implicit_momentum: Momentum by Theorem 1; None if nobody committed.
+        implicit_momentum: Momentum by Theorem 1; None without commits.
     """
 
     at: Seconds

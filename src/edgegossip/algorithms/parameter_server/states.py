@@ -81,13 +81,13 @@ class CommitterState(WorkerState):
         sent_at: Time at which the last commit was sent or work began.
         num_commits: Answered commits.
         local_steps: SGD steps between two commits, from the server's last message.
-        num_asked: Steps requested since the last commit; with a wrapper fewer may be taken.
+        num_asked: Steps requested since the last commit; a wrapper may take fewer.
         num_steps: Steps taken since the last commit.
         is_due: A commit is due for a reason other than the number of steps.
         interval: Seconds between two commits, if time decides.
         is_training: A `Train` is running.
         has_moved: An answer has changed the parameters since that training began.
-        is_pulling: The worker needs the server's model before it trains on.
+        is_pulling: The worker needs the server's model before it continues to train.
         has_server: The server is reachable.
         answer_seconds: Time from the last answered commit to its answer.
         step_seconds: Duration of a step in the last piece of training.

@@ -138,11 +138,12 @@ class StageState(WorkerState):
         most_waiting: Maximum of `waiting` since the last note.
         most_pending: Maximum of `pending` since then.
         lost: Workers that cannot be reached, as keys.
-        num_given_up: Batches whose answer did not come in time.
-        num_in_vain: Number of timeouts minus number of answers that came in time.
+        num_given_up: Batches whose answer did not arrive in time.
+        num_in_vain: Number of timeouts minus number of answers in time.
         ended: Workers below that will send nothing more, as keys.
         has_ended: This worker will send nothing more.
-        left_alone_since: Time since which all workers below are lost; None while one is there.
+        left_alone_since: Time since which all workers below are lost; None while one is
+            present.
         num_told: How often the worker has announced its end.
         asks_round: The worker has come back, and continues in the round of the next answer.
     """
@@ -206,9 +207,10 @@ class StageState(WorkerState):
             batches: Batches that have updated its parameters, since then.
             waiting, pending: Waiting batches from below, and batches sent up without an answer.
             most_waiting, most_pending: Maxima of these since the previous note.
-            given_up: Batches whose answer did not come in time, since the worker started.
-            loss: Loss of the training just done; 0 for a stage without a loss of its own.
-            gradient_cosine: Cosine of synthetic and returned gradient, if they were compared.
+            given_up: Batches whose answer did not arrive in time, since the worker started.
+            loss: Loss of the training just done; 0 for a stage without its own loss.
+            gradient_cosine: Cosine between the synthetic and the returned gradient, if they
+                were compared.
         """
         self.measure_queues()
         numbers = {

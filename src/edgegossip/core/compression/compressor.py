@@ -68,7 +68,7 @@ class Compressor(ABC):
 
     @property
     def divergence_factor(self) -> float:
-        """The multiple of `consensus_step` from which workers diverged in tests."""
+        """The smallest multiple of `consensus_step` at which workers diverged in tests."""
         return 5.0
 
     @abstractmethod

@@ -32,7 +32,7 @@ def gpt(
         num_heads: Heads of each attention.
 
     Raises:
-        ValueError: If a number is below 1, or `width` is no multiple of `num_heads`.
+        ValueError: If a number is below 1, or `width` is not a multiple of `num_heads`.
 
     References:
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2):
@@ -86,7 +86,7 @@ class _GPT(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention to earlier tokens, and a dense layer on each, both added to the stream."""
+    """Attention to earlier tokens and a dense layer, both with residual connections."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

@@ -72,8 +72,8 @@ def mobilenet_v2(
 ) -> nn.Module:
     """Build MobileNetV2: 2,236,682 parameters for 10 classes, 3,504,872 for 1000.
 
-    For small pictures the first convolution has a stride of 1 up to 32 pixels, and so has the
-    second stage. This does not change the parameters.
+    For pictures of up to 32 pixels, the first convolution and the second stage have a stride of
+    1. This does not change the parameters.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.

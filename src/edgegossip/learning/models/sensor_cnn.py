@@ -17,7 +17,7 @@ def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         num_classes: Size of the output.
 
     Raises:
-        ValueError: The samples are no such windows.
+        ValueError: The samples are not such windows.
 
     >>> sum(parameter.numel() for parameter in sensor_cnn((9, 128), 6).parameters())
     65350

@@ -15,8 +15,9 @@ class Fire(nn.Module):
 
     Args:
         num_inputs: Channels of the input.
-        num_squeezed: Channels between the two steps.
-        num_expanded: Channels of each of the two expansions; the output has twice as many.
+        num_squeezed: Number of channels between the two steps.
+        num_expanded: Number of channels of each of the two expansions; the output has twice as
+            many.
     """
 
     def __init__(self, num_inputs: int, num_squeezed: int, num_expanded: int) -> None:

@@ -27,9 +27,10 @@ class SyntheticGradients(TeacherFactory):
 
     The target :math:`\delta_k` is the gradient at the next stage's inputs, from its own
     prediction (*bootstrapped*) or, in the last stage, from the true loss. It is the gradient of
-    each sample's loss. That of the mean loss is smaller by the batch size, and :math:`M_k`
-    would learn nothing from it. :math:`s` is a running root mean square of the targets.
-    Gradients are much smaller than 1, while the steps of Adam do not depend on the scale.
+    each sample's loss. The gradient of the mean loss is smaller by the batch size, and
+    :math:`M_k` would learn nothing from it. :math:`s` is a running root mean square of the
+    targets. Gradients are much smaller than 1, while the steps of Adam do not depend on the
+    scale.
 
     :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units. Its
     linear output begins at zero, so the stages below do not move before it has learned

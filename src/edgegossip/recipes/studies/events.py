@@ -61,7 +61,8 @@ class TrainingEvents:
         return sum(done) / (num_rounds * size) if size else 0.0
 
     def look_share(self, rank: Rank | None = None) -> float | None:
-        """Share of training time that `rank`, or all workers, spent on looks at points.
+        """Share of training time that `rank`, or all workers, spent on looks at aggregated
+        points.
 
         None without training.
         """

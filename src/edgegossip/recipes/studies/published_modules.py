@@ -149,7 +149,7 @@ MNIST = Problem(
 
 
 def published(settings: StudySettings = StudySettings()) -> Study:
-    """3 to 6 dense layers on MNIST, each a stage: test error, beside the published one.
+    """3 to 6 dense layers on MNIST, each a stage: test error, compared with the published one.
 
     Minutes a run.
 

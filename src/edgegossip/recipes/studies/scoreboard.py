@@ -95,7 +95,7 @@ def time_to(row: Row, target: float) -> Seconds | None:
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
-    """The accuracy of a run: the mean of its last five looks, because a single one is noisy."""
+    """The accuracy of a run: the mean of five evaluations, because one is noisy."""
     return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 

@@ -3,10 +3,9 @@
 Fields of a row:
     group, setting, run, seed: Names of the contest, the machines and the run.
     lr, value: Learning rate, and value of the method's own setting; null without one.
-    seconds_to_loss: Time to the loss; null if it was never reached.
-    seconds, final_loss, final_accuracy: At the end of the run.
-    samples, bytes, megabits_per_second: Of all workers and links together.
-    times, losses, accuracies: Of the looks.
+    seconds_to_loss: Time to the loss; null if it was never reached. seconds, final_loss,
+    final_accuracy: At the end of the run. samples, bytes, megabits_per_second: Of all workers
+    and links together. times, losses, accuracies: Of the evaluations.
     error: Of a diverged run.
 """
 
@@ -48,7 +47,7 @@ class Goal:
     """The goal at which a run ends.
 
     Args:
-        loss: Target for the mean of the last ten looks.
+        loss: Target for the mean of the last ten evaluations.
         look_seconds: Seconds between two looks.
         max_seconds: Seconds after which a run has failed.
         validation_share: Share of the training samples to hold out for methods that measure a

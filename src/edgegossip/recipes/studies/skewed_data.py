@@ -1,4 +1,4 @@
-"""EdgeGossip on data that differ between the workers, beside EpochGossip and the controls."""
+"""EdgeGossip on skewed data, compared with EpochGossip and the controls."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
     """Time to EpochGossip's best accuracy less 0.3 points, with each selection, at 4 times.
 
     `focused` and `random` keep their defaults. The others look at all aggregated points before
-    each epoch, as in the paper, and pay for it. MNIST, HAR and CIFAR-10; a run takes 3 to 10
+    each epoch, as in the paper, at the full cost. MNIST, HAR and CIFAR-10; a run takes 3 to 10
     minutes on one core.
 
     Args:
@@ -184,7 +184,7 @@ def _setup(problem: Problem, imbalance: float, runs: Contenders) -> Setup:
 
 
 def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
-    """Draw each run's speed-up over EpochGossip; tabulate it raw and with equal looks."""
+    """Draw each run's speed-up over EpochGossip; tabulate it raw and with equal evaluations."""
     found = standings(rows.values(), TARGET_GAP)
     panels = tuple(
         bars(

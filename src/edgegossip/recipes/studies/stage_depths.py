@@ -43,7 +43,7 @@ BETWEEN_POOLINGS = StageSettings(
 def stages(settings: StudySettings = DEFAULTS) -> Study:
     """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, staleness of gradients.
 
-    MNIST; half a minute a run.
+    MNIST; half a minute per run.
 
     Args:
         settings: Settings of the study.

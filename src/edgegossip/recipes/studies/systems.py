@@ -2,8 +2,8 @@
 
 Fields of a row:
     is_tuning: Whether the run only tried a setting.
-    accuracy: Mean of the last five looks.
-    times, accuracies, bytes, samples: Of the looks; bytes are per worker.
+    accuracy: Mean of the last five evaluations. times, accuracies, bytes, samples: Of the
+    evaluations; bytes are per worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NUM_WORKERS = 8
 IMBALANCE = 4.0
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
-"""Number of final looks whose mean is a run's accuracy."""
+"""Number of final evaluations whose mean is a run's accuracy."""
 
 SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
 NUM_EVALUATIONS = 60
