@@ -1,4 +1,4 @@
-"""The consensus step: how far workers move towards each other's compressed models."""
+"""The consensus step: how far workers move toward each other's compressed models."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Awaiting(Generic[C]):
 
     @staticmethod
     def of(send: Send, content: C, now: Seconds, patience: Seconds | None) -> Awaiting[C]:
-        """Await the answer to `send`, which is sent now; without `patience`, never resend it."""
+        """Await the answer to `send`, which is sent now; without `patience`, never resend."""
         patience = math.inf if patience is None else patience
         return Awaiting(send, content, patience, now + patience)
 

@@ -62,8 +62,8 @@ class PlanOptions(SeveralSeeds):
         budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or its
             number of simulated runs of full length, such as 60runs, which does not depend on
             this machine; by default six runs for the tuning of each algorithm.
-        target: Value of the task's metric to reach; by default the best found less one point
-            of a percentage, or one percent of other values.
+        target: Value of the task's metric to reach; by default the best value found minus one
+            percentage point, or minus one percent for other metrics.
         max_seconds: Virtual seconds of a full run; by default, the time to process as many
             samples as in the recipe.
     """

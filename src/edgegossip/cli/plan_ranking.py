@@ -132,7 +132,7 @@ def by(key: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def default_target(rows: Iterable[Row]) -> float:
-    """Value of the best candidate less one point, or one percent if it is not a share."""
+    """Value of the best candidate minus one point, or one percent if it is not a share."""
     runs = by("run", rows)
     metric = metric_of(next(iter(runs.values()))[0])
     return metric.easier(metric.best(map(final_value, runs.values())), GAP)

@@ -60,7 +60,7 @@ class WorkerOptions(TrackOptions):
             runs/NAME/STAMP.
         listen: Endpoint at which others reach this worker, e.g. tls/0.0.0.0:7447.
         connect: Endpoint of another worker or a router, e.g. tls/server:7447.
-        multicast: Also look for workers in the local network.
+        multicast: Also look for workers on the local network.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Replaced
             files, and revoked.pem, take effect at once.
         ban: Serial number of a further certificate to reject; repeatable.

@@ -90,7 +90,7 @@ class Uniform(MixingRule):
     """Equal weights for a worker and its in-neighbors: ``W[i, j] = 1 / (1 + in_degree_i)``.
 
     W is row stochastic: mixing does not change workers that agree. If all degrees are equal, W
-    is also doubly stochastic; otherwise workers with many out-neighbors pull the mean towards
+    is also doubly stochastic; otherwise workers with many out-neighbors pull the mean toward
     them.
 
     >>> from edgegossip.core.topology import star

@@ -182,7 +182,7 @@ class Results:
             virtual_seconds: Time of the end.
             wall_seconds: Duration, including resumed parts.
             bytes_sent, samples_processed, consensus_distance: At the last evaluation.
-            mean_staleness: Mean over received messages of the receiver's round less the
+            mean_staleness: Mean over received messages of the receiver's round minus the
                 message's, at least 0. If workers count rounds at different speeds (GoSGD), it
                 mostly measures this difference.
         """

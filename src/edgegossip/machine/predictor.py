@@ -1,4 +1,4 @@
-"""Predicting a platform's speed: a profiled slow-down times a base time, measured online."""
+"""Predicting a platform's speed: a profiled slowdown times a base time, measured online."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class PerformancePredictor:
     r"""Forecasts a platform's throughput from its monitor's data.
 
     Each executor needs :math:`t = t_0\, RG(U)` seconds per sample. :math:`RG \ge 1` is learned
-    from a profile, and :math:`t_0` follows observations, so a slow-down that U does not show
+    from a profile, and :math:`t_0` follows observations, so a slowdown that U does not show
     (heat, a slower clock) is covered from the next observation on. The platform processes
     :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`; with one::
 

@@ -23,7 +23,7 @@ class Address:
         listen: Endpoints of this machine to listen at. Port 0 chooses a free port, which suits
             workers that others need not call.
         connect: Endpoints of other workers, or routers, to try until they answer.
-        multicast: Whether to look for workers in the local network, too.
+        multicast: Whether to also look for workers on the local network.
 
     Raises:
         ValueError: If an endpoint is malformed, or there is none and no multicast.
@@ -87,7 +87,7 @@ def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether `endpoint` never leads beyond this machine.
+    """Whether `endpoint` stays within this machine.
 
     >>> is_loopback("tcp/[::1]:7447"), is_loopback("tcp/10.0.0.1:7447")
     (True, False)

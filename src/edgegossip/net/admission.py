@@ -35,7 +35,7 @@ _Sizes: TypeAlias = Mapping[str, float | None]
 
 
 class Admission:
-    """Admits only messages of this run's workers that match the algorithm's schema.
+    """Admits only messages from this run's workers that match the algorithm's schema.
 
     Everything else is dropped, counted, and logged once for each worker and reason, without an
     error. Not thread-safe.
@@ -161,7 +161,7 @@ class Admission:
         return message
 
     def _check_parts(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Do the same for a message by several authors, each judged by its own part.
+        """Do the same for a message with several authors, each judged by its own part.
 
         A worker that relays a part without a valid seal has forged it, because honest workers
         do not accept such a part. Any other flaw of a part is blamed on its origin.

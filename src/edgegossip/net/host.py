@@ -80,8 +80,8 @@ class Host(Generic[State]):
       a loss near its lowest, forgets momentum, and mutes the sender whose values stand out by a
       factor of two. If no sender stands out, it fails as it would alone.
     * Senders take turns, so others wait for one frame of each. A sender of 100,000 messages at
-      once and more than 2000 per second is muted. A rejected frame counts a hundredfold, a
-      status report twentyfold.
+      once and more than 2000 per second is muted. A rejected frame counts as 100 messages, a
+      status report as 20.
     * Relayed parts carry seals: the origin's certificate, and its signature of run, rank, life,
       kind, round and every byte. A forged seal counts as a lie of the worker that relays it.
       Without certificates nothing is signed, and a neighbor's own statement has priority over

@@ -291,8 +291,8 @@ class Peers:
     def began_at(self) -> Seconds | None:
         """When the others' run began, on this worker's clock; None if it has not begun.
 
-        This is the median of their claims, or the later of two, so that a single liar cannot
-        make the run appear old.
+        This is the median of their claims, or the later of two claims, so that a single liar
+        cannot make the run appear old.
         """
         here = self._here()
         begun = [rank for rank, status in here.items() if status.phase >= Phase.RUNNING]
@@ -353,8 +353,7 @@ class Peers:
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
-        """Whether `rank` is in step with this worker or can help it; otherwise it is found
-        later.
+        """Whether `rank` is in step with this worker or can help it; if not, it is found later.
 
         Two workers that rejoin at the same time would wait for each other's help. A worker
         whose claim of an earlier beginning is not confirmed will not send the messages of a

@@ -30,7 +30,7 @@ class CertificateWatch:
     """Watches the files of a worker or router for valid changes.
 
     Damaged or untrusted files change nothing: the last valid certificates and revocation lists
-    stay in force, and the log says so.
+    stay in use, and a line is logged.
 
     Args:
         tls: The files.

@@ -48,7 +48,7 @@ class Runtime(Protocol):
         """Make an empty inbox."""
 
     def background(self, name: str) -> Background:
-        """Make a `Background`; `name` is for people."""
+        """Make a `Background`; `name` is for display."""
 
     def new_life(self) -> Life:
         """Draw a unique life in 1..2**63 - 1."""

@@ -123,9 +123,9 @@ class Work:
             self._is_set_up = True
 
     def put_off(self) -> bool:
-        """Leave work that waits for setting up to the process that resumes the checkpoint.
+        """Leave work that waits for the setup to the process that resumes the checkpoint.
 
-        Returns False if no work waits for setting up; the caller should then wait for the work.
+        Returns False if no work waits for the setup; the caller should then wait for the work.
         """
         with self._lock:
             self._is_put_off = not self._is_set_up

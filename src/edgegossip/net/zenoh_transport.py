@@ -55,9 +55,9 @@ class ZenohTransport:
         security: Certificates; without them links are neither encrypted nor authenticated.
         insecure: Allow plain links beyond this machine.
         lease: Seconds, from 0.1 to 3600, after which a link is closed and reopened if it is
-            silent or a piece of 256 kB could not leave. Slow links need more: the default suits
-            0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies to its own
-            silence and its own pieces.
+            silent or a piece of 256 kB could not leave. Slow links need a longer lease: the
+            default suits 0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies
+            to its own silence and its own pieces.
 
     Raises:
         ValueError: If `run` has other characters, or `rank` or `lease` is out of range.
@@ -332,7 +332,7 @@ class _Peer:
             self._is_closing = False
 
     def await_farewell(self, deadline: Seconds) -> None:
-        """Wait until the peer confirms that it has read everything."""
+        """Wait until the peer confirms that it has read all frames."""
         self._has_answered.wait(_until(deadline))
         if self._answer is not None:
             self._answer.join(_until(deadline))

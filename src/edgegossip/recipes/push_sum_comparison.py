@@ -70,9 +70,8 @@ class PushSettings:
         weight_decay: Weight decay of SGD.
         decay: Decay of the learning rate after a first epoch at a tenth of it: none, to a tenth
             after 1/2 and 3/4 of the epochs, or along a cosine.
-        skew: Share of the samples that is dealt out sorted by class, in [0, 1].
-        dirichlet_alpha: Deal classes out in random proportions instead; smaller values skew
-            more.
+        skew: Share of the samples that is assigned in order of class, in [0, 1].
+        dirichlet_alpha: Assign classes in random proportions instead; smaller values skew more.
         by_subject: Keep each person's samples together instead.
         keep_ratio: Share of the entries in compressed messages, in (0, 1].
         value_bits: Bits of each entry: 1 to 8, 16 or 32.
@@ -180,8 +179,8 @@ def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
 
 
 def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
-    """Make a compressor of the largest entries with this many bits, or of nothing for all in
-    32.
+    """Make a compressor of the largest entries with this many bits, or `Identity` for all
+    entries in 32 bits.
 
     >>> compressor(0.01, 4)
     TopK(keep_ratio=0.01, values=Quantize(bits=4))
@@ -276,7 +275,7 @@ def _algorithms(settings: PushSettings, steps: int, sent: Compressor) -> list[Al
 
 
 def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor) -> int:
-    """How many rounds of `final`, at least 1, add a tenth to the bytes of `num_rounds`.
+    """Number of rounds of `final`, at least 1, that add a tenth to the bytes of `num_rounds`.
 
     >>> affordable_rounds(500, TopK(0.1, Quantize(4)), Quantize(4))
     11

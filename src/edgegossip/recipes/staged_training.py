@@ -252,8 +252,8 @@ def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
 
 
 def _without_momentum(settings: StageSettings) -> SGD:
-    """Return SGD with the same total movement but no momentum, which predicted gradients lag
-    behind.
+    """Return SGD with the same total movement but no momentum, behind which predicted gradients
+    would lag.
     """
     rate = settings.lr / (1 - settings.momentum)
     return SGD(lr=rate, momentum=0.0, weight_decay=settings.weight_decay)

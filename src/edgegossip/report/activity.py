@@ -42,8 +42,7 @@ class Activity:
 
 
 def described(shares: Mapping[str, float]) -> str:
-    r"""The shares in words: always training, and the others if they are at least half a
-    percent.
+    r"""The shares as text: training always, others if they are at least half a percent.
 
     >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
     'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
@@ -64,7 +63,7 @@ def described(shares: Mapping[str, float]) -> str:
 
 
 def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
-    """Each kind's share of time, averaged over the workers, of which there must be one."""
+    """Each kind's share of time, averaged over the workers, at least one."""
     kinds = workers[0].shares
     return {
         kind: sum(worker.shares[kind] for worker in workers) / len(workers) for kind in kinds

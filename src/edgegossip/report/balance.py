@@ -1,4 +1,4 @@
-"""How workers wait, and what balancing changes, in words."""
+"""The waits of workers, and the effect of balancing, as text."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of the horizontal axis; in texts, {metric} is the name of the other one."""
+    """Quantity of the horizontal axis; in texts, {metric} is the quantity of the vertical
+    axis.
+    """
 
     name: str
     words: str
@@ -161,7 +163,7 @@ def _curve(
 
 
 def _risen(curves: Sequence[Sequence[float]]) -> float:
-    """A value that each curve exceeds after its first tenth, less a margin.
+    """A value that each curve exceeds after its first tenth, minus a margin.
 
     A tenth of the later values may be lower, so a single dip does not count.
     """
@@ -224,7 +226,7 @@ def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
 def _vertical(
     metric: MetricSpec, curves: Sequence[Sequence[float]], target: float | None
 ) -> tuple[float, float]:
-    """Ends of the vertical axis; a curve that falls is one that rises upside down."""
+    """Ends of the vertical axis; a falling curve is treated as a rising one upside down."""
     sign = 1 if metric.higher_is_better else -1
     curves = [[sign * value for value in curve] for curve in curves]
     known = [*itertools.chain(*curves), *([] if target is None else [sign * target])]

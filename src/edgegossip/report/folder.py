@@ -97,7 +97,7 @@ class ReportData:
 
     Attributes:
         title: The recipe, or the name of the only run.
-        runs: Runs, of which there is at least one; a baseline comes first.
+        runs: Runs, at least one; a baseline comes first.
         baseline: Name of the reference run; None for a single run.
         target: Target of the chosen metric; None without one.
         throughput_bound: Ratio of samples per second without waiting to those with a barrier

@@ -21,7 +21,7 @@ from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
-"""Thirty million years; later times are damage that no axis can show."""
+"""Thirty million years; later times are damage, and no axis can show them."""
 _LARGEST = 1e30
 """Largest number in a note; no axis can show more."""
 HEADER_TYPES = {
@@ -69,7 +69,7 @@ class WorkerLog:
         crashes: Times of crashes.
         recoveries: Times of returns after a crash.
         rests: Spans from a finish to a later crash.
-        finished: Time at which it finished; None if it has not, or has not since a crash.
+        finished: Time at which it finished; None if it has not, or not since a crash.
         commits: Times of commits to a server.
         num_samples: Total samples processed.
         num_steps: Total steps taken.
@@ -154,7 +154,7 @@ class RunLog:
 
     @property
     def model(self) -> str:
-        """The model that was measured, in words."""
+        """The measured model, as text."""
         evaluated = [self.roles[rank] for rank in self.header.get("evaluated", [])]
         if len(evaluated) == 1 and evaluated[0] != WORKER.name:
             return f"the {evaluated[0]}\u2019s model"

@@ -131,7 +131,7 @@ def _dress(axes: Axes, run: Run) -> None:
 
 
 def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow], str]) -> str:
-    """Collect what `say` says about each stage of the runs."""
+    """Collect the texts of `say` for each stage of the runs."""
     words = []
     for run in runs:
         said = [

@@ -53,7 +53,7 @@ class Agenda:
             self._at[at] = deque((others, entry))
 
     def pop(self) -> Entry:
-        """Take out the next entry; there must be one."""
+        """Remove and return the next entry; there must be one."""
         at = self.times[0]
         entry = self._at[at]
         if isinstance(entry, deque):

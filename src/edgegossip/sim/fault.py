@@ -82,7 +82,7 @@ class Delay:
 
 @dataclass(slots=True)
 class Detection:
-    """The moment at which workers notice losses or the end of a partition."""
+    """The time at which workers notice losses or the end of a partition."""
 
 
 Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay

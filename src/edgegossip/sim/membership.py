@@ -1,4 +1,4 @@
-"""Online workers, their reachability, and what they know about it."""
+"""Online workers, their reachability, and their knowledge of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
 
 @dataclass(slots=True, kw_only=True)
 class Membership:
-    """The truth about the workers, and what they believe.
+    """The true state of the workers, and their beliefs about it.
 
     Attributes:
         is_online: Whether each rank is online.

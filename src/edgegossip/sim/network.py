@@ -1,4 +1,4 @@
-"""The network: how long messages take, and which are lost."""
+"""The network: the durations of messages, and their losses."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
 MOST_TOGETHER = 64
-"""Trainers that run together; more gain nothing, and their parameters would leave the cache."""
+"""Maximum number of trainers that run together; with more, their parameters would not fit the
+cache."""
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 """``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 

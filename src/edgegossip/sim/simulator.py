@@ -69,9 +69,9 @@ class Simulator(Generic[State]):
     """A discrete-event loop: pop the earliest event, handle it, and carry out its effects.
 
     Two runs with equal arguments process the same events at the same virtual times in the same
-    order, and end with the same bits. Ties are broken by insertion. Nothing here reads a clock
-    or draws from a global generator. The loop waits for real training only when virtual time
-    reaches the end of that training.
+    order, and end with the same result, bit for bit. Ties are broken by insertion. Nothing here
+    reads a clock or draws from a global generator. The loop waits for real training only when
+    virtual time reaches the end of that training.
 
     The run is over when every online worker has finished and no work or message is in flight.
     Neither a timer nor a future recovery keeps it open, unless no worker is online.

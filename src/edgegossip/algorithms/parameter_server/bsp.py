@@ -18,8 +18,8 @@ class BSP(ParameterServer):
 
     Updates are summed in rank order, so speeds change durations but never results. Workers do
     not wait for lost ones; :math:`M` is then the number of workers that have committed. A
-    worker that was away when the others passed the barrier has trained from an older model. Its
-    commit is answered but not added, like that of a straggler with backup workers.
+    worker that was absent when the others passed the barrier has trained from an older model.
+    Its commit is answered but not added, like that of a straggler with backup workers.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.

@@ -48,7 +48,7 @@ class CommitSearch:
 
     A window tries a rate. While rewards rise, the next window tries a higher one. The first
     window without improvement ends the search, and the best rate is kept. If the loss did not
-    fall in a window, the search continues upwards: more commits mean less implicit momentum,
+    fall in a window, the search continues upward: more commits mean less implicit momentum,
     which stops a divergence.
 
     A later search begins at the current rate. Searches that began below it ended at a rate of 1

@@ -7,8 +7,8 @@ Fields of a row:
         epoch of the fastest platform), `throughput_bound` and `time_ratio` (T_max / T_min).
     equal_epochs_time: Time after as many rounds as EpochGossip has epochs.
     kept_shares: Share of its data that each worker kept.
-    look_share: Share of the cost that was spent on looks.
-    samples_processed, bytes_sent: Of all workers.
+    look_share: Share of the cost that was spent on looks. samples_processed, bytes_sent: Totals
+    of all workers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ CONTROLS: Contenders = {
     "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
     "gosgd": Contender(algorithm=GoSGD, topology=complete, draws_exchanges=True),
 }
-"""Runs that EdgeGossip must beat: equal shares of data chosen at random, and no barrier."""
+"""Runs that EdgeGossip must beat: shares of data chosen at random, and no barrier."""
 
 CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
 
@@ -112,8 +112,8 @@ class Race(Contest):
         setups: Sets of machines, each with the same number of workers.
         max_work: Limit of the others' samples, in multiples of EpochGossip's; None for no
             limit.
-        window: Epochs' worth of samples over which all models are averaged before they are
-            measured (`TrailingAverage`); None measures the newest.
+        window: Epochs' worth of samples over which all models are averaged before evaluation
+            (`TrailingAverage`); None evaluates the newest models.
     """
 
     setups: tuple[Setup, ...]

@@ -45,7 +45,7 @@ NUM_LOOKS = 60
 VALIDATION_SHARE = 0.02
 SPEED = 64.0
 MOMENTUM = 0.9
-"""Explicit momentum; with much implicit momentum in addition, training may diverge."""
+"""Explicit momentum; together with much implicit momentum, training may diverge."""
 RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
     "log-slope": (LogSlope(), 2.0),

@@ -215,7 +215,7 @@ def _curve(results: Results) -> dict[str, Any]:
 
 
 def server_scores(rows: Iterable[Row]) -> list[Score]:
-    """Compute the time of each run and how much less ADSP took with the same seed."""
+    """Compute the time of each run, and ADSP's saving with the same seed."""
     rows = list(rows)
     adsp = {contest_key(row): row for row in rows if row["run"] == ADSP}
     return [

@@ -1,4 +1,4 @@
-"""Contests between methods that train one model in stages, tuned alike.
+"""Contests between methods that train one model in stages, equally tuned.
 
 Fields of a row:
     lr, is_tuning: Learning rate, and whether the run only tried it.
@@ -46,13 +46,13 @@ HELD_OUT = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class StageContest(Contest):
-    """One problem with all methods: candidates on one seed, the best of them on other seeds.
+    """One problem with all methods: candidates on one seed, the best ones on other seeds.
 
     Args:
         stages: Settings of machines, links and sizes.
         methods: Names in `COMPETITORS` and `METHODS`.
         seeds: Seeds of the results.
-        setting: How this contest differs from others of its problem.
+        setting: Difference between this contest and others of its problem.
     """
 
     stages: StageSettings

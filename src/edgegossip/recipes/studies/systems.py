@@ -46,7 +46,7 @@ NUM_EVALUATIONS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SystemContest(Contest):
-    """All systems on links of one speed: candidates on one seed, the best of them on others.
+    """All systems on links of one speed: candidates on one seed, the best ones on others.
 
     Args:
         megabits: Megabits per second of each uplink and downlink, including a server's.
@@ -132,7 +132,8 @@ class SystemContest(Contest):
 
 
 def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
-    """Eleven systems tuned alike, links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
+    """Eleven systems, equally tuned, on links of 100 and 4 Mbit/s: accuracy, time, bytes,
+    samples.
 
     MNIST, with the Pareto front; half an hour.
 

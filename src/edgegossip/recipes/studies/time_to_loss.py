@@ -164,7 +164,7 @@ def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Stu
 def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     """All methods, 18 workers, H = 2: virtual time to one loss on test data.
 
-    Eleven parameter servers and settings on HAR and CIFAR-10. Five seeds take on one core 25
+    Eleven parameter servers and settings on HAR and CIFAR-10. On one core, five seeds take 25
     minutes for `har-cnn` and 35 for `cifar10-lenet5`.
 
     Args:
@@ -260,7 +260,7 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
-    """Speeds that change during the run: a third of the workers becomes four times slower.
+    """Speeds that change during the run: a third of the workers become four times slower.
 
     On the paper's own testbed, H rose from 2 to 6 during a run without being noticed. The rest
     is as in `adsp/time-to-loss`; half a minute per run on one core.
