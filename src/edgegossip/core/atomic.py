@@ -14,7 +14,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o6
     Args:
         path: File to write.
         content: Whole content, or its parts in sequence.
-        mode: Permissions of the new file, before the umask.
+        mode: Permissions of the new file, restricted by the umask.
 
     Raises:
         OSError: If the file cannot be written; the old one is then unchanged.

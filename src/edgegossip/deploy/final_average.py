@@ -92,7 +92,7 @@ class FinalAverage(Algorithm[FinalState]):
     Args:
         inner: The algorithm.
         num_workers: Size of the run.
-        ends_at: Time at which the inner algorithm ends at the latest.
+        ends_at: Latest time at which the inner algorithm ends.
     """
 
     inner: Algorithm[Any]

@@ -199,11 +199,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing; {path.parent} is no run folder") from None
+        raise RunFolderError(f"{path} is missing; {path.parent} is not a run folder") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
     if not isinstance(content, dict):
-        raise RunFolderError(f"{path} is no JSON object; run it again")
+        raise RunFolderError(f"{path} is not a JSON object; run it again")
     return content
 
 

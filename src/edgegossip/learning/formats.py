@@ -136,7 +136,7 @@ def read_npz(
         # Opened here, because np.load forgets to close a damaged file.
         with path.open("rb") as file:
             if file.read(6) == np.lib.format.MAGIC_PREFIX:
-                raise DataError(f"{path} is no .npz archive; write it with numpy.savez")
+                raise DataError(f"{path} is not an .npz archive; write it with numpy.savez")
             file.seek(0)
             archive = np.load(file, allow_pickle=False)
             missing = [key for key in keys if key not in archive]
@@ -146,7 +146,7 @@ def read_npz(
             _require_plain_members(path, archive.zip, wanted)
             arrays = {key: archive[key] for key in wanted}
             if strange := [k for k, a in arrays.items() if not isinstance(a, np.ndarray)]:
-                raise ValueError(f"{strange} are no arrays")
+                raise ValueError(f"{strange} are not arrays")
             return arrays
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None

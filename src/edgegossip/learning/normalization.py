@@ -89,7 +89,7 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
         "the running ones are exchanged and averaged with the parameters, but fit no single "
         "worker's batches"
         if has_buffers
-        else "the running ones are not exchanged, but measured anew for each evaluation, on "
+        else "the running ones are not exchanged, but measured again for each evaluation, on "
         "samples of all workers"
     )
     warnings.warn(

@@ -90,7 +90,7 @@ def _read(path: Path, size: int, mode: str) -> Tensor:
             scaled = ImageOps.fit(upright.convert(mode), (size, size))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
         raise DataError(
-            f"{path} is no picture that can be read ({error}); remove it or replace it"
+            f"{path} is not a readable picture ({error}); remove it or replace it"
         ) from error
     pixels = np.array(scaled).reshape(size, size, -1)
     return torch.from_numpy(pixels).permute(2, 0, 1)

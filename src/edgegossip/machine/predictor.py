@@ -333,6 +333,6 @@ class PerformancePredictor:
             raise DataError(f"there is no predictor {path}") from None
         except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as e:
             raise DataError(
-                f"{path} is not a predictor of this program ({e}); fit and save it anew"
+                f"{path} is not a predictor of this program ({e}); fit and save it again"
             ) from e
         return predictor

@@ -81,7 +81,7 @@ def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
             raise ValueError(
-                f"{name} has {endpoint!r}; {host[1:-1]!r} is no IPv6 address"
+                f"{name} has {endpoint!r}; {host[1:-1]!r} is not an IPv6 address"
             ) from None
     return match["protocol"], host.strip("[]"), port
 

@@ -204,7 +204,7 @@ class RenewedSession:
 def _say_what_changed(credentials: Credentials, seconds: Seconds) -> None:
     _LOG.warning(
         "certificates have changed: this is %s until %s, %d are revoked; "
-        "all links were closed, and can be opened anew after %.1f s",
+        "all links were closed, and can be reopened after %.1f s",
         common_name(credentials.identity.holder.subject),
         f"{credentials.identity.end:%Y-%m-%d %H:%M} UTC",
         sum(len(each.serials) for each in credentials.revocations.values()),

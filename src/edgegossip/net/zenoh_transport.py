@@ -203,7 +203,7 @@ class ZenohTransport:
         absent = [rank for rank, peer in self._peers.items() if peer.incarnation is None]
         rank = self._dead_links.find(absent)
         if rank is not None:
-            _LOG.warning("the link with worker %d leads nowhere; all are opened anew", rank)
+            _LOG.warning("the link with worker %d leads nowhere; all are reopened", rank)
         return rank is not None
 
     # Calls of zenoh, from its threads.

@@ -194,7 +194,7 @@ def _queues(
         caption="Left, batches that have come from below and wait to be trained on: a long "
         "queue is one before a slow stage. Right, batches that a stage has sent up and that "
         "are not answered. Thick lines are the longest in the time of ten trainings, thin ones "
-        "the lengths at its end. The first stage has nobody below it, the last nobody above.",
+        "the lengths at its end. The first stage has none below it, the last none above.",
         alt="Longest queues of each stage. " + _alt(rows, runs, _said_of_queues),
         png=png,
         svg=svg,

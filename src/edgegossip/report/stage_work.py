@@ -77,7 +77,7 @@ def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
 def steady_state(run: Run) -> Span:
     """The span from the last stage's first training to the first stage's last training.
 
-    If that span is empty, the whole run.
+    If this span is empty, the whole run is returned.
     """
     begins, ends = [], []
     for ranks in run.log.stages.values():

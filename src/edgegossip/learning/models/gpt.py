@@ -47,8 +47,8 @@ def gpt(
         check_range(name, size, "at least 1")
     if width % num_heads:
         raise ValueError(
-            f"width {width} is no multiple of num_heads {num_heads}; each head takes an equal "
-            "part of it"
+            f"width {width} is not a multiple of num_heads {num_heads}; each head takes an "
+            "equal part of it"
         )
     return _GPT(num_tokens, context, width, num_layers, num_heads)
 

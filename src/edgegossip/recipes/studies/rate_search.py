@@ -132,7 +132,7 @@ def has_diverged(losses: Sequence[float]) -> bool:
 def search(settings: StudySettings = DEFAULTS) -> Study:
     """Four searches for the commit rate: rates tried, rewards, losses, implicit momentum.
 
-    50 seeds on MNIST; half an hour for two of the searches, on one core.
+    50 seeds on MNIST; two of the searches take half an hour on one core.
 
     Args:
         settings: Settings of the study.

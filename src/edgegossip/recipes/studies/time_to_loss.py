@@ -45,7 +45,7 @@ PRINTED = (
 SCALED_DOWN = (
     "LeNet-5 (62,006 parameters) stands for the paper's network, batches of 32 for its 128; a "
     "step takes the fastest worker half a second, about as in the paper.",
-    "Platforms and links are simulated: speeds are evenly spread, everybody has 100 Mbit/s and "
+    "Platforms and links are simulated: speeds are evenly spread, all have 100 Mbit/s and "
     "5 ms, the server too.",
 )
 
